@@ -62,7 +62,7 @@ KEY_COLUMNS = (
 )
 """The columns that lead every family of numbers, in this order. A column in every row is an entry here, and nothing else."""
 
-KEYS = tuple(key.name for key in KEY_COLUMNS)
+KEYS = tuple([key.name for key in KEY_COLUMNS])
 """Their names."""
 
 
@@ -95,7 +95,9 @@ class Layout:
         if isinstance(sites, str):
             raise ArgumentError(f"a layout takes a sequence of sites, one for each row, not the text {sites!r}")
         parsed = [site if isinstance(site, Site) else Site.parse(site) for site in sites]
-        texts = {key.name: tuple(encodable(key.of_site(site)) for site in parsed) for key in KEY_COLUMNS if key.of_site is not None}
+        texts = {
+            key.name: tuple([encodable(key.of_site(site)) for site in parsed]) for key in KEY_COLUMNS if key.of_site is not None
+        }
         whole = {
             "call": np.full(len(parsed), call, np.int32) if isinstance(call, int) else np.array(call, np.int32),
             "order": np.arange(len(parsed), dtype=np.int32) if order is None else np.array(order, np.int32),

@@ -62,11 +62,11 @@ PORTS: Mapping[Port, PortInfo] = MappingProxyType(
 )
 """Every port, in the order in which the ports of one module happen. A new port is one entry here (and in ``Port``) and its hook."""
 
-MODULE_PORTS: tuple[Port, ...] = tuple(port for port, info in PORTS.items() if info.of != "parameter")
+MODULE_PORTS: tuple[Port, ...] = tuple([port for port, info in PORTS.items() if info.of != "parameter"])
 """The ports whose sites name a module."""
-PARAMETER_PORTS: tuple[Port, ...] = tuple(port for port, info in PORTS.items() if info.of == "parameter")
+PARAMETER_PORTS: tuple[Port, ...] = tuple([port for port, info in PORTS.items() if info.of == "parameter"])
 """The ports whose sites name a parameter."""
-GRADIENT_PORTS: tuple[Port, ...] = tuple(port for port, info in PORTS.items() if info.phase == "backward")
+GRADIENT_PORTS: tuple[Port, ...] = tuple([port for port, info in PORTS.items() if info.phase == "backward"])
 """The ports whose tensors are gradients, which a ``GradScaler`` scales."""
 
 OTHER_CALLS = -1

@@ -102,7 +102,7 @@ class LeftOut:
         begins = min((place for place in reached if place is not None), default=0)
         cut = [each for each in left if each.is_held and (place := _place(each.hook, order)) is not None and place < begins]
         found = (self._judged("unmoved", loose, order), self._judged("unreached", cut, order))
-        self._found = tuple(each for each in found if each is not None)
+        self._found = tuple([each for each in found if each is not None])
 
     def found(self) -> tuple[Finding, ...]:
         """Return the findings so far."""

@@ -105,7 +105,7 @@ class FirstDefect:
             if len(broken):
                 line = int(broken[0])
                 epoch, step = block.moments[line, :2].tolist()
-                self._keep(_Found(epoch, step, None, model, tuple(_places(block.between(line, line + 1)))))
+                self._keep(_Found(epoch, step, None, model, (*_places(block.between(line, line + 1)),)))
             logged = self._logged.get(model, steps[:0])
             self._logged[model] = np.union1d(logged, steps)[-_LATEST:]
 
@@ -114,7 +114,7 @@ class FirstDefect:
         if self._found is not None:
             return
         key = role, next(iter(block.layout.model), ""), int(block.moments[0, 1])
-        self._aside[key] = tuple(place for place in _places(block) if place.defects) + self._aside.get(key, ())
+        self._aside[key] = tuple([place for place in _places(block) if place.defects]) + self._aside.get(key, ())
         while len(self._aside) > _LATEST:
             self._aside.pop(next(iter(self._aside)))
 

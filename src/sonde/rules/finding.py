@@ -253,7 +253,7 @@ def rule(
             return replace(said, rule=name, advice=said.advice or advice, condition=condition, source=source)
 
         _check_own(name, at, reads)
-        wanted = reads if at == "scalars" else tuple(f"{number}:{at}" for number in reads)
+        wanted = reads if at == "scalars" else tuple([f"{number}:{at}" for number in reads])
         RULES[name] = Rule(
             name, condition, source, advice, judged, thresholds, wanted, at, reads, frozenset(reads), window=Window()
         )
@@ -272,7 +272,7 @@ def _arguments(function: Callable[..., object]) -> tuple[tuple[str, ...], Mappin
         if each.kind is each.KEYWORD_ONLY and isinstance(each.default, int | float) and not isinstance(each.default, bool)
     }
     defaults = {each.name: each.default for each in reads if each.default is not each.empty}
-    return tuple(each.name for each in reads), MappingProxyType(thresholds), defaults
+    return tuple([each.name for each in reads]), MappingProxyType(thresholds), defaults
 
 
 def _check_own(name: str, at: str, reads: tuple[str, ...]) -> None:

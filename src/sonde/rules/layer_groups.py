@@ -67,7 +67,7 @@ class Groups:
         updates, weights, gradients = history.beside("update", "param", "grad")
         usual = np.array([history.facts[c].usual for c in weights.tolist()])
         by_depth = sorted(
-            zip(*(each.tolist() for each in history.beside("param", "grad")), strict=True), key=lambda two: history.rank(two[0])
+            zip(*[each.tolist() for each in history.beside("param", "grad")], strict=True), key=lambda two: history.rank(two[0])
         )
         deep = np.array(by_depth, np.intp).reshape(-1, 2).T
         dropout = np.array([c for c in ordered.tolist() if kinds[c].startswith("Dropout")], np.intp)

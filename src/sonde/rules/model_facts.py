@@ -83,7 +83,7 @@ class ModelFacts:
         self._layers[model, layer] = Fact(kind)
         shapes, frozen, dtypes = line.get("shapes"), line.get("frozen"), line.get("dtypes")
         for name, shape in shapes.items() if isinstance(shapes, Mapping) else ():
-            known = tuple(int(size) for size in shape) if isinstance(shape, Sequence) else None
+            known = tuple([int(size) for size in shape]) if isinstance(shape, Sequence) else None
             dtype = str(dtypes.get(name, "float32")) if isinstance(dtypes, Mapping) else "float32"
             trainable = not (isinstance(frozen, Sequence) and name in frozen)
             self.parameters[model, f"{layer}.{name}" if layer else str(name)] = Fact(kind, str(name), known, trainable, dtype)

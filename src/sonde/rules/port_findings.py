@@ -102,7 +102,7 @@ class _BuiltIn:
 
     def _found(self, record: Held) -> Iterator[tuple[int, Finding]]:
         for column in record.columns().tolist():
-            each = self._chosen.judge(self.rule.name, *(float(number[column]) for number in record.others))
+            each = self._chosen.judge(self.rule.name, *[float(number[column]) for number in record.others])
             if each is not None:
                 step, first = int(record.last[column]), int(record.since[column])
                 yield column, replace(each, step=step, first_step=first, last_step=int(record.last.max()))
@@ -123,7 +123,7 @@ class _Own:
         for line, (epoch, step) in enumerate(moments[:, :2].tolist()):
             columns = np.flatnonzero(known[line]).tolist()
             judged = {
-                each: self._chosen.judge(self.rule.name, *(float(number[line, each]) for number in numbers)) for each in columns
+                each: self._chosen.judge(self.rule.name, *[float(number[line, each]) for number in numbers]) for each in columns
             }
             holds = np.array([[judged.get(each) is not None for each in range(known.shape[1])]])
             self._held.add(holds, np.where(known[[line]], 0.0, np.nan), np.array([step]))

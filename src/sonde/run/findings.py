@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -112,7 +113,8 @@ class Findings:
         self.step = -1
         self.steps = 0
         self._until = until
-        self._judges = _Judges(about or {}, self.chosen)
+        self._about = about or {}
+        self._judges = _Judges(self._about, self.chosen)
         self._opened: dict[Identity, Finding] = {each.identity: each for each in fixed}
         self._known: set[Identity] = set(self._opened)  # those that are open, and those that follow from one of them
         self._beyond: set[Identity] = set()  # those that say more than the rows
@@ -120,23 +122,51 @@ class Findings:
         self._last_rows = -1  # the last step with rows
 
     def judge(self, blocks: Sequence[RowBlock], scalars: Iterable[PlainScalar] = ()) -> None:
-        """Judge finished rows and scalars. Those of a model come in the order of their steps."""
+        """Judge finished rows and scalars. Those of a model come in the order of their steps.
+
+        Where that raises for several steps, they are judged again as if they had not been. Where it raises again, or for one step,
+        the rules go on with later rows as if these were the first.
+        """
         values = list(scalars)
         rows = np.unique(np.concatenate([block.moments[:, 1] for block in blocks])).tolist() if blocks else []
         steps = sorted({*rows, *(step for *_, step in values)})
         if not steps:
             return
-        before, last = (deepcopy(self._judges) if len(steps) > 1 else None), self._last_rows
+        before, last = (self._copied() if len(steps) > 1 else None), self._last_rows
         self.steps += sum(step > last for step in rows)
         self.step = max(self.step, steps[-1])
-        self._feed(blocks, values)
         if before is None:
-            self._open(steps[0])
-        elif any(self._may_open(each) for each in self._judges.findings()):
-            self._judges, self._last_rows = before, last
-            for step in steps:
-                self._feed([part for block in blocks for part in _at(block, step)], [each for each in values if each[3] == step])
-                self._open(step)
+            try:
+                self._feed(blocks, values)
+                self._open(steps[0])
+            except Exception:
+                self._judges = _Judges(self._about, self.chosen)  # what is half changed may raise whatever comes
+                raise
+            return
+        with suppress(Exception):  # once more then, step by step
+            self._feed(blocks, values)
+            if not any(self._may_open(each) for each in self._judges.findings()):
+                return
+        opened, known, beyond, fresh = self._opened, self._known, self._beyond, self._fresh
+        for is_again in (False, True):
+            self._judges, self._last_rows = before if is_again else deepcopy(before), last
+            self._opened, self._known, self._beyond, self._fresh = dict(opened), set(known), set(beyond), list(fresh)
+            try:
+                for step in steps:
+                    self._feed(
+                        [part for block in blocks for part in _at(block, step)], [each for each in values if each[3] == step]
+                    )
+                    self._open(step)
+                return
+            except Exception:
+                if is_again:
+                    self._judges = _Judges(self._about, self.chosen)
+                    raise
+
+    def _copied(self) -> _Judges:
+        with suppress(Exception):
+            return deepcopy(self._judges)
+        return deepcopy(self._judges)
 
     def _feed(self, blocks: Iterable[RowBlock], scalars: Iterable[PlainScalar]) -> None:
         for block in blocks:

@@ -107,7 +107,7 @@ def listed(of: Form, length: int | None = None) -> Form:
     def form(held: Any, where: str) -> tuple[Any, ...]:
         if not isinstance(held, list | tuple) or (length is not None and len(held) != length):
             refuse(where, held, "a list" if length is None else f"a list of {length}")
-        return tuple(of(each, f"{where}[{place}]") for place, each in enumerate(held))
+        return tuple([of(each, f"{where}[{place}]") for place, each in enumerate(held)])
 
     return form
 
@@ -119,7 +119,7 @@ def row(**of: Form) -> Form:
     def form(held: Any, where: str) -> tuple[Any, ...]:
         if not isinstance(held, list | tuple) or len(held) != len(of):
             refuse(where, held, f"a list of {', '.join(names)} and {last}")
-        return tuple(each(value, f"{where}.{name}") for (name, each), value in zip(of.items(), held, strict=True))
+        return tuple([each(value, f"{where}.{name}") for (name, each), value in zip(of.items(), held, strict=True)])
 
     return form
 

@@ -60,7 +60,7 @@ def heatmap_of(
         f'SELECT site, min("order") AS place FROM {quoted(family)} WHERE port = $port GROUP BY site ORDER BY place, site',
         {"port": encodable(port)},
     ).fetchall()
-    sites = tuple(site for site, _ in found)
+    sites = tuple([site for site, _ in found])
     if not sites:
         ports = connection.execute(f"SELECT DISTINCT port FROM {quoted(family)} ORDER BY port").fetchall()
         raise unknown_name("port", port, (known for (known,) in ports), f"{family} in {run}")

@@ -105,7 +105,7 @@ def _decode(tree: Any, tensor: Callable[[str], Any]) -> Any:
         case {"list": list(items)}:
             return [_decode(item, tensor) for item in items]
         case {"tuple": list(items)}:
-            return tuple(_decode(item, tensor) for item in items)
+            return tuple([_decode(item, tensor) for item in items])
         case {"dict": list(pairs)}:
             return {_key(_decode(key, tensor)): _decode(held, tensor) for key, held in pairs}
         case {"fields": dict(fields)}:

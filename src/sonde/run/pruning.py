@@ -166,7 +166,7 @@ def _plan(run: Run, wish: _Wish, records: Mapping[int, Record]) -> _Plan:
     for family in run.families:
         counted = run.sql(f"SELECT step, count(*) FROM {quoted(family)} GROUP BY step ORDER BY step").fetchall()
         there[family] = dict(counted)
-    dropped = tuple(family for family in wish.drop if family in there)
+    dropped = tuple([family for family in wish.drop if family in there])
     left = {family: steps for family, steps in there.items() if family not in dropped and steps}
     last = max((max(steps) for steps in there.values() if steps), default=-1)
     if dropped and last > max((max(steps) for steps in left.values()), default=-1):

@@ -115,7 +115,7 @@ class Record:
 
     def up_to(self, step: int) -> Record:
         """Return the record without what came after *step*."""
-        seen, judged = (tuple(each for each in part if each.found_at <= step) for part in (self.seen, self.judged))
+        seen, judged = (tuple([each for each in part if each.found_at <= step]) for part in (self.seen, self.judged))
         return replace(self, seen=seen, judged=judged, step=min(self.step, step))
 
     @staticmethod
@@ -173,7 +173,7 @@ class Record:
         """Return the record that *given*, out of a file, holds; None where it holds none. What cannot be used in it is left out."""
         if not isinstance(given, Mapping) or not all(isinstance(given.get(name), list) for name in ("seen", "judged")):
             return None
-        seen, judged = (tuple(filter(None, map(read_finding, given[name]))) for name in ("seen", "judged"))
+        seen, judged = ((*filter(None, map(read_finding, given[name])),) for name in ("seen", "judged"))
         rows, rules = given.get("rows"), given.get("rules")
         rows = rows if isinstance(rows, Mapping) else {}
         return Record(
@@ -245,7 +245,7 @@ def read_finding(given: Any) -> Finding | None:
         severity=given["severity"],
         value=math.nan if (number := _number(value)) is None else number,
         evidence=_numbers(evidence),
-        places=tuple(map(str, places)) if isinstance(places, list) else (),
+        places=(*map(str, places),) if isinstance(places, list) else (),
     )
 
 

@@ -97,7 +97,7 @@ def judged_again(run: Run, chosen: Chosen, *, rank: int | None = None, own: bool
             early = {name: least for name, least in early.items() if name in before.not_judged or name in before.too_early}
         found[each] = replace(
             before,
-            seen=tuple(one for one in before.seen if one.rule not in rules.RULES or chosen.is_on(one.rule)),
+            seen=tuple([one for one in before.seen if one.rule not in rules.RULES or chosen.is_on(one.rule)]),
             judged=tuple(sorted([*now.judged, *strange], key=gravity)),
             step=max(now.step, fixed),
             steps=max(now.steps, before.steps if fixed >= 0 else 0),

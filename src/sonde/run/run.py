@@ -173,7 +173,7 @@ class Run:
             for family in families:
                 if family not in _SINGLE:
                     rows = connection.execute(f"SELECT DISTINCT port FROM {quoted(family)} ORDER BY port").fetchall()
-                    found[family] = tuple(port for (port,) in rows)
+                    found[family] = tuple([port for (port,) in rows])
             return found
 
         return self._ask(question)
@@ -533,7 +533,7 @@ def _columns(connection: duckdb.DuckDBPyConnection, family: str) -> dict[str, st
 
 def _numbers(connection: duckdb.DuckDBPyConnection, family: str) -> tuple[str, ...]:
     columns = _columns(connection, family)
-    return tuple(name for name, kind in columns.items() if name not in KEYS and any(part in kind for part in _NUMERIC))
+    return tuple([name for name, kind in columns.items() if name not in KEYS and any(part in kind for part in _NUMERIC)])
 
 
 def _all(connection: duckdb.DuckDBPyConnection, family: str) -> pyarrow.Table:

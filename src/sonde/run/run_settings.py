@@ -34,7 +34,7 @@ def flat(given: Mapping[str, Any], deep: int = _DEEPEST) -> dict[str, Any]:
 def differing(settings: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
     """Return the settings that are not the same everywhere, each with its value in every run; None where a run has none."""
     names = dict.fromkeys(name for each in settings for name in each)
-    values = {name: tuple(each.get(name) for each in settings) for name in names}
+    values = {name: tuple([each.get(name) for each in settings]) for name in names}
     return {name: each for name, each in values.items() if any(value != each[0] for value in each)}
 
 

@@ -257,7 +257,7 @@ def _rows(family: str, places: tuple[Layout, dict[tuple[str, int, str], int]], t
     if not table.num_rows:
         return
     layout, row_of = places
-    keys = zip(*(table.column(name).to_pylist() for name in ("site", "call", "scope")), strict=True)
+    keys = zip(*[table.column(name).to_pylist() for name in ("site", "call", "scope")], strict=True)
     rows = np.array([row_of[key] for key in keys], np.intp)
     when = np.column_stack([table.column(name).to_numpy() for name in ("epoch", "step", "micro_step")])
     numbers = {name: _numbers(table.column(name)) for name in table.column_names if name not in KEYS}

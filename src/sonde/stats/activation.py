@@ -201,7 +201,7 @@ class ChannelActivation(Statistic):
     @property
     def fields(self) -> tuple[Field, ...]:
         sizes = {"nan": 1, "inf": 1, "positions": 1, "active": self.channels, "idle": self.channels}
-        return tuple(Field(name, size=size) for name, size in sizes.items())
+        return tuple([Field(name, size=size) for name, size in sizes.items()])
 
     @property
     def numbers(self) -> tuple[Number, ...]:

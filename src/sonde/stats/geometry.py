@@ -34,7 +34,7 @@ class Norm(Statistic):
     fields: ClassVar[tuple[Field, ...]] = (Field("count"), Field("nan"), Field("inf"), Field("squares"))
 
     kernel: ClassVar[Kernel | None] = NORM
-    numbers: ClassVar[tuple[Number, ...]] = tuple(STANDARD[name] for name in ["norm", "rms", "count", "finite", "nan", "inf"])
+    numbers: ClassVar[tuple[Number, ...]] = tuple([STANDARD[name] for name in ["norm", "rms", "count", "finite", "nan", "inf"]])
 
     def measure(self, tensor: Tensor) -> Tensor:
         values = elements(tensor).flatten()

@@ -55,7 +55,10 @@ class Moments(Statistic):
 
     kernel: ClassVar[Kernel | None] = MOMENTS
     numbers: ClassVar[tuple[Number, ...]] = tuple(
-        STANDARD[name] for name in ["rms", "norm", "std", "absmax", "mean", "min", "max", "count", "finite", "zeros", "nan", "inf"]
+        [
+            STANDARD[name]
+            for name in ["rms", "norm", "std", "absmax", "mean", "min", "max", "count", "finite", "zeros", "nan", "inf"]
+        ]
     )
 
     def measure(self, tensor: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ class PairStatistic(RowStatistic):
         """
 
     def layout(self) -> tuple[tuple[str, int], ...]:
-        return tuple((name, 1) for name in ("pairs", "skipped", *self.sums))
+        return tuple([(name, 1) for name in ("pairs", "skipped", *self.sums)])
 
     def empty(self, rows: int, device: torch.device | str = "cpu") -> Tensor:
         with torch.inference_mode(False):  # otherwise a row made under inference mode could not be written to in training

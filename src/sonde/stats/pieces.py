@@ -59,7 +59,7 @@ class Piece(NamedTuple):
         from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
         own, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-        return Piece(shape, tuple(map(int, own)), tuple(map(int, offset)))
+        return Piece(shape, (*map(int, own),), (*map(int, offset),))
 
     @staticmethod
     def like(tensor: Tensor, other: Tensor) -> Tensor | None:

@@ -97,7 +97,7 @@ class Spectrum(Statistic):
     @property
     def fields(self) -> tuple[Field, ...]:
         sizes = {"vectors": 1, "left_out": 1, "squares": 1, "sums": self.features, "sketch": self.features * self._columns}
-        return tuple(Field(name, size=size) for name, size in sizes.items())
+        return tuple([Field(name, size=size) for name, size in sizes.items()])
 
     @property
     def _columns(self) -> int:
@@ -174,7 +174,7 @@ class Spectrum(Statistic):
             squares = np.square(np.linalg.svd(sketch @ axes * roots[:, None, :], compute_uv=False))
         missing = np.maximum(total - squares.sum(axis=1), 0.0) + rounding
         singular = np.where(total[:, None] > 0, np.sqrt(squares), 0.0)
-        return _Spectra(*(np.where(held if item.ndim == 1 else held[:, None], item, np.nan) for item in (singular, total, missing)))
+        return _Spectra(*[np.where(held if item.ndim == 1 else held[:, None], item, np.nan) for item in (singular, total, missing)])
 
     def _effective_rank(self, spectra: _Spectra, vectors: Column) -> tuple[Column, Column]:
         """Return the effective rank of each row of estimates, and the largest distance to the true rank."""

@@ -187,7 +187,7 @@ class Statistic(RowStatistic):
     # Rows
 
     def layout(self) -> tuple[tuple[str, int], ...]:
-        return tuple((item.name, item.size) for item in self.fields)
+        return tuple([(item.name, item.size) for item in self.fields])
 
     def empty(self, rows: int, device: torch.device | str = "cpu") -> Tensor:
         """Return empty rows: float64, shape ``(rows, width)``."""

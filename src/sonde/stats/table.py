@@ -233,9 +233,7 @@ class Table:
 
         One copy per device, whatever the number of tables.
         """
-        placed = [
-            list(zip(table._rows, table._places, strict=False)) for table in tables
-        ]  # first: rows may be added now
+        placed = [list(zip(table._rows, table._places, strict=False)) for table in tables]  # first: rows may be added now
         columns = [[block[:, 0] for block in table.blocks] for table in tables]
         former = [list(table._before) for table in tables]
         arrived = iter(HostCopy.of([column for each in (*columns, *former) for column in each]).unpack())

@@ -16,15 +16,19 @@ import pytest
 from tests.inspector.pipeline.batches import NORMS, Fussy, batch_of, moments_of, one_by_one, plain, random_training, rowed
 
 from sonde.errors import ObservationWarning
-from sonde.inspector.pipeline import batch_writer
-from sonde.inspector.pipeline.batch import Batch, RawRows
+from sonde.inspector.measurement.row_index import RowIndex
+from sonde.inspector.pipeline import batch_writer, finishing
+from sonde.inspector.pipeline.batch import Batch, PendingScalar, RawRows
 from sonde.inspector.pipeline.batch_writer import LIMITS, BatchWriter
 from sonde.inspector.ranks import Participation
 from sonde.inspector.sinks import memory
 from sonde.inspector.sinks.base import LoggedRows, RunSink, Sink
-from sonde.rows import Rows, Scalar, Scope
+from sonde.rows import Layout, Rows, Scalar, Scope
+from sonde.rules import LayerFindings
+from sonde.run import Findings
 from sonde.run.run import open_run
-from sonde.run.store.memory_writer import memory_run
+from sonde.run.store import writer_thread
+from sonde.run.store.memory_writer import MemoryWriter, memory_run
 from sonde.run.store.open import start_run
 from sonde.stats import Moments
 from sonde.stats.host_copy import HostCopy
@@ -60,6 +64,12 @@ class Kept(Sink):
     @property
     def steps(self) -> list[int]:
         return [entry.step for entry in self.entries if isinstance(entry, Rows)]
+
+
+class Single(Kept):
+    """Is given one entry at a time."""
+
+    write_all = Sink.write_all
 
 
 class Failing(Kept):
@@ -129,7 +139,7 @@ def test_sinks_and_runs_get_every_row(seed: int, scope: Scope) -> None:
     assert str(values.tolist()) == str([entry.value for entry in given])
 
 
-def test_a_sink_that_raises_is_not_called_again() -> None:
+def test_a_sink_that_keeps_raising_is_not_called_again_but_closed() -> None:
     """It had what came before; the others get everything, and there is one warning."""
     failing, kept = Failing(), Kept()
     writer = BatchWriter([failing, kept], PATIENT)
@@ -140,9 +150,80 @@ def test_a_sink_that_raises_is_not_called_again() -> None:
     assert len(said) == 1
     assert [str(error) for error in writer.errors] == ["Failing at None: OSError: no room"]
     assert failing.steps == [0, 1]
-    assert failing.closed == 0
+    assert failing.closed == 1
     assert kept.steps == [0, 1, 2, 3, 4, 5]
     assert kept.closed == 1
+
+
+def once(broken: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Make the second call of *name* raise before it does anything; return the names of those that have raised."""
+    method, raised, calls = getattr(broken, name), list[str](), [0]
+
+    def raising(*given: Any, **how: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 2:
+            raised.append(name)
+            raise SystemError("bad argument to internal function")
+        return method(*given, **how)
+
+    monkeypatch.setattr(broken, name, raising)
+    return raised
+
+
+@pytest.mark.parametrize(
+    ("broken", "name"),
+    [
+        (HostCopy, "unpack"),
+        (finishing, "_finished"),
+        (finishing, "_squares"),
+        (LoggedRows, "add_moment"),
+        (LoggedRows, "add_scalars"),
+        (PendingScalar, "read"),
+        (RowIndex, "finish"),
+        (Findings, "_feed"),
+        (Kept, "write"),
+        (Kept, "scalar"),
+        (RunSink, "calls_for"),
+        (MemoryWriter, "write"),
+        (MemoryWriter, "scalars"),
+        (Rows, "of"),
+    ],
+)
+def test_whatever_raises_once_costs_no_row_and_doubles_none(broken: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no norm, and no finding."""
+    batches = [replace(each, rows=[raw for raw in each.rows if raw.index.family != "fussy"]) for each in random_training(3)]
+    written = []
+    for raises in (False, True):
+        raised = once(broken, name, monkeypatch) if raises else []
+        kept, run = Single(), memory()
+        writer = BatchWriter([kept, run], PATIENT)
+        for each in batches:
+            writer.put(each)
+        writer.flush()
+        writer.stop()
+        rows = [plain(entry, digits=13) for entry in kept.entries]
+        tables = {family: sorted(map(str, run.run().table(family).to_pylist())) for family in run.run().families}
+        written.append((rows, tables, run.run().findings, writer.lost, writer.errors, run.writer.lost))
+        assert raised == [name] * raises
+    assert written[0] == written[1]
+
+
+def test_rows_that_a_run_does_not_take_are_counted_and_the_run_goes_on() -> None:
+    """In the run itself, too, and in one warning."""
+    run = memory()
+    run.writer.append("moments", Layout(["a:output"]), {"sum": ["a text"]}, step=0)  # so that no number can be written there
+    of = rowed("moments", Fussy(), ["a:output"])
+    others = rowed("others", Fussy(), ["a:output"])
+    writer = BatchWriter([run], PATIENT)
+    for step in range(5):
+        writer.put(batch_of(of, step, [1.0]))
+        writer.put(batch_of(others, step, [1.0]))
+    with pytest.warns(ObservationWarning, match="RunSink raised ArgumentError: .*; [1-5] rows? could not be written") as said:
+        writer.stop()
+    assert len(said) == 1
+    assert run.run().series("a:output", "sum", family="others")[0].tolist() == list(range(5))
+    assert (run.writer.lost, run.run().description.attempts[0].lost, writer.lost) == (5, 5, 0)
+    assert run.run().record.lost_rows == 5
 
 
 def test_a_rule_that_raises_loses_no_rows() -> None:
@@ -161,6 +242,20 @@ def test_a_rule_that_raises_loses_no_rows() -> None:
         writer.stop()
     assert kept.steps == [0, 1, 2]
     assert (len(caught), len(writer.errors), writer.lost) == (1, 1, 0)
+
+
+def test_a_rule_that_raises_once_leaves_the_rules_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows, of one step, are said not to be judged; later ones are."""
+    once(LayerFindings, "add", monkeypatch)
+    writer = BatchWriter([memory()], PATIENT)
+    with pytest.warns(ObservationWarning, match="the rules raised SystemError"):
+        for batch in moments_of([[1.0, 1.0]] * 4):
+            writer.put(batch)
+            writer.flush()
+        writer.stop()
+    record = writer.record()
+    assert (record.steps, record.findings) == (4, [])
+    assert "some rows were not judged" in record.failed
 
 
 def test_a_run_sink_that_looks_at_each_moment_is_given_each() -> None:
@@ -209,8 +304,9 @@ class Broken(HostCopy):
         raise RuntimeError("the device is lost")
 
 
-def test_a_batch_that_does_not_arrive_is_left_out() -> None:
+def test_a_batch_that_does_not_arrive_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others are written, there is one warning, and its room is free again."""
+    monkeypatch.setattr(writer_thread, "_PAUSES", (0.0,) * 4)
     kept = Kept()
     writer = BatchWriter([kept], replace(PATIENT, limit=10_000, patience=30.0))
     batches = moments_of([[1.0, 1.0]] * 5)

@@ -17,9 +17,13 @@ import pytest
 
 from sonde.errors import ObservationWarning
 from sonde.rows import Layout
+from sonde.run.folder import files
 from sonde.run.folder.parts import parts_in
+from sonde.run.folder.run_json import Description
+from sonde.run.folder.written import Written
 from sonde.run.run import open_run
 from sonde.run.store import disk_writer
+from sonde.run.store.compaction import Merger
 from sonde.run.store.disk_writer import DiskWriter, Flushing
 from sonde.run.store.open import start_run
 
@@ -190,6 +194,7 @@ def test_a_disk_that_stays_full_costs_bounded_memory_and_no_time(tmp_path: Path,
 
 
 def test_a_bug_in_writing_stops_neither_training_nor_the_thread(tmp_path: Path, gate: Gate) -> None:
+    """What cannot be written while it lasts is written afterwards."""
     gate.open.set()
     gate.error = RuntimeError("something nobody thought of")
     with start_run(tmp_path / "run") as writer:
@@ -198,8 +203,116 @@ def test_a_bug_in_writing_stops_neither_training_nor_the_thread(tmp_path: Path, 
             writer.flush()
         gate.error = None
         log(writer, range(1, 2))
-    assert steps_of(tmp_path / "run") == [1]
-    assert writer.lost == 50
+    assert steps_of(tmp_path / "run") == [0, 1]
+    assert writer.lost == 0
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), MemoryError(), OSError(116, "Stale file handle")], ids=repr)
+def test_a_bug_that_stays_costs_the_rows_and_this_is_counted_in_the_run(tmp_path: Path, gate: Gate, error: Exception) -> None:
+    gate.open.set()
+    with start_run(tmp_path / "run") as writer:
+        log(writer, range(2))
+        writer.flush()
+        gate.error = error
+        log(writer, range(2, 4))
+        with pytest.warns(ObservationWarning, match="could not be written") as said:
+            writer.close()
+    assert (steps_of(tmp_path / "run"), writer.lost, len(said)) == ([0, 1], 100, 1)
+    run = open_run(tmp_path / "run")
+    assert (run.state, run.description.attempts[0].lost, run.record.lost_rows) == ("ended", 100, 100)
+
+
+def test_a_family_that_cannot_be_written_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After some tries its rows are counted as lost; the disk's own errors are waited for."""
+    publish, tries = disk_writer.publish, [0]
+
+    def broken(folder: Path, *args: Any, **how: Any) -> Path:
+        if folder.name == "moments" and tries[0] < 10:
+            tries[0] += 1
+            raise SystemError("bad argument")
+        return publish(folder, *args, **how)
+
+    monkeypatch.setattr(disk_writer, "publish", broken)
+    with start_run(tmp_path / "run") as writer:
+        with pytest.warns(ObservationWarning, match="SystemError: bad argument") as said:
+            for step in range(8):
+                log(writer, range(step, step + 1))
+                writer.scalar("loss", 1.0, step=step)
+                writer.flush()
+                assert open_run(writer.path).scalar("loss")[0].tolist() == list(range(step + 1))
+        assert len(said) == 1
+    assert writer.lost == 50  # of the first step, tried at five flushes
+    assert steps_of(tmp_path / "run") == list(range(1, 8))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SystemError("bad argument"),
+        pytest.param(MemoryError(), marks=pytest.mark.slow),
+        pytest.param(OSError(5, "Input/output error"), marks=pytest.mark.slow),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [
+        (disk_writer, "publish"),
+        (disk_writer, "tables_of"),
+        (disk_writer, "write_json"),
+        (disk_writer, "file_checksum"),
+        (files, "_sync"),
+        (Written, "write"),
+        (disk_writer, "Merger"),
+        (Merger, "compact"),
+        (Description, "write"),
+    ],
+)
+def test_whatever_raises_once_in_writing_costs_no_row_and_doubles_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: Any, name: str, error: Exception
+) -> None:
+    """Each of some calls is the one that raises: it may do so before or after the part has its name."""
+    for place in (0, 1, 4):
+        path = tmp_path / f"{place}"
+        with monkeypatch.context() as patch, warnings.catch_warnings():
+            warnings.simplefilter("ignore", ObservationWarning)
+            writer = start_run(path, flushing=Flushing(fan_in=2))
+            calls, method = [0], getattr(where, name)
+
+            def raising(*given: Any, calls: Any = calls, method: Any = method, place: int = place, **how: Any) -> Any:
+                calls[0] += 1
+                if calls[0] == place + 1:
+                    raise error
+                return method(*given, **how)
+
+            patch.setattr(where, name, raising)
+            for step in range(4):
+                log(writer, range(step, step + 1))
+                writer.scalar("loss", 1.0, step=step)
+                writer.flush()
+            writer.close()
+        run = open_run(path)
+        assert (writer.lost, run.state, run.lost) == (0, "ended", {})
+        assert run.sql("SELECT step, count(*) FROM moments GROUP BY step ORDER BY step").fetchall() == [(at, 50) for at in range(4)]
+        assert run.scalar("loss")[0].tolist() == list(range(4))
+
+
+def test_the_count_of_lost_rows_is_stored_though_the_folder_cannot_be_listed_at_the_end(
+    tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate.open.set()
+    writer = start_run(tmp_path / "run")
+    log(writer, range(2))
+    gate.error = OSError(116, "Stale file handle")
+
+    def stale() -> list[Path]:
+        raise gate.error or OSError
+
+    monkeypatch.setattr(writer, "_families", stale)
+    with pytest.warns(ObservationWarning, match="Stale file handle"):
+        writer.close()
+    run = open_run(tmp_path / "run")
+    assert (run.state, run.description.attempts[0].lost) == ("ended", 100)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 from sonde.errors import ObservationWarning
 from sonde.run.run import open_run
 from sonde.run.schema import Layout
-from sonde.run.store import disk_writer
+from sonde.run.store import disk_writer, writer_thread
 from sonde.run.store.disk_writer import Flushing
 from sonde.run.store.open import start_run
 from sonde.run.store.writer_thread import QueueLimits, WriteQueue, WriterThread
@@ -53,6 +53,21 @@ class Disk:
     reached: threading.Event = field(default_factory=threading.Event)
     keeps: int = 0
     written: list[int] = field(default_factory=list)
+    given_up: list[int] = field(default_factory=list)
+    lost: list[int] = field(default_factory=list)  # sizes that it raises for
+    tries: list[list[int]] = field(default_factory=list)
+
+    def give_up(self, item: Item, error: Exception) -> None:
+        self.given_up.append(item.nbytes)
+
+    def pick(self, items: deque[Item]) -> int:
+        """Write all but what it raises for, one item after the other."""
+        self.tries.append([item.nbytes for item in items])
+        while items:
+            if items[0].nbytes in self.lost:
+                raise SystemError("bad argument")
+            self.written.append(items.popleft().nbytes)
+        return self.keeps
 
     def write(self, items: deque[Item]) -> int:
         self.reached.set()
@@ -93,7 +108,7 @@ class Queue:
 def queue(waited: list[float]) -> Iterator[Queue]:
     disk, thread, problems = Disk(), WriterThread(), Noted("{}")
     limits = QueueLimits(seconds=LONG, size=10**9, limit=100, patience=7.0)
-    made = Queue(disk, thread, WriteQueue(thread, disk.write, limits, problems, "no room"), problems)
+    made = Queue(disk, thread, WriteQueue(thread, disk.write, disk.give_up, limits, problems, "no room"), problems)
     yield made
     disk.gate.set()
     thread.stop()
@@ -181,21 +196,72 @@ def test_while_writing_fails_nobody_waits(queue: Queue, waited: list[float]) -> 
     assert queue.put(100) == [True]
 
 
-def test_an_error_in_writing_costs_the_items_and_is_noted(queue: Queue) -> None:
-    """The thread goes on."""
-
-    def broken(items: deque[Item]) -> int:
-        raise OSError("no disk")
-
-    queue.queue._write = broken
-    queue.put(60)
+@pytest.fixture
+def picking(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> Queue:
+    """The queue with a disk that raises for some items, without pauses between tries."""
+    monkeypatch.setattr(writer_thread, "_PAUSES", (0.0,) * 4)
+    monkeypatch.setattr(queue.queue, "_write", queue.disk.pick)
     queue.disk.gate.set()
+    return queue
+
+
+def test_what_raises_once_is_written_in_order(picking: Queue) -> None:
+    """Whatever the error is; nothing comes twice, and nothing is said."""
+    disk, pick = picking.disk, picking.disk.pick
+
+    def once(items: deque[Item]) -> int:
+        picking.queue._write = pick
+        disk.written.append(items.popleft().nbytes)
+        raise MemoryError
+
+    picking.queue._write = once
+    picking.put(10, 20, 30)
+    picking.write()
+    assert (disk.written, disk.given_up, picking.problems.problem) == ([10, 20, 30], [], "")
+
+
+def test_one_item_that_always_raises_is_given_up_and_holds_up_none(picking: Queue) -> None:
+    picking.disk.lost = [20]
+    picking.put(10, 20, 30, 40)
+    picking.queue._urgent = True
+    with picking.thread.changed:
+        picking.thread.wake()
+        picking.thread.changed.wait_for(lambda: picking.queue.nbytes == 0)
+    assert (picking.disk.written, picking.disk.given_up) == ([10, 30, 40], [20])
+    assert picking.disk.tries == [[10, 20, 30, 40], [20, 30, 40], *[[20]] * 5, [30], [40]]
+    assert picking.put(100) == [True]
+
+
+def test_what_raises_keeps_its_room_and_is_waited_for_once(
+    picking: Queue, waited: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When it can be written it is, before what came later."""
+    monkeypatch.setattr(writer_thread, "_PAUSES", (LONG,) * 4)
+    picking.disk.lost = [60]
+    picking.put(60)
+    picking.write()
+    assert picking.disk.tries == [[60]] * 3
+    assert picking.put(50, 50, 30) == [False, False, True]
+    assert waited == [7.0]
+    picking.disk.lost = []
+    picking.write()
+    assert (picking.disk.written, picking.disk.given_up) == ([60, 30], [])
+
+
+def test_at_the_end_what_cannot_be_written_is_given_up(picking: Queue) -> None:
+    picking.disk.lost = [10, 30]
+    picking.put(10, 20, 30)
+    picking.thread.stop()
+    assert (picking.disk.written, picking.disk.given_up) == ([20], [10, 30])
+
+
+def test_a_request_that_raises_does_not_end_the_thread(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    queue.thread.ask(lambda: {}[0])
+    queue.put(10)
     queue.write()
-    assert (queue.problems.problem, queue.queue.nbytes) == ("OSError: no disk", 0)
-    queue.queue._write = queue.disk.write
-    queue.put(50)
-    queue.write()
-    assert queue.disk.written == [50]
+    assert (queue.disk.written, [each.exc_type for each in raised]) == ([10], [KeyError])
 
 
 def test_after_the_end_of_the_thread_there_is_no_room(queue: Queue) -> None:

@@ -264,7 +264,7 @@ class Attachment:
         """
         self.delivery.switch.on = False
         self.delivery.switch.in_code = in_code
-        self.hooks.rest(frozenset().union(*(root.clock.compiled_modules() for root in self.roots)))
+        self.hooks.rest(frozenset().union(*[root.clock.compiled_modules() for root in self.roots]))
         if between_steps:
             for root in self.roots:
                 root.clock.rest(self)

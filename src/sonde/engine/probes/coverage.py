@@ -50,12 +50,12 @@ class Coverage(ShownAsTable):
     @property
     def observed(self) -> tuple[Site, ...]:
         """Sites that delivered something."""
-        return tuple(line.site for line in self._lines if line.count)
+        return tuple([line.site for line in self._lines if line.count])
 
     @property
     def missing(self) -> tuple[Covered, ...]:
         """Sites that delivered nothing, each with the reason."""
-        return tuple(line for line in self._lines if not line.count)
+        return tuple([line for line in self._lines if not line.count])
 
     def _grid(self) -> Grid:
         rows = [

@@ -183,7 +183,7 @@ class ModuleEventHook(EventHook):
         if not self.switch.on or (blocks and self.is_quiet()):
             return
         port, paths, fill, passthrough, alias = collector.context
-        leaves = tuple((path, tensor) for path, tensor in zip(paths, collector.gradients, strict=True) if tensor is not None)
+        leaves = tuple([(path, tensor) for path, tensor in zip(paths, collector.gradients, strict=True) if tensor is not None])
         self._gradient(port, collector.forward, collector.call, passthrough, alias, fill(collector.gradients), leaves)
 
     def _gradient(
@@ -202,7 +202,7 @@ class ModuleEventHook(EventHook):
             leaves = of_inputs(leaves)
         if forward.is_on_ranks and any(type(tensor) not in PLAIN for _, tensor in leaves):
             value, kwargs = self._parts(port, value), structure.local_parts(kwargs)
-            leaves = tuple((path, part) for path, tensor in leaves if (part := local(tensor)) is not None)
+            leaves = tuple([(path, part) for path, tensor in leaves if (part := local(tensor)) is not None])
         tick = forward.tick if forward.stamp == self.clock.stamp else self.clock.tick_of(forward)
         self._deliver(
             Event(
@@ -245,7 +245,7 @@ class ModuleEventHook(EventHook):
         thread = self.delivery.thread
         if port and self.switch.on and (thread is None or thread == _thread() or task != -1):
             value = rebuild(form, leaves)
-            named = tuple(zip(paths_of(form), leaves, strict=True))
+            named = (*zip(paths_of(form), leaves, strict=True),)
             args: tuple[Any, ...] = ()
             kwargs: dict[str, Any] = {}
             if port == "input":

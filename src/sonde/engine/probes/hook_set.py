@@ -259,7 +259,7 @@ class HookSet:
 def _module_hooks(ports: tuple[Port, ...], adds: bool) -> list[tuple[Any, tuple[Port, ...]]]:
     """Return the kinds of hooks that observe *ports* of a module, each with those that are its own; of a statistic if *adds*."""
     kinds = [of_statistics if adds else of_events for of_events, of_statistics in _MODULE_HOOKS]
-    own = [(kind, tuple(port for port in ports if port in (kind.value_port, kind.gradient_port))) for kind in kinds]
+    own = [(kind, tuple([port for port in ports if port in (kind.value_port, kind.gradient_port)])) for kind in kinds]
     return [(kind, here) for kind, here in own if here]
 
 

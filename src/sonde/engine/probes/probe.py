@@ -196,7 +196,7 @@ class Probe(Observer, ShownAsTable):
             texts = [_number(row.get(name)) if row["calls"] else "" for name in numbers]
             shown = [Cell(text, align="right") for text in (str(row["calls"]), *texts)]
             lines.append([Cell(Site.parse(row["site"]).name), *call, Cell(row["port"]), *shown])
-        optional = tuple(name for name in reversed(numbers[1:]) if name not in ("nan", "inf"))
+        optional = tuple([name for name in reversed(numbers[1:]) if name not in ("nan", "inf")])
         return Grid(title=self._title(), columns=columns, rows=lines, empty="no site is observed", optional=optional)
 
     def _title(self) -> str:
@@ -288,10 +288,12 @@ def sites(
     """Return the sites that ``observe`` with the same arguments would observe; nothing is attached and nothing runs."""
     wanted = _ports(ports)
     return tuple(
-        Site(target.item.name, port, "", name)
-        for target in choose(inventory_of(check_model(model)), include, exclude, wanted)
-        for port in _IN_ORDER
-        if port in wanted and (port in PARAMETER_PORTS) == (target.parameter is not None)
+        [
+            Site(target.item.name, port, "", name)
+            for target in choose(inventory_of(check_model(model)), include, exclude, wanted)
+            for port in _IN_ORDER
+            if port in wanted and (port in PARAMETER_PORTS) == (target.parameter is not None)
+        ]
     )
 
 

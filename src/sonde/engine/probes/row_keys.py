@@ -54,7 +54,9 @@ class RowKeys:
             self.reasons.update({(family, site.at("")): why for site in sites})
             return (None,) * len(sites)
         is_of_whole = any(field.per == "call" and field.merge == "sum" for field in statistic.fields)
-        return tuple(self._key((family, str(site), call, moment), site, hook, is_of_whole, micro_step) for site, call, hook in rows)
+        return tuple(
+            [self._key((family, str(site), call, moment), site, hook, is_of_whole, micro_step) for site, call, hook in rows]
+        )
 
     def _key(self, place: tuple[str, str, int, str], site: Site, hook: SiteHook, is_of_whole: bool, micro_step: bool) -> Key | None:
         if site.port in MODULE_PORTS:

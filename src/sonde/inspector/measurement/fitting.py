@@ -46,7 +46,7 @@ def _kinds(lens: Lens, settings: Settings) -> dict[Kind, tuple[Port, ...]]:
     if settings.gradients != "step" and "grad" in lens.ports:
         found["micro_step"] = ("grad",)
     if settings.evaluation or lens.evaluation:
-        found["evaluation"] = tuple(port for port in lens.ports if port in ("input", "output"))
+        found["evaluation"] = tuple([port for port in lens.ports if port in ("input", "output")])
     return {kind: ports for kind, ports in found.items() if ports}
 
 

@@ -227,7 +227,7 @@ class Measurement:
             self.statistic,
             layout,
             self.table.positions(rows),
-            tuple(site.port for site in sites),
+            tuple([site.port for site in sites]),
             np.array(sizes),
             keys,
         )

@@ -110,10 +110,13 @@ class RowIndex:
         rows = self.rows_in(blocks)
         found: dict[int, Exception] = {}
         for place in np.flatnonzero(rows[:, 0]).tolist():
-            try:
-                self._numbers(rows[place : place + 1])
-            except Exception as error:
-                found[place] = error
+            for is_again in (False, True):  # what has raised once need not raise again
+                try:
+                    self._numbers(rows[place : place + 1])
+                    break
+                except Exception as error:
+                    if is_again:
+                        found[place] = error
         return found
 
     def without(self, places: Collection[int], blocks: Sequence[Numbers]) -> Numbers:

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from operator import methodcaller
 from pathlib import Path
 
 import numpy as np
@@ -18,15 +17,17 @@ from sonde.engine import ProbeError
 from sonde.inspector.measurement.row_index import RowIndex
 from sonde.inspector.pipeline.batch import Batch
 from sonde.inspector.pipeline.finishing import Arrays, Finishing
-from sonde.inspector.pipeline.merging import Merging
-from sonde.inspector.pipeline.sink_thread import SinkThread
+from sonde.inspector.pipeline.merging import Merging, steadily
+from sonde.inspector.pipeline.sink_thread import SinkQueue, SinkThread
 from sonde.inspector.ranks import Participation
 from sonde.inspector.sinks.base import LoggedRows, RunSink, Sink
+from sonde.rows import RowBlock
 from sonde.rules import RULES, Chosen, Finding
-from sonde.run import Findings, QueueLimits, Record, RunWriter, WriteQueue, WriterThread, judge_rows
+from sonde.run import Findings, QueueLimits, Record, Run, RunWriter, WriteQueue, WriterThread, judge_rows
 from sonde.site import Site
 from sonde.stats import Merger
 from sonde.warn import WarnOnce
+from sonde.words import many
 
 LIMITS = QueueLimits(seconds=0.5, size=4 << 20, limit=64 << 20, patience=10.0)
 """When batches are finished, and how many bytes of them may wait."""
@@ -40,12 +41,13 @@ class BatchWriter:
     """Takes batches, finishes them in the writer thread, and gives the rows to the sinks.
 
     The thread is that of the run, if a run is written to disk; otherwise it is one of its own. If the sinks do not keep up, the
-    training waits for them once, and then batches are lost, with one warning. A sink that raises is not called again.
+    training waits for them once, and then batches are lost, with one warning. What raises is tried again: a batch is finished, or
+    as if it had not been looked at, and each sink keeps the calls that it has not taken.
 
     Attributes:
         findings: remembers what the rules need.
         errors: the errors of statistics at their finish, and of sinks.
-        lost: batches for which there was no room.
+        lost: batches for which there was no room, or that could not be finished.
         has_written: whether the sinks have rows.
         ended: by family or sink, the error after which it got no more rows; by family and site, the same of the site alone.
         merging: joins the batches with those of other ranks; None where nothing is joined.
@@ -86,15 +88,13 @@ class BatchWriter:
         self.has_written = False
         self.ended: dict[str | tuple[str, Site], str] = {}
         self._problems = WarnOnce("{}. The training goes on")
-        path = next((str(path) for sink in sinks if (path := _path_of(sink)) is not None), None)
-        described = {**(about or {}), "path": path}
-        self._sinks = [SinkThread(sink, described, self._problems, self._raised) if sink.may_block else sink for sink in sinks]
         part = part or Participation()
         self._finishing = Finishing(
-            self._failed, self._problems.note, self.findings.look_aside, part.scope, shares_norms=merger is not None
+            self._failed, self._problems.note, self._look_aside, part.scope, shares_norms=merger is not None
         )
         norms = self._finishing.norms_before
-        self.merging = None if merger is None else Merging(part, merger, norms, self._problems.note)
+        self.merging = None if merger is None else Merging(part, merger, norms, self._problems.note, self._not_written)
+        self._asides: list[tuple[str, RowBlock]] = []  # rows that are not written, for the rules
         self._counted: dict[RowIndex, npt.NDArray[np.float64]] = {}
         self._at_once = 1  # batches to a piece; the first piece shows how long they take
         threads = [sink.writer.thread for sink in sinks if isinstance(sink, RunSink)]
@@ -104,8 +104,17 @@ class BatchWriter:
         if merger is not None:
             self._thread.patience = part.timeout
         self._queue: WriteQueue[Batch] = WriteQueue(
-            self._thread, self._write_some, limits, self._problems, "the sinks do not keep up; steps are lost"
+            self._thread, self._write_some, self._give_up, limits, self._problems, "the sinks do not keep up; steps are lost"
         )
+        path = next((str(path) for sink in sinks if (path := _path_of(sink)) is not None), None)
+        described = {**(about or {}), "path": path}
+        self._sinks = [
+            SinkThread(sink, described, self._problems, self._raised)
+            if sink.may_block
+            else SinkQueue(sink, self._thread, self._problems, self._raised)
+            for sink in sinks
+        ]
+        self._writers = [sink.writer for sink in sinks if isinstance(sink, RunSink)]
         if run is not None and run.first_step > 0:
             self._thread.ask(partial(self._replay, run))
 
@@ -151,7 +160,9 @@ class BatchWriter:
 
     def alert(self, finding: Finding) -> None:
         """Give *finding* to the sinks, in the thread; the writer of the run has the record."""
-        self._each(lambda sink: None if isinstance(sink, RunSink) else sink.alert(finding))
+        for each in self._sinks:
+            if not isinstance(each.sink, RunSink):
+                each.alert(finding)
 
     def stop(self, last: Callable[[], None] = lambda: None, *, failed: bool = False) -> None:
         """Write what is left, call *last*, close the sinks, and end the thread. Idempotent.
@@ -165,16 +176,19 @@ class BatchWriter:
         """
 
         def end() -> None:
-            self._finish_all()
-            if self.merging is not None:
-                self._write_joined([self.merging.end()])
-            self.findings.end()
-            self._sound(self.findings.fresh())
-            self._try(last)
-            self._try(self._hand_record_on)
-            self._close(failed=failed)
-            if self._owned:
-                self._thread.stop()
+            try:
+                self._queue.finish()
+                self._finish_rest()
+                if self.merging is not None:
+                    self._write_joined([self.merging.end()])
+                self._judge(self.findings.end)
+                self._sound(self.findings.fresh())
+                self._try(last)
+                self._try(self._hand_record_on)
+            finally:
+                self._close(failed=failed)
+                if self._owned:
+                    self._thread.stop()
 
         if self._thread.is_current:
             self._thread.ask(end)
@@ -188,63 +202,88 @@ class BatchWriter:
 
     def _finish_all(self) -> None:
         self._queue.drain()
-        self._try(lambda: self._give(self._finishing.rest()))
+        self._finish_rest()
+        for each in self._sinks:
+            each.flush()
+
+    def _finish_rest(self) -> None:
+        """Give the norms of the last steps."""
+        self._try(lambda: self._give(steadily(self._finishing.rest)))
 
     def _write_some(self, batches: deque[Batch]) -> int:
         """Write the first of *batches*: as many as are not too much memory or time at once."""
-        start, taken, size = time.monotonic(), 0, 0
+        start, size = time.monotonic(), 0
         piece: list[tuple[Batch, Arrays]] = []
-        joined: list[Iterator[tuple[Batch, Arrays]]] = []
-        while batches and taken < self._at_once and size < _PIECE:
-            taken += 1
-            batch = batches.popleft()
+        for batch in batches:
+            if piece and (len(piece) >= self._at_once or size >= _PIECE):
+                break
+            piece.append((batch, batch.copy.unpack()))
             size += batch.nbytes
-            try:
-                arrays = batch.copy.unpack()
-            except Exception as error:
-                self._not_written(error, 1)
-                continue
-            if self.merging is None:
-                piece.append((batch, arrays))
-            else:
-                joined.append(self.merging.add(batch, arrays))
+        logged = self._finished(piece) if self.merging is None else LoggedRows([], [], [])
+        for _ in piece:
+            batches.popleft()
         if self.merging is None:
-            self._try(lambda: self._write(piece), len(piece))
+            self._give(logged)
         else:
-            self._write_joined(joined)
-        self._at_once = max(1, int(_SPELL * taken / max(time.monotonic() - start, 1e-9)))
+            self._write_joined([self.merging.add(*each) for each in piece])
+        self._at_once = max(1, int(_SPELL * len(piece) / max(time.monotonic() - start, 1e-9)))
         return 0
 
-    def _write_joined(self, batches: Sequence[Iterator[tuple[Batch, Arrays]]]) -> None:
-        """Join each of *batches*, finish what is joined before the next is, and give all together to the sinks and the rules."""
-        finished: list[LoggedRows] = []
+    def _give_up(self, batch: Batch, error: Exception) -> None:
+        self._not_written(error, 1)
 
-        def finish(joined: Iterator[tuple[Batch, Arrays]]) -> None:
-            for each in joined:
-                finished.append(self._finishing.finish([each])[0])
+    def _look_aside(self, role: str, block: RowBlock) -> None:
+        self._asides.append((role, block))
 
-        for joined in batches:
-            self._try(partial(finish, joined), 1)
-        self._try(lambda: self._give(LoggedRows.joined(finished)), len(batches))
-
-    def _write(self, piece: Sequence[tuple[Batch, Arrays]]) -> None:
-        logged, indices = self._finishing.finish(piece)
+    def _finished(self, piece: Sequence[tuple[Batch, Arrays]]) -> LoggedRows:
+        """Return the rows of *piece*, and count what is in them. If this raises, nothing has happened."""
+        asides = len(self._asides)
+        try:
+            logged, indices = self._finishing.finish(piece)
+        except BaseException:
+            del self._asides[asides:]
+            raise
         for index, block in zip(indices, logged.blocks, strict=True):
             counts = self._counted.setdefault(index, np.zeros(len(index.layout)))
             counts += np.bincount(block.rows, block.counts, len(index.layout))
-        self._give(logged)
+        return logged
+
+    def _write_joined(self, batches: Sequence[Iterator[tuple[Batch, Arrays]]]) -> None:
+        """Join each of *batches*, finish what is joined before the next is, and give all together to the sinks and the rules.
+
+        Other ranks wait: what raises is tried again at once, and the batch is lost if it raises still.
+        """
+        finished: list[LoggedRows] = []
+        for joined in batches:
+            self._try(partial(self._finish_joined, joined, finished))
+        try:
+            logged = steadily(lambda: LoggedRows.joined(finished))
+        except Exception as error:
+            self._not_written(error, len(finished))
+        else:
+            self._give(logged)
+
+    def _finish_joined(self, joined: Iterator[tuple[Batch, Arrays]], finished: list[LoggedRows]) -> None:
+        for each in joined:
+            try:
+                finished.append(steadily(partial(self._finishing.finish, [each]))[0])
+            except Exception as error:
+                self._not_written(error, 1)
 
     def _give(self, logged: LoggedRows) -> None:
         self.has_written = self.has_written or bool(logged.blocks)
-        self._try_to_judge(
-            lambda: self.findings.judge(logged.blocks, [(each.name, each.value, each.epoch, each.step) for each in logged.scalars])
-        )
+        asides, self._asides = self._asides, []
+        for role, block in asides:
+            self._judge(partial(self.findings.look_aside, role, block))
+        scalars = [(each.name, each.value, each.epoch, each.step) for each in logged.scalars]
+        self._judge(lambda: self.findings.judge(logged.blocks, scalars))
         self._try(self._hand_record_on)  # before the rows: what can be read of them was judged
         if logged.sequence:
-            self._each(methodcaller("write_all", logged))
+            for sink in self._sinks:
+                sink.write_all(logged)
         self._sound(self.findings.fresh())
 
-    def _try_to_judge(self, judge: Callable[[], None]) -> None:
+    def _judge(self, judge: Callable[[], None]) -> None:
         """Apply the rules. Where one raises, the rows are with the sinks all the same."""
         try:
             judge()
@@ -258,7 +297,7 @@ class BatchWriter:
         """Judge what earlier processes have written of a run that is continued. Its findings were printed then."""
         run = writer.run()
         rank = writer.process if len(run.ranks) > 1 else None
-        self._try_to_judge(lambda: judge_rows(run, self.findings, rank=rank, before=writer.first_step))
+        self._judge(lambda: judge_rows(run, self.findings, rank=rank, before=writer.first_step))
         self.findings.fresh()
 
     def record(self) -> Record:
@@ -270,10 +309,9 @@ class BatchWriter:
 
     def _hand_record_on(self) -> None:
         """Give the record to the writers of runs, which write it with their next rows."""
-        writers = [sink.writer for sink in self._sinks if isinstance(sink, RunSink)]
-        if writers:
+        if self._writers:
             record = self.record()
-            for writer in writers:
+            for writer in self._writers:
                 writer.judged(record)
 
     def _sound(self, found: Sequence[Finding]) -> None:
@@ -282,47 +320,51 @@ class BatchWriter:
             for each in found:
                 self._try(partial(alarm, each))
 
-    def _each(self, call: Callable[[Sink], None]) -> None:
-        """Call every sink; one that raises is not called again."""
-        for sink in tuple(self._sinks):
-            try:
-                call(sink)
-            except Exception as error:
-                self._sinks.remove(sink)
-                self._raised(sink, error)
-
     def _close(self, *, failed: bool) -> None:
         """Close the sinks: first that of the run, which the others may read then."""
-        written = [sink for sink in self._sinks if isinstance(sink, RunSink)]
-        others = [sink for sink in self._sinks if not isinstance(sink, RunSink)]
-        run = written[0].run() if written and others else None
-        closes = [methodcaller("close")]
-        for sinks, calls in ((written, closes), (others, [methodcaller("finish", run, failed=failed), *closes])):
-            for call in calls:  # all of them finish before one is waited for
-                for sink in sinks:
-                    try:
-                        call(sink)
-                    except Exception as error:
-                        self._raised(sink, error)
+        written = [each for each in self._sinks if isinstance(each.sink, RunSink)]
+        others = [each for each in self._sinks if not isinstance(each.sink, RunSink)]
+        for each in self._sinks:
+            each.end_rows()
+        run: Run | None = None
+        if written and others:
+            self._try(self._hand_record_on)
+            try:
+                run = steadily(self._writers[0].run)
+            except Exception as error:
+                self._not_written(error, 0)
+        for each in written:
+            each.close()
+        for each in others:  # all of them finish before one is waited for
+            each.finish(run, failed=failed)
+        for each in others:
+            each.close()
         self._sinks.clear()
+        self._writers.clear()
 
-    def _raised(self, sink: Sink, error: Exception) -> None:
-        """Note the *error* after which *sink* is not called again; also called in the thread of a sink that may block."""
-        name = type(sink).__name__
+    def _raised(self, sink: Sink, error: Exception, rows: int | None) -> None:
+        """Note the *error* by which so many *rows* of a run are lost, or, None, after which *sink* is given nothing more.
+
+        Also called in the thread of a sink that may block.
+        """
+        name, said = type(sink).__name__, f"{type(error).__name__}: {error}"
         self.errors.append(ProbeError.of(name, None, error))
-        self.ended.setdefault(name, f"{type(error).__name__}: {error}")
-        self._problems.note(f"{name} raised {type(error).__name__}: {error}; nothing more is written to it")
+        if rows is None:
+            self.ended.setdefault(name, said)
+        outcome = "nothing more is written to it" if rows is None else f"{many(rows, 'row')} could not be written"
+        self._problems.note(f"{name} raised {said}; {outcome}")
 
-    def _try(self, step: Callable[[], None], batches: int = 0) -> None:
+    def _try(self, step: Callable[[], None]) -> None:
         try:
             step()
         except Exception as error:
-            self._not_written(error, batches)
+            self._not_written(error, 0)
 
     def _not_written(self, error: Exception, batches: int) -> None:
         self.lost += batches
         self.errors.append(ProbeError.of("the writer of rows", None, error))
-        self._problems.note(f"a logged step could not be written: {type(error).__name__}: {error}")
+        what = "a logged step could not be written" if batches else "the writer of rows"
+        self._problems.note(f"{what}: {type(error).__name__}: {error}")
 
     def _failed(self, index: RowIndex, error: Exception, site: str) -> None:
         why = f"its rows could not be finished: {type(error).__name__}: {error}"

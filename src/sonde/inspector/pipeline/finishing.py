@@ -66,13 +66,34 @@ class Finishing:
 
     def norms_before(self, batches: Iterable[Batch] | None) -> list[PendingScalar]:
         """Return the norms of the steps before *batches*, which are complete now that the rows of these come; None: all norms."""
+        norms = self._norms.copy()
         if batches is None:
-            return self._norms.finish_all()
-        steps = {next(iter(raw.index.layout.model), ""): raw.step for batch in batches for raw in batch.rows}
-        return [norm for model, step in steps.items() for norm in self._norms.before(model, step)]
+            found = norms.finish_all()
+        else:
+            steps = {next(iter(raw.index.layout.model), ""): raw.step for batch in batches for raw in batch.rows}
+            found = [norm for model, step in steps.items() for norm in norms.before(model, step)]
+        self._norms = norms
+        return found
 
     def finish(self, batches: Sequence[tuple[Batch, Arrays]]) -> tuple[LoggedRows, list[RowIndex]]:
-        """Return the rows and scalars of *batches*, and the row index of each block, without rows whose statistic raises."""
+        """Return the rows and scalars of *batches*, and the row index of each block, without rows whose statistic raises.
+
+        If this raises, it is as if nothing had been asked: *batches* can be finished again.
+        """
+        norms, beside = self._norms.copy(), list[tuple[str, RowBlock]]()
+        try:
+            found = self._finish(batches, beside)
+        except BaseException:
+            self._norms = norms
+            raise
+        for role, block in beside:
+            self._aside(role, block)
+        return found
+
+    def _finish(
+        self, batches: Sequence[tuple[Batch, Arrays]], beside: list[tuple[str, RowBlock]]
+    ) -> tuple[LoggedRows, list[RowIndex]]:
+        """As :meth:`finish`; add to *beside* the rows that are not written."""
         together: dict[RowIndex, list[tuple[RawRows, Arrays]]] = {}
         for batch, arrays in batches:
             for raw in batch.rows:
@@ -89,7 +110,7 @@ class Finishing:
                     continue
                 block, position, squares = moment
                 if raw.role != "hooks":
-                    self._aside(raw.role, block.between(position, position + 1))
+                    beside.append((raw.role, block.between(position, position + 1)))
                 if raw.norms:
                     found = {_RAW: squares["grad"]} if raw.role == "raw" else squares
                     self._norms.add(model, raw.epoch, raw.step, found, "own" if "rank" in raw.index.layout.scope[:1] else "sum")
@@ -104,7 +125,9 @@ class Finishing:
         """Return the norms of the last steps. No more rows may come for these steps."""
         logged = LoggedRows([], [], [])
         if not self._shares_norms:
-            logged.add_scalars([norm.read((), self._scope) for norm in self._norms.finish_all()])
+            norms = self._norms.copy()
+            logged.add_scalars([norm.read((), self._scope) for norm in norms.finish_all()])
+            self._norms = norms
         return logged
 
     def _moments(self, parts: Sequence[tuple[RawRows, Arrays]]) -> list[_Moment | None]:
@@ -115,13 +138,15 @@ class Finishing:
         except Exception:
             return [self._alone(self._without_stopped(*part)) for part in parts]
 
-    def _alone(self, part: tuple[RawRows, Arrays]) -> _Moment | None:
-        """Return the rows of *part* without those whose statistic raises; None if it raises for all."""
+    def _alone(self, part: tuple[RawRows, Arrays], *, is_again: bool = False) -> _Moment | None:
+        """Return the rows of *part* without those whose statistic raises; None if it raises for all, and again."""
         try:
             return _finished([part], self._note)[0]
         except Exception as error:
             if self._stop_some(*part):
                 return self._alone(self._without_stopped(*part))
+            if not is_again:
+                return self._alone(part, is_again=True)
             self._failed(part[0].index, error, "")
             return None
 
@@ -214,6 +239,12 @@ class _Norms:
     def __init__(self) -> None:
         # by model: epoch, step, and the sum so far, by port and by whether it is of this rank alone
         self._open: dict[str, tuple[int, int, dict[tuple[str, Join], float]]] = {}
+
+    def copy(self) -> _Norms:
+        """The same sums; adding to one changes nothing in the other."""
+        made = _Norms()
+        made._open = {model: (epoch, step, dict(sums)) for model, (epoch, step, sums) in self._open.items()}
+        return made
 
     def before(self, model: str, step: int) -> list[PendingScalar]:
         """The norms of the step before *step*, which is complete now that rows of *step* come."""

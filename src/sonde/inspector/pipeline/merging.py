@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,8 @@ WITHIN_STEP = 1024
 AT_THE_END = WITHIN_STEP - 1
 
 _INTERVAL, _END = "every", "end"
+_AT_ONCE = 3  # how often in a row what others wait for is tried
+Made = TypeVar("Made")
 _Taken = tuple[Batch, Arrays]
 
 
@@ -36,6 +39,7 @@ class Merging:
         merger: merges the offers.
         norms: returns the norms of the steps before some batches (None: all norms), as squares.
         note: called with the reason why nothing is joined any more.
+        lost: called with an error that does not go away, and the number of batches that are lost by it.
 
     Attributes:
         counted: by row index, how often something was added here to each row.
@@ -50,6 +54,7 @@ class Merging:
         merger: Merger,
         norms: Callable[[Sequence[Batch] | None], list[PendingScalar]],
         note: Callable[[str], None],
+        lost: Callable[[Exception, int], None],
     ) -> None:
         self.counted: dict[RowIndex, npt.NDArray[np.float64]] = {}
         self.interval = (-1, 0)
@@ -58,6 +63,7 @@ class Merging:
         self._merger = merger
         self._norms = norms
         self._note = note
+        self._lost = lost
         self._part = part
         self._waiting: list[_Taken] = []
         self._last = self._step = -1
@@ -84,10 +90,11 @@ class Merging:
         for batch, arrays in waiting:
             together.append((batch, arrays))
             if batch.when is not None:
-                yield from self._offered(together, batch.when, self._norms([each for each, _ in together]))
+                before = [each for each, _ in together]
+                yield from self._offered(together, batch.when, steadily(partial(self._norms, before)))
                 together = []
         if is_end:
-            norms, when = self._norms(None), self._last // WITHIN_STEP * WITHIN_STEP + AT_THE_END
+            norms, when = steadily(lambda: self._norms(None)), self._last // WITHIN_STEP * WITHIN_STEP + AT_THE_END
             yield from self._offered(together, when, norms, is_end=True)
         elif together:  # without other ranks nothing need wait
             yield from self._offered(together, self._last, [])
@@ -96,17 +103,40 @@ class Merging:
         self, together: Sequence[_Taken], when: int, norms: Sequence[PendingScalar], *, is_end: bool = False
     ) -> Iterator[_Taken]:
         """Offer batches as the data of one moment, *when*; yield them joined with those of the other ranks."""
+        try:
+            yield from self._merged_with_others(together, when, norms, is_end=is_end)
+        except Exception as error:
+            self._lost(error, len(together))
+
+    def _merged_with_others(
+        self, together: Sequence[_Taken], when: int, norms: Sequence[PendingScalar], *, is_end: bool
+    ) -> Iterator[_Taken]:
+        """As :meth:`_offered`; whatever raises before or after the data is merged is tried again at once."""
         self._last = when
         self._step = max([self._step, *(batch.moment[1] for batch, _ in together)])
         base = self._base
         self._base = next((batch.moment for batch, _ in reversed(together) if batch.ends_interval), base)
+        joining = [norm for norm in norms if norm.join != "own"]
+        offer, counted = steadily(lambda: self._offer(together, when, joining, base, is_end=is_end))
+        for index, counts in counted:
+            self.counted[index] = self.counted[index] + counts if index in self.counted else counts
+        merged = self._merger.merge(offer)
+        if merged.failed and not (is_end and merged.failed == self._ending):
+            self.has_failed = True
+            self._note(f"{merged.failed}: from step {self._step} on each rank records numbers of its own")
+        yield from steadily(lambda: self._found(together, when, norms, merged.blocks, merged.totals, is_end=is_end))
+
+    def _offer(
+        self, together: Sequence[_Taken], when: int, joining: Sequence[PendingScalar], base: tuple[int, int], *, is_end: bool
+    ) -> tuple[Offer, list[tuple[RowIndex, npt.NDArray[np.float64]]]]:
+        """Return what is offered, and how often something was added to each row of it."""
+        counted: list[tuple[RowIndex, npt.NDArray[np.float64]]] = []
         blocks: list[RankRows] = []
         totals: list[Total] = []
         for batch, arrays in together:
             for raw in batch.rows:
                 rows = raw.index.rows_in(arrays[raw.blocks])
-                counts = self.counted.setdefault(raw.index, np.zeros(len(rows)))
-                counts += rows[:, 0]
+                counted.append((raw.index, rows[:, 0].copy()))
                 keys = raw.index.keys
                 blocks.append(RankRows(raw.index.statistic, (None,) * len(rows) if keys is None else keys, rows))
             totals += [_total(scalar, scalar.read_total(arrays), base) for scalar in _pending(batch)]
@@ -114,29 +144,35 @@ class Merging:
                 totals.append(Total(_INTERVAL, batch.interval, how="lowest"))
         if is_end:
             totals.append(Total(_END, 1.0, how="sum"))
-        joining = [norm for norm in norms if norm.join != "own"]
         totals += [_total(norm, norm.total, base) for norm in joining]
-        merged, numbers = self._merged(Offer(when, blocks, totals, label=f"step {self._step}", is_last=is_end))
+        return Offer(when, blocks, totals, label=f"step {self._step}", is_last=is_end), counted
+
+    def _found(
+        self,
+        together: Sequence[_Taken],
+        when: int,
+        norms: Sequence[PendingScalar],
+        blocks: Sequence[MergedRows],
+        totals: Sequence[tuple[float, int, bool]],
+        *,
+        is_end: bool,
+    ) -> list[_Taken]:
+        """Return batches with what has become of their rows and scalars, and the norms."""
+        merged, numbers = iter(blocks), (_Number(*total) for total in totals)
+        taken: list[_Taken] = []
         for batch, arrays in together:
             made: list[npt.NDArray[np.float64]] = list(arrays)
             found = [each for raw in batch.rows for each in self._rows(raw, next(merged), made, arrays)]
             scalars = [next(numbers).of(scalar) for scalar in _pending(batch)]
             if batch.interval:
                 self.interval = when, round(next(numbers).value)
-            yield replace(batch, rows=found, scalars=[each for each in scalars if each is not None]), made
+            taken.append((replace(batch, rows=found, scalars=[each for each in scalars if each is not None]), made))
         self.all_have_ended = is_end and next(numbers).value == self._part.size
-        last = [next(numbers).of(norm) for norm in joining]
+        last = [next(numbers).of(norm) for norm in norms if norm.join != "own"]
         last += [norm.of(norm.total, "rank") for norm in norms if norm.join == "own"]
         if last:
-            yield Batch(HostCopy.of([]), scalars=[each for each in last if each is not None]), ()
-
-    def _merged(self, offer: Offer) -> tuple[Iterator[MergedRows], Iterator[_Number]]:
-        """Return what has become of the rows and of the totals of *offer*."""
-        merged = self._merger.merge(offer)
-        if merged.failed and not (offer.is_last and merged.failed == self._ending):
-            self.has_failed = True
-            self._note(f"{merged.failed}: from step {self._step} on each rank records numbers of its own")
-        return iter(merged.blocks), (_Number(*total) for total in merged.totals)
+            taken.append((Batch(HostCopy.of([]), scalars=[each for each in last if each is not None]), ()))
+        return taken
 
     def _rows(self, raw: RawRows, merged: MergedRows, made: list[npt.NDArray[np.float64]], arrays: Arrays) -> Iterator[RawRows]:
         """Yield the rows that have become of *raw*, and add them to the arrays *made*: joined ones, and those of this rank."""
@@ -157,6 +193,16 @@ class Merging:
         if self._part.rows_beside and raw.index.joins and not raw.hidden:
             beside = rows(raw.index.beside, raw.index.rows_in(arrays[raw.blocks]), None)
             yield replace(beside, norms=frozenset(), ranks=None)
+
+
+def steadily(make: Callable[[], Made]) -> Made:
+    """Return what *make* returns. Where it raises it is called again at once, three times in all; then the error is raised."""
+    for _ in range(_AT_ONCE - 1):
+        try:
+            return make()
+        except Exception:
+            continue
+    return make()
 
 
 class _Number(NamedTuple):

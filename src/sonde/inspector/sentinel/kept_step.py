@@ -327,7 +327,7 @@ def joined(step: KeptStep, path: str | os.PathLike[str]) -> KeptStep:
                     f"the folders beside {folder} are of another training: {name!r} is {shape_text(where.whole)} of "
                     f"{part.dtype} there, and {shape_text(piece.whole)} of {own.dtype} here"
                 )
-            place = tuple(slice(start, start + size) for start, size in zip(where.offset, where.shape, strict=True))
+            place = tuple([slice(start, start + size) for start, size in zip(where.offset, where.shape, strict=True)])
             whole[place], known[place] = part, True
         if known.all():
             step.parameters[name] = whole

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sonde.rows import RowBlock, Rows, Scalar, Scope
@@ -69,6 +70,11 @@ class LoggedRows:
         """Bytes that the rows take in memory, roughly."""
         return sum(block.nbytes for block in self.blocks) + _SCALAR_BYTES * len(self.scalars)
 
+    @property
+    def lines(self) -> int:
+        """The number of rows and scalars."""
+        return sum([block.lines for block in self.blocks]) + len(self.scalars)
+
     def __iter__(self) -> Iterator[Rows | Scalar]:
         return (entry if isinstance(entry, Scalar) else Rows.of(*entry) for entry in self.sequence)
 
@@ -77,7 +83,9 @@ class Sink:
     """A place where rows go. Write one by overriding the methods it needs; they are called in the writer thread, one at a time.
 
     While a training runs, the rows of half a second come together, in the order in which they were logged. A sink that can take
-    all of them in one go overrides ``write_all``. A sink that raises is not called again: the training goes on, with one warning.
+    all of them in one go overrides ``write_all``. A call that raises is made again, with the same rows: at once, and after one, two
+    and four seconds (at the end of the training without pauses). A sink that still raises then is not called again: the training
+    goes on, with one warning.
 
     Attributes:
         may_block: the sink talks to a network, or to a program that does: its methods are called in a thread of its own, for
@@ -114,6 +122,18 @@ class Sink:
                 self.scalar(entry)
             else:
                 self.write(entry)
+
+    def calls_for(self, entries: LoggedRows) -> Sequence[tuple[Callable[[], None], int]]:
+        """Return the calls that give *entries* to this sink, and the rows of each. One that raises is made again, alone.
+
+        Unless it is overridden, it is one call of a ``write_all`` of the sink's own, or a ``write`` or ``scalar`` for each.
+        """
+        if type(self).write_all is not Sink.write_all:
+            return [(partial(self.write_all, entries), entries.lines)]
+        return [
+            (partial(self.scalar, each), 1) if isinstance(each, Scalar) else (partial(self.write, each), len(each.rows))
+            for each in entries
+        ]
 
     def alert(self, finding: Finding) -> None:
         """Take a finding of the rules."""
@@ -164,13 +184,15 @@ class RunSink(Sink):
     def alert(self, finding: Finding) -> None:
         self.writer.told(finding)
 
-    def write_all(self, entries: LoggedRows) -> None:
-        if type(self).write is not RunSink.write or type(self).scalar is not RunSink.scalar:
-            super().write_all(entries)  # a subclass looks at each, or changes it
-            return
-        for block in entries.blocks:
-            self.writer.write(block)
-        self.writer.scalars(map(_line, entries.scalars))
+    def calls_for(self, entries: LoggedRows) -> Sequence[tuple[Callable[[], None], int]]:
+        own = type(self)
+        if own.write is not RunSink.write or own.scalar is not RunSink.scalar or own.write_all is not Sink.write_all:
+            return super().calls_for(entries)  # a subclass looks at each, or changes it
+        lines = [_line(scalar) for scalar in entries.scalars]
+        return [
+            *((partial(self.writer.write, block), block.lines) for block in entries.blocks),
+            (partial(self.writer.scalars, lines), len(lines)),
+        ]
 
     def close(self) -> None:
         if self._owned:

@@ -7,7 +7,8 @@ import math
 import tempfile
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from heapq import nlargest
 from importlib.util import find_spec
 from pathlib import Path
@@ -67,15 +68,19 @@ class ExperimentSink(Sink):
         self._charts.about = description
         self._begin(description)
 
-    def write_all(self, entries: LoggedRows) -> None:
+    def calls_for(self, entries: LoggedRows) -> Sequence[tuple[Callable[[], None], int]]:
+        if type(self).write_all is not Sink.write_all:
+            return super().calls_for(entries)
         steps: dict[int, list[Rows | Scalar]] = defaultdict(list)
         for entry in entries:
             steps[entry.step].append(entry)
-        for step, together in steps.items():
-            self._log(step, {self._prefix + name: value for name, value in self._numbers(together)})
+        return [(partial(self._write_step, step, together), len(together)) for step, together in steps.items()]
+
+    def _write_step(self, step: int, together: Sequence[Rows | Scalar]) -> None:
+        self._log(step, {self._prefix + name: value for name, value in self._numbers(together)})
 
     def write(self, rows: Rows) -> None:
-        self._log(rows.step, {self._prefix + name: value for name, value in self._numbers([rows])})
+        self._write_step(rows.step, [rows])
 
     def scalar(self, scalar: Scalar) -> None:
         self._log(scalar.step, {self._prefix + scalar.name: scalar.value})

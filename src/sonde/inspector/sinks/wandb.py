@@ -105,10 +105,14 @@ class WandbSink(ExperimentSink):
 
     def _put(self, step: int) -> None:
         """Log what has come of *step*."""
-        moment = {**self._moments.pop(step), f"{self._prefix}step": step}
+        moment = {**self._moments[step], f"{self._prefix}step": step}
         for name in moment.keys() - self._defined - {f"{self._prefix}step"}:
             self._run.define_metric(name, step_metric=f"{self._prefix}step")
             self._defined.add(name)
+        self._put_moment(moment)
+        del self._moments[step]  # once it is logged: a call that raises is made again
+
+    def _put_moment(self, moment: dict[str, float]) -> None:
         if not self._rides:
             self._run.log(moment)
             return

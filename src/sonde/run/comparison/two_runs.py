@@ -207,12 +207,12 @@ def _curves(partings: Sequence[Parting], series: Series) -> list[Curve]:
     """Return the values of both runs at the places of *partings*."""
     rows = {(place.site, place.call, place.number): row for row, place in enumerate(series.places)}
     found = [(each, rows[each.site, each.call, each.number]) for each in partings]
-    return [Curve(each.site, each.call, each.number, *(series.values[run][row] for run in (0, 1))) for each, row in found]
+    return [Curve(each.site, each.call, each.number, *[series.values[run][row] for run in (0, 1)]) for each, row in found]
 
 
 def _first_curve(scalars: Series) -> list[Curve]:
     """Return the values of the first scalar, which is the loss if there is one."""
-    return [Curve("", -1, place.number, *(scalars.values[run][0] for run in (0, 1))) for place in scalars.places[:1]]
+    return [Curve("", -1, place.number, *[scalars.values[run][0] for run in (0, 1)]) for place in scalars.places[:1]]
 
 
 def _nothing_common(places: Series) -> str:

@@ -86,9 +86,9 @@ class Description:
 
     def ended(self, number: int, lost: int) -> Description:
         """Return the same run after the end of an attempt."""
-        attempts = (
+        attempts = [
             replace(attempt, ended=time.time(), lost=lost) if attempt.attempt == number else attempt for attempt in self.attempts
-        )
+        ]
         return replace(self, attempts=tuple(attempts))
 
     def telling(self, about: Mapping[str, Any]) -> Description:

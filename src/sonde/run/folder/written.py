@@ -71,7 +71,7 @@ class Written:
         except StoreError as error:
             raise StoreError(f"{file} is not what sonde writes: {error}") from None
         ends = (End.read(each, rank) for each in read["ends"])
-        return cls(read["families"], frozenset(read["documents"]), tuple(end for end in ends if end is not None))
+        return cls(read["families"], frozenset(read["documents"]), tuple([end for end in ends if end is not None]))
 
 
 def _family(held: Any, where: str) -> str:

@@ -73,4 +73,4 @@ def unused(graph: GraphData) -> tuple[Node, ...]:
     """Return the module calls that gave a tensor and lie on no path to an output of the model: their result was not used."""
     useful = reach(graph, [node.id for node in graph.nodes if node.kind == "output"], backwards=True)
     frames = {frame for node in useful for frame in (node, *graph.above(node))}
-    return tuple(node for node in graph.modules() if node.outputs and node.id not in frames)
+    return tuple([node for node in graph.modules() if node.outputs and node.id not in frames])

@@ -159,7 +159,7 @@ class GraphData:
 
     def modules(self) -> tuple[Node, ...]:
         """The module calls, in the order in which they began."""
-        return tuple(node for node in self.nodes if node.kind == "module")
+        return tuple([node for node in self.nodes if node.kind == "module"])
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -275,7 +275,7 @@ class GraphData:
 
 
 _PLAIN = Node(0, "module", "")
-_OPTIONAL = tuple(item.name for item in fields(Node) if item.name not in ("id", "kind", "name"))
+_OPTIONAL = tuple([item.name for item in fields(Node) if item.name not in ("id", "kind", "name")])
 
 
 def _node_to_json(node: Node) -> dict[str, Any]:

@@ -21,7 +21,7 @@ def find(graph: GraphData, where: str) -> tuple[Node, ...]:
     Raises:
         UnknownSiteError: there is none; the message names the nearest.
     """
-    found = tuple(node for node in graph.nodes if node.kind not in ("operation", "constant") and where in _names(node))
+    found = tuple([node for node in graph.nodes if node.kind not in ("operation", "constant") and where in _names(node)])
     if found:
         return found
     raise unknown_name("site", where, (name for node in graph.nodes for name in _names(node)), "this graph")
@@ -149,7 +149,7 @@ def without(graph: AnyGraph, gone: Collection[int], *, keep_joins: bool = False)
     needed = _beginnings(graph, into, starved & {node.id for node in graph.nodes if node.kind in ("output", "module")})
     if needed:
         return without(graph, gone - needed)
-    kept = tuple(node for node in graph.nodes if node.id not in gone)
+    kept = tuple([node for node in graph.nodes if node.id not in gone])
     return replace(graph, nodes=kept, edges=tuple(edges.values()))
 
 
@@ -198,8 +198,8 @@ def between(graph: AnyGraph, start: str, end: str) -> AnyGraph:
     feeding = {edge.source for edge in graph.edges if edge.target in on_path and graph.by_id[edge.source].kind in SOURCES}
     kept = on_path | {number for number in feeding if graph.by_id[number].kind != "input"}
     kept |= {frame for number in kept for frame in graph.above(number)}
-    nodes = tuple(node for node in graph.nodes if node.id in kept)
-    edges = tuple(edge for edge in graph.edges if edge.source in kept and edge.target in kept)
+    nodes = tuple([node for node in graph.nodes if node.id in kept])
+    edges = tuple([edge for edge in graph.edges if edge.source in kept and edge.target in kept])
     return replace(graph, nodes=nodes, edges=edges)
 
 
@@ -235,13 +235,15 @@ def fold(graph: AnyGraph, *, least: int = 2) -> AnyGraph:
             for value, like in zip(graph.by_id[number].outputs, graph.by_id[first].outputs, strict=True)
         }
         edges = tuple(
-            replace(edge, value=same_value.get(edge.value, edge.value))
-            for edge in graph.edges
-            if not _joins_copies(copy_of.get(edge.source), copy_of.get(edge.target))
+            [
+                replace(edge, value=same_value.get(edge.value, edge.value))
+                for edge in graph.edges
+                if not _joins_copies(copy_of.get(edge.source), copy_of.get(edge.target))
+            ]
         )
         merged = _merge(replace(graph, edges=edges), {number: found.stands_for.get(number, number) for number in graph.by_id})
         counts = found.counts
-        nodes = tuple(replace(node, repeat=node.repeat * counts.get(node.id, 1)) for node in merged.nodes)
+        nodes = tuple([replace(node, repeat=node.repeat * counts.get(node.id, 1)) for node in merged.nodes])
         graph = replace(merged, nodes=nodes)
     return graph
 

@@ -116,15 +116,15 @@ class _Blocks:
         """Return a number that is equal for two nodes if they hold equal nodes with equal edges."""
         known = self._keys.get(node.id)
         if known is None:
-            described = tuple(self._describe(inner, node) for inner in self.inside(node))
+            described = tuple([self._describe(inner, node) for inner in self.inside(node)])
             known = self._keys[node.id] = self._numbers.setdefault(described, len(self._numbers))
         return known
 
     def _describe(self, node: Node, block: Node) -> Hashable:
         start, size = self._at[block.id], self._size[block.id]
         reads = [(self._at[source] - start, self._graph.values[value]) for source, value in self._read.get(node.id, ())]
-        inner = tuple((at if 0 <= at < size else None, value) for at, value in reads)
+        inner = tuple([(at if 0 <= at < size else None, value) for at, value in reads])
         parent = None if node is block or node.parent is None else self._at[node.parent] - start
-        values = tuple(self._graph.values[value] for value in node.outputs)
+        values = tuple([self._graph.values[value] for value in node.outputs])
         name = "" if node is block and node.kind == "module" else node.name
         return node.kind, name, node.type, node.arguments, node.flags, node.repeat, values, parent, inner

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import time
 from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
 
 
 _FAN_IN = 64  # parts of one generation that become one while the run is written: a week of flushes leaves about 200 parts
+_TRIES = 5  # of a table that cannot be written for another reason than the disk's
+_AT_THE_END = 3  # how often the end of a run is tried to be written
+_PAUSE = 0.1  # seconds between
 _NEEDED_AT_EXIT = ("duckdb", "pyarrow.parquet", "concurrent.futures.thread")  # the last by pandas, which cannot import it then
 
 
@@ -91,6 +95,15 @@ def publish(folder: Path, part: Part, table: Any, *, sync: bool) -> Path:
     return folder / names[0]
 
 
+@dataclass(slots=True, eq=False)
+class _Unwritten:
+    """A table that is not on the disk yet, and how often it failed for another reason than the disk's."""
+
+    family: str
+    table: Any
+    failures: int = 0
+
+
 def _written(path: Path, rank: int) -> Written:
     try:
         return Written.read(path, rank)
@@ -102,7 +115,8 @@ class DiskWriter(RunWriter):
     """Writes one rank's share of the run in a folder. ``start_run`` and ``join_run`` make one.
 
     Rows wait in a queue until the writer thread makes one table of each family and writes it as a part. What could not be
-    written is kept and tried again after the same interval. Under an inspector the same thread finishes the rows.
+    written is kept and tried again after the same interval, as long as the disk refuses it; what fails for another reason, a few
+    times. Under an inspector the same thread finishes the rows.
 
     Attributes:
         path: the run's folder.
@@ -133,7 +147,7 @@ class DiskWriter(RunWriter):
         self.before = Record() if known is None else known.up_to(self.first_step - 1)
         self._recorded = Record() if known is None else known  # what the file holds
         self._numbers: dict[str, int] = dict(self._written.families)  # the last flush of each family
-        self._unwritten: list[tuple[str, Any]] = []  # tables that could not be written; of the thread alone
+        self._unwritten: list[_Unwritten] = []  # in order; of the thread alone
         for folder in self._families():
             remove_leftovers(folder, prefix_of(rank))
             sweep(folder, rank)
@@ -142,7 +156,12 @@ class DiskWriter(RunWriter):
             self._remember_kinds(folder)
         self.thread = WriterThread()
         self._queue: WriteQueue[RowBlock | Lines] = WriteQueue(
-            self.thread, self._write, flushing, self._problems, f"the disk did not keep up for {flushing.patience:g} seconds"
+            self.thread,
+            self._write,
+            self._give_up,
+            flushing,
+            self._problems,
+            f"the disk did not keep up for {flushing.patience:g} seconds",
         )
         self._last_error = LastError()
         self._write_record(sync=False)  # what was found in rows that are superseded now is none of them
@@ -188,7 +207,7 @@ class DiskWriter(RunWriter):
             write_json(self.path / record_file(self.rank), record.to_data(), sync=sync)
             self._recorded = record
             self._written = replace(self._written, documents=self._written.documents | {"findings"})
-        except OSError as error:
+        except Exception as error:  # the next flush tries it again
             self._problems.note(f"{record_file(self.rank)}: {error}")
 
     def _failed(self, problem: str) -> None:
@@ -213,56 +232,77 @@ class DiskWriter(RunWriter):
         self._note_written(sync=False)
 
     def _write(self, items: deque[RowBlock | Lines]) -> int:
-        """Write old tables, then those of *items*, in order; keep those from the first that fails on, and return their bytes."""
-        waiting, self._unwritten = self._unwritten, []
-        try:
-            waiting += tables_of(items, self.process)
-        except Exception as error:  # arrow refuses what the checks let through: training goes on without it
-            self._problems.note(f"{type(error).__name__}: {error}")
-            self.lost += sum(item.lines for item in items)
-        items.clear()
+        """Write old tables, then those of *items*, those of a family in order; return the bytes of those that could not be."""
+        if items:
+            self._unwritten += [_Unwritten(*each) for each in [*tables_of(items, self.process)]]
+            items.clear()
         self._write_record(sync=False)  # first: rows that can be read were judged
-        while waiting:
-            family, table = waiting[0]
+        failed: set[str] = set()
+        for each in tuple(self._unwritten):
+            if each.family not in failed and not self._is_settled(each):
+                failed.add(each.family)
+        self._note_written(sync=False)
+        return sum([each.table.nbytes for each in self._unwritten])
+
+    def _give_up(self, item: RowBlock | Lines, error: Exception) -> None:
+        """Count the rows of *item*, which no table can be made of: arrow refuses what the checks let through."""
+        self._problems.note(f"{type(error).__name__}: {error}")
+        self.lost += item.lines
+
+    def _is_settled(self, each: _Unwritten) -> bool:
+        """Write a table, or count its rows as lost where that has failed too often; return whether either was done."""
+        for is_again in (False, True):
             try:
-                self._publish(family, table)
-            except OSError as error:
-                self._problems.note(f"{type(error).__name__}: {error}")
-                self._unwritten = waiting
+                self._publish(each.family, each.table)
                 break
             except Exception as error:
+                if not isinstance(error, OSError) and not is_again:
+                    continue
                 self._problems.note(f"{type(error).__name__}: {error}")
-                self.lost += table.num_rows
-            del waiting[0]
-        self._note_written(sync=False)
-        return sum(table.nbytes for _, table in self._unwritten)
+                each.failures += not isinstance(error, OSError)
+                if each.failures < _TRIES:
+                    return False
+                self.lost += each.table.num_rows
+        self._unwritten.remove(each)
+        return True
 
     def _publish(self, family: str, table: Any) -> None:
         """Write one part, and now and then merge many into one."""
         number = self._numbers.get(family, 0) + 1
-        publish(self.path / family, Part(self.rank, number, number, 0, self.attempt), table, sync=self._flushing.sync)
+        folder, part = self.path / family, Part(self.rank, number, number, 0, self.attempt)
+        try:
+            publish(folder, part, table, sync=self._flushing.sync)
+        except Exception:
+            if not self._is_there(folder, number):
+                raise
         self._numbers[family] = number
         if self._merging and number % self._flushing.fan_in == 0:
-            self._merging = self._compact([self.path / family], fan_in=self._flushing.fan_in, threads=1)
+            self._merging = False
+            with suppress(Exception):  # the part is there, whatever comes of this
+                self._merging = self._compact([folder], fan_in=self._flushing.fan_in, threads=1)
+
+    def _is_there(self, folder: Path, number: int) -> bool:
+        """Whether the part *number* has its name, though writing it has raised: a second one would hold its rows twice."""
+        with suppress(OSError):  # if nobody can look, the same bytes get the same name again
+            return any(part.rank == self.rank and part.last == number for part in parts_in(folder))
+        return False
 
     def _note_written(self, *, sync: bool) -> None:
         """Write down the last flush of each family. If it fails, the file counts fewer parts than there are."""
         self._written = replace(self._written, families={family: last for family, last in self._numbers.items() if last})
         if sync or self._written != self._noted:
-            with suppress(OSError):
+            with suppress(Exception):
                 self._written.write(self.path, self.rank, sync=sync)
                 self._noted = self._written
 
     def _compact(self, folders: Iterable[Path], *, fan_in: int, threads: int) -> bool:
         """Merge parts; return whether it worked. If not (a full disk), the parts stay, which costs readers only time."""
-        import duckdb
-
+        worked = True
         with Merger(self.rank, self.attempt, self._description.cutoffs, sync=self._flushing.sync, threads=threads) as merger:
-            worked = True
             for folder in folders:
                 try:
                     merger.compact(folder, fan_in=fan_in)
-                except (OSError, duckdb.Error):
+                except Exception:
                     worked = False
         return worked
 
@@ -289,19 +329,34 @@ class DiskWriter(RunWriter):
         if self.thread.is_elsewhere:
             return
         try:
-            self.thread.call(self._queue.drain)
+            self.thread.call(self._queue.finish)
             self.thread.stop()
-            self.lost += sum(table.num_rows for _, table in self._unwritten)
+            self.lost += sum([each.table.num_rows for each in self._unwritten])
             self._unwritten.clear()
         finally:
-            with suppress(OSError):  # of a full disk, or of a folder that was removed: the run stays without its end
+            with suppress(Exception):  # of a full disk, or of a folder that was removed: the parts stay as they are
                 self._compact(self._families(), fan_in=1, threads=min(4, os.cpu_count() or 1))
-                self._write_record(sync=self._flushing.sync)
-                self._note_written(sync=self._flushing.sync)
-                if self.rank == 0:
-                    self._description.ended(self.attempt, self.lost).write(self.path, sync=self._flushing.sync)
+            self._write_record(sync=self._flushing.sync)
+            self._note_written(sync=self._flushing.sync)
+            if self.rank == 0:
+                self._write_end()
             self._lock.release()
             atexit.unregister(self._close_at_exit)
+            if not self.thread.is_current:
+                self._problems.warn()
+
+    def _write_end(self) -> None:
+        """Write when the run ended and how many rows are lost; where that fails, the run stays without its end."""
+        self._description = self._description.ended(self.attempt, self.lost)
+        for tries_left in reversed(range(_AT_THE_END)):
+            try:
+                self._description.write(self.path, sync=self._flushing.sync)
+                break
+            except Exception as error:
+                if tries_left:
+                    time.sleep(_PAUSE)
+                else:
+                    self._problems.note(f"run.json: {error}")
 
     def run(self) -> Run:
         from sonde.run.run import open_run

@@ -134,7 +134,9 @@ class MemoryWriter(RunWriter):
         self._source.ends.append(end)
 
     def _end(self) -> None:
-        self._source.description = self._source.description.ended(self.attempt, 0)
+        if self.lost:
+            self._record_changed()
+        self._source.description = self._source.description.ended(self.attempt, self.lost)
 
 
 def memory_run(about: Mapping[str, Any] | None = None) -> MemoryWriter:

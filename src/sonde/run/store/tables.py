@@ -89,7 +89,7 @@ def tables_of(items: Iterable[RowBlock | Lines], rank: int) -> Iterator[tuple[st
 
 
 def _line_table(lines: Sequence[Lines], schema: Mapping[str, str]) -> pyarrow.Table:
-    columns = zip(*(line for several in lines for line in several.values), strict=True)
+    columns = zip(*[line for several in lines for line in several.values], strict=True)
     return pyarrow.table({name: array_of(column, kind) for (name, kind), column in zip(schema.items(), columns, strict=True)})
 
 

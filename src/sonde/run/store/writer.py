@@ -143,14 +143,13 @@ class RunWriter(ABC):
         self._add(replace(block, numbers=made))
 
     def _add(self, block: RowBlock) -> None:
-        for piece in block.pieces(self._block):
-            if piece.lines:
-                self._rows += piece.lines
-                self._take(piece)
+        for piece in [piece for piece in block.pieces(self._block) if piece.lines]:  # all of them, or where that raises none
+            self._rows += piece.lines
+            self._take(piece)
 
     def _check(self, family: str, columns: Mapping[str, Column]) -> None:
         """Raise if the family may not have these columns. Each set of names and kinds is checked once."""
-        given = tuple((name, kind_of(column)) for name, column in columns.items())
+        given = tuple([(name, kind_of(column)) for name, column in columns.items()])
         if (family, given) in self._accepted:
             return
         check_family(family)
@@ -190,7 +189,7 @@ class RunWriter(ABC):
             StoreError: the writer is closed.
         """
         self._must_be_open()
-        lines = tuple(
+        lines = [
             (
                 whole_number("epoch", epoch),
                 whole_number("step", step),
@@ -200,9 +199,9 @@ class RunWriter(ABC):
                 _number(name, value),
             )
             for name, value, step, epoch, *origin in given
-        )
+        ]
         if lines:
-            self._take(Lines("scalars", lines))
+            self._take(Lines("scalars", tuple(lines)))
 
     def alert(
         self,

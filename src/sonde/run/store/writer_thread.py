@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 import time
 from collections import deque
@@ -13,6 +14,10 @@ from math import inf
 from typing import Generic, Protocol, TypeVar
 
 from sonde.warn import WarnOnce
+
+_PAUSES = (0.0, 1.0, 2.0, 4.0)  # seconds after each failure of what is written; after the next one an item is given up
+_AT_ONCE = 2  # how often in a row what fails is tried where somebody waits, or where several items may hold one that fails
+_AT_LAST = 3  # how often an item is tried at the end, without pauses
 
 
 class _Sized(Protocol):
@@ -167,8 +172,13 @@ class WriterThread:
 
     def _loop(self) -> None:
         try:
-            while (job := self._next_job()) is not None:
-                job()
+            while not self._ended:
+                try:
+                    if (job := self._next_job()) is not None:
+                        job()
+                except Exception:  # of a request that nobody waits for; what is written later needs the thread
+                    threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), self._thread)))
+                    time.sleep(_PAUSES[1] / 10)
         finally:
             with self.changed:
                 self._ended = True
@@ -182,7 +192,9 @@ class WriterThread:
                     return self._requests.popleft()
                 now = time.monotonic()
                 for queue in self._queues:
-                    if queue.is_due(now) or (self._stopping and queue.waits):
+                    if self._stopping and queue.waits:
+                        return queue.finish
+                    if queue.is_due(now):
                         return queue.write_some
                 if self._stopping:
                     self._ended = True  # under the lock: no item may come between
@@ -201,22 +213,34 @@ class WriteQueue(Generic[Item]):
     (back-pressure), at most ``limits.patience`` seconds in a row. After that, and while writing fails, an item for which there
     is no room is refused at once, until something is written again.
 
+    Whatever error *write* raises, the items that it has left are written again: at once, then after longer and longer pauses, and
+    one at a time, so that one which cannot be written does not hold up the others. That one is given up at last.
+
     Args:
         thread: writes the items.
-        write: called in the thread with the items that wait, oldest first. The function removes one or more of them, and returns
-            the bytes that it keeps because writing failed; for these it is called again after the interval.
+        write: called in the thread with the items that wait, oldest first. The function removes one or more of them, each once it
+            is done with it, and returns the bytes that it keeps because writing failed; for these it is called again after the
+            interval.
+        given_up: called in the thread with an item that is given up, and its last error.
         limits: when and how much.
-        problems: notes errors, to warn of them once.
+        problems: notes the *overrun*, to warn of it once.
         overrun: the problem to note when the patience is at an end.
     """
 
     def __init__(
-        self, thread: WriterThread, write: Callable[[deque[Item]], int], limits: QueueLimits, problems: WarnOnce, overrun: str
+        self,
+        thread: WriterThread,
+        write: Callable[[deque[Item]], int],
+        given_up: Callable[[Item, Exception], None],
+        limits: QueueLimits,
+        problems: WarnOnce,
+        overrun: str,
     ) -> None:
         self.limits = limits
         self.problems = problems
         self._thread = thread
         self._write = write
+        self._given_up = given_up
         self._overrun = overrun
         self._waiting: deque[Item] = deque()
         self._taken: deque[Item] = deque()  # of the thread alone: what is being written
@@ -225,6 +249,8 @@ class WriteQueue(Generic[Item]):
         self._due = inf  # when what waits is to be written
         self._following = -inf  # the end of the interval that began with the last writing
         self._impatient = self._urgent = self._writing = False
+        self._failures = 0  # in a row, of what is written next
+        self._alone = 0  # how many of the first items are written one at a time
         thread.add(self)
 
     @property
@@ -278,49 +304,91 @@ class WriteQueue(Generic[Item]):
 
     def is_due(self, now: float) -> bool:
         """Whether there is something to write at once."""
+        if self._failures:
+            return now >= self._due
         return bool(self._taken) or (self._urgent and bool(self._waiting)) or now >= self._due or self._is_full()
 
+    @property
+    def is_failing(self) -> bool:
+        """Whether what was written last could not be, and waits to be tried again."""
+        return bool(self._kept_bytes or self._failures)
+
     def _is_full(self) -> bool:
-        return self._waiting_bytes >= self.limits.size and not self._kept_bytes
+        return self._waiting_bytes >= self.limits.size and not self.is_failing
 
     def wakes_at(self, now: float) -> float:
         """Return when the thread has to look here again: also at the end of an interval, so that the next item need not wake it."""
         return self._due if self._due < inf else self._following if self._following > now else inf
 
     def drain(self) -> None:
-        """Write all items that wait now, and try once more to write those that were kept."""
+        """Write all items that wait now, and try once more to write those that were kept, or have failed."""
+        if self._writing:
+            return
+        self._write_taken()
+        if not self._taken and (self._waiting or self._kept_bytes):
+            self.write_some()
+            self._write_taken()
+
+    def finish(self) -> None:
+        """Write all items that wait now, or give them up: the end has come."""
         if self._writing:
             return
         while self._taken:
-            self.write_some()
+            self.write_some(tries=_AT_LAST)
         if self._waiting or self._kept_bytes:
-            self.write_some()
+            self.write_some(tries=_AT_LAST)
         while self._taken:
-            self.write_some()
+            self.write_some(tries=_AT_LAST)
 
-    def write_some(self) -> None:
-        """Write the first of the items, as many as are written at once."""
+    def _write_taken(self) -> None:
+        """Write what was taken; where it fails, once more."""
+        failed = 0
+        while self._taken and failed < _AT_ONCE:
+            self.write_some()
+            failed = failed + 1 if self._failures else 0
+
+    def write_some(self, *, tries: int = len(_PAUSES) + 1) -> None:
+        """Write the first of the items, as many as are written at once; give up one that has failed alone so many *tries*."""
         with self._thread.changed:
             self._urgent = False
             if not self._taken:
                 self._taken, self._waiting = self._waiting, deque()
                 self._taken_bytes, self._waiting_bytes = self._waiting_bytes, 0
-                self._due = inf
+            self._due = inf
+        items = deque([self._taken[0]]) if self._alone else self._taken
+        before, kept, pause = len(items), self._kept_bytes, 0.0
         self._writing = True
         try:
-            kept = self._write(self._taken)
+            kept = self._write(items)
+            self._failures = 0
         except Exception as error:  # nothing that goes wrong in writing ends the thread
-            self._taken.clear()
-            kept = 0
-            self.problems.note(f"{type(error).__name__}: {error}")
+            pause = self._failed(items, error, before, tries)
         finally:
             self._writing = False
         with self._thread.changed:
+            if self._alone and not items:
+                self._taken.popleft()
+                self._alone -= 1
             self._taken_bytes = sum(item.nbytes for item in self._taken)
             self._kept_bytes = kept
-            self._impatient = self._impatient and kept > 0
+            self._impatient = self._impatient and self.is_failing
             self._interval = min(2 * self._interval, self.limits.seconds)
             self._following = time.monotonic() + self._interval
-            if kept or self._waiting:
+            if self._failures:
+                self._due = time.monotonic() + pause
+            elif kept or self._waiting:
                 self._due = min(self._due, self._following)
             self._thread.changed.notify_all()
+
+    def _failed(self, items: deque[Item], error: Exception, before: int, tries: int) -> float:
+        """Return the seconds after which *items* that could not be written are tried again; give up one that was tried enough."""
+        if len(items) < before:  # some were written
+            self._failures = 0
+        self._failures += 1
+        pause = _PAUSES[min(self._failures, len(_PAUSES)) - 1]
+        if len(items) > 1 and self._failures >= _AT_ONCE:
+            self._alone, self._failures = len(items), 0
+        elif len(items) == 1 and self._failures >= tries:
+            self._failures = 0
+            self._given_up(items.popleft(), error)
+        return pause

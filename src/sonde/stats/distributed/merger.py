@@ -67,6 +67,8 @@ class Merger:
                 return Merged(merged[:-1], totals_of(offer.totals, merged[-1]))
             except LostError:
                 pass
+            except Exception as error:  # the others wait for collectives that this rank would not be in
+                self.close(f"{self._channel.group.named()} could not join {offer.label}: {type(error).__name__}: {error}")
         alone = [own(block, self._channel.group.rank) for block in blocks]
         return Merged(alone[:-1], totals_of(offer.totals, alone[-1]), self.failed)
 

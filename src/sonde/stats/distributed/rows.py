@@ -168,7 +168,7 @@ class _Anyone:
 
 def rows_of(totals: Sequence[Total], known: dict[tuple[str, ...], list[Key]]) -> RankRows:
     """Return *totals* as rows; *known* remembers the keys by the names."""
-    names = tuple(f"{each.how} {each.name}" for each in totals)
+    names = tuple([f"{each.how} {each.name}" for each in totals])
     keys = known.get(names)
     if keys is None:
         if len(known) >= _REMEMBERED:
