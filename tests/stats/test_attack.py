@@ -55,9 +55,9 @@ def exact_moments(kept: list[Tensor]) -> Numbers:
     numbers = moments(kept)
     finite = [Fraction(value) for value in every[every.isfinite()].tolist()]
     if finite:
-        mean, squares = sum(finite) / len(finite), sum(value * value for value in finite)
-        variance = sum((value - mean) ** 2 for value in finite) / len(finite)
-        numbers |= {"mean": float(mean), "std": root(variance), "rms": root(squares / len(finite)), "norm": root(Fraction(squares))}
+        mean, squares = sum(finite) / len(finite), sum((value * value for value in finite), Fraction())
+        variance = sum(((value - mean) ** 2 for value in finite), Fraction()) / len(finite)
+        numbers |= {"mean": float(mean), "std": root(variance), "rms": root(squares / len(finite)), "norm": root(squares)}
     return numbers
 
 
