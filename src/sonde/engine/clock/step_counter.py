@@ -76,6 +76,8 @@ class _OpenStep:
         observers: of the step that begins.
         former: of the step that has ended, to which this one belongs if nothing is accumulated before it ends.
         undo: remove everything recorded at its beginning.
+        optimizer: makes the step; None if that is not known.
+        witness: one of its parameters, which shows whether a step that has raised had changed parameters before.
     """
 
     observers: list[StepObserver]
@@ -83,6 +85,8 @@ class _OpenStep:
     undo: list[Undo] = field(default_factory=list)
     closure: bool = False
     before: Copies = field(default_factory=dict)
+    optimizer: weakref.ref[Optimizer] | None = None
+    witness: Witness = field(default_factory=Witness)
 
     def begin(self, held: frozenset[int], observers: Collection[StepObserver], *, closure: bool) -> None:
         """Call *observers* before the step, and make the copies that they need."""
@@ -143,6 +147,7 @@ class StepCounter:
         self._witness = Witness()
         self._unsaid = 0
         self._recognises = False
+        self._raises = False  # a step has raised after it had changed parameters: steps are looked at at rest, too
         backwards.last_after = self._backward_ended
 
     # Hooks
@@ -159,14 +164,17 @@ class StepCounter:
 
     def stop_announcing(self) -> None:
         """See steps when they were taken; the step that was observed last is over, for all optimizers that take part."""
-        self.is_announced = False
         self._observing = []
-        self._attempts.clear()
         self._said = None
+        if self._raises:
+            return
+        self.is_announced = False
+        self._attempts.clear()
         optimizers.stop_announcing(self)
 
     def stop(self) -> None:
         """Count no more steps."""
+        self._raises = False
         self.stop_announcing()
         optimizers.leave(self)
 
@@ -215,7 +223,8 @@ class StepCounter:
             return
         thread = threading.get_ident()
         running = optimizers_running()
-        self._undo_raised(thread, running)
+        if running:  # this torch tells which run; the first one is about to step
+            self._end_raised(running[1:])
         if self._is_nested(running):
             return
         self._backwards.count_checkpointed()  # a pass that ends now may begin a step that the loop may say
@@ -228,8 +237,9 @@ class StepCounter:
         former = self._observing
         if task not in self._in_pass and (closure or not self.again):  # a closure may make a step of its own
             self._observing = [observer for observer in self.observers if observer.is_on]
-        if self._observing or (closure and former):
-            attempt = _OpenStep(self._observing, former)
+        if self._observing or (closure and former) or self._raises:
+            attempt = _OpenStep(self._observing, former, optimizer=weakref.ref(optimizer))
+            attempt.witness.choose(each for group in optimizer.param_groups for each in group["params"] if id(each) in own)
             attempt.begin(held, dict.fromkeys([*self._observing, *(former if closure else ())]), closure=closure)
             self._attempts[thread, id(optimizer)] = attempt
 
@@ -271,6 +281,12 @@ class StepCounter:
                 self._changed_in_pass |= own
                 self._backwards.begin()
             return
+        self._end_attempt(optimizer, attempt, held, own, taken=taken)
+
+    def _end_attempt(
+        self, optimizer: Optimizer, attempt: _OpenStep | None, held: frozenset[int], own: frozenset[int], *, taken: bool
+    ) -> None:
+        """Count the step that *optimizer* has made outside of a backward pass, if it was *taken*, and tell everyone."""
         self.again = self._joins(own)
         if attempt is not None:
             self._finish(attempt, attempt.former if self.again else attempt.observers, held, taken=taken)
@@ -312,13 +328,21 @@ class StepCounter:
         is_pending = backwards.count > max(since, self._passes) and backwards.left_gradients
         return is_pending and not backwards.has_gradients() and not optimizers_running()
 
-    def _undo_raised(self, thread: int, running: list[Optimizer]) -> None:
-        """Undo the attempts of this thread that have raised, as those have which do not run any more."""
-        if not running:
-            return  # this torch does not tell which run
-        alive = {id(optimizer) for optimizer in running[1:]}  # the first one is about to step
-        for key in [key for key in self._attempts if key[0] == thread and key[1] not in alive]:
-            self._attempts.pop(key).take_back()
+    def _end_raised(self, alive: list[Optimizer]) -> None:
+        """End the attempts of this thread that have raised, as those have whose optimizers are not *alive*, inside ``step``.
+
+        One that has changed parameters before was a step, and has the rows of one; of another nothing stays.
+        """
+        running, thread = {id(optimizer) for optimizer in alive}, threading.get_ident()
+        for key in [key for key in self._attempts if key[0] == thread and key[1] not in running]:
+            attempt = self._attempts.pop(key)
+            optimizer = attempt.optimizer() if attempt.optimizer is not None else None
+            if optimizer is None or attempt.closure or graph_task() != -1 or not attempt.witness.has_changed():
+                attempt.take_back()
+                continue
+            self._raises = True
+            held = optimizers.held_by(optimizer)
+            self._end_attempt(optimizer, attempt, held, self._own_of(held), taken=True)
 
     def _is_nested(self, running: list[Optimizer]) -> bool:
         """Return whether the innermost of the *running* steps runs inside another step of the root."""
@@ -399,6 +423,8 @@ class StepCounter:
 
         In evaluation mode parameters may be exchanged for others, as for their averages.
         """
+        if self._attempts:
+            self._end_after_raise()
         if not self._recognises and self.turns.last != -1:
             return
         root = self._counters.root()
@@ -412,8 +438,15 @@ class StepCounter:
             if self._unsaid == _UNSAID:
                 self._recognise()
 
+    def _end_after_raise(self) -> None:
+        """End attempts that have raised, unless one may run still: the closure of a step, or a backward pass, may call the root."""
+        if graph_task() == -1 and not any(attempt.closure for attempt in self._attempts.values()):
+            self._end_raised(optimizers_running())
+
     def end_unsaid(self) -> None:
-        """End the step that was taken since the last look, if steps are recognised and one was. Idempotent."""
+        """End the step that was taken since the last look, if steps are recognised and one was, or it raised. Idempotent."""
+        if self._attempts:
+            self._end_after_raise()
         if self._recognises and self._witness.has_changed():
             self.end_step()
             self._tell_of_step(taken=True)
