@@ -174,6 +174,7 @@ class Table:
         Raises:
             ArgumentError: it has.
         """
+        tensor, previous = dense(tensor), None if previous is None else dense(previous)
         lent = Lent([("", tensor)] if previous is None else [("", tensor), ("", previous)])
         measured = self._measured(tensor, previous)
         if lent.written() is not None:
