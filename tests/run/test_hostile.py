@@ -9,11 +9,15 @@ import random
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 from tests.run.test_damage import KEYS, answers, log, store_answers
@@ -21,6 +25,8 @@ from tests.run.test_damage import KEYS, answers, log, store_answers
 import sonde
 from sonde.errors import ArgumentError, ObservationWarning, SondeError, StoreError
 from sonde.run import PlainGraph, RunFolder, facts_of_run, open_run, open_runs, prune, write_tensors
+from sonde.run.folder import verify
+from sonde.run.folder.checksum import file_checksum
 from sonde.run.folder.json_file import read_json, write_json
 from sonde.run.store.open import join_run, start_run
 
@@ -276,3 +282,129 @@ def test_strange_names_of_files_are_passed_over(copied: Path) -> None:
     for name in odd:
         shutil.copy(part, part.with_name(name))
     assert {**answers(run)[0], "repr": ""} == {**right, "repr": ""}
+
+
+# Files that would fill the memory
+
+
+def replace_part(folder: Path, table: pyarrow.Table, times: int = 1, **how: Any) -> None:
+    """Put *table*, so many times, in the place of the first part in *folder*, under its right name, as a forger does."""
+    part = next(folder.glob("part-r0000*"))
+    temporary = folder / "x.tmp"
+    with pyarrow.parquet.ParquetWriter(temporary, table.schema, write_statistics=False, store_schema=False, **how) as file:
+        for _ in range(times):
+            file.write_table(table)
+    part.unlink()
+    temporary.rename(part.with_name(f"{part.name[: -len('00000000.parquet')]}{file_checksum(temporary)}.parquet"))
+
+
+def rows_of(folder: Path) -> pyarrow.Table:
+    return pyarrow.parquet.read_table(next(folder.glob("part-r0000*")))
+
+
+def long_text(top: Path) -> None:
+    """Gigabytes, when they are unpacked, of one letter."""
+    table = rows_of(top / "run" / "moments")
+    texts = pyarrow.array(["a" * 100_000_000 + ":output"] * len(table))
+    replace_part(top / "run" / "moments", table.set_column(table.column_names.index("site"), "site", texts), compression="zstd")
+
+
+def many_rows(top: Path) -> None:
+    """Rows that are all alike."""
+    table = rows_of(top / "run" / "moments").slice(0, 1)
+    alike = pyarrow.repeat(0, 1_000_000).cast(pyarrow.int32())
+    columns = {
+        name: pyarrow.DictionaryArray.from_arrays(alike, table[name].combine_chunks()).cast(table.schema.field(name).type)
+        for name in table.column_names
+    }
+    replace_part(top / "run" / "moments", pyarrow.table(columns), times=20, compression="snappy")
+
+
+def large_header(top: Path) -> None:
+    """A file with holes, whose header is said to go on for three gigabytes."""
+    shard = top / "store" / "tensors-00001.safetensors"
+    with shard.open("wb") as file:
+        file.write((3 << 30).to_bytes(8, "little"))
+        file.truncate(4 << 30)
+    index = read_json(top / "store" / "index.json")
+    index["shards"][shard.name]["bytes"] = 4 << 30
+    write_json(top / "store" / "index.json", index, sync=False)
+
+
+def large_document(top: Path) -> None:
+    """A file with holes, of terabytes."""
+    with (top / "run" / "run.json").open("wb") as file:
+        file.truncate(1 << 40)
+
+
+def many_lists(top: Path) -> None:
+    """Three bytes for a list, which takes eighty in memory."""
+    (top / "run" / "coverage.json").write_bytes(b'{"x": [' + b"[]," * 80_000_000 + b"[]]}")
+
+
+def nothing(top: Path) -> None:
+    """The folder as it was made."""
+
+
+BOMBS = [nothing, long_text, many_rows, large_header, large_document, many_lists]
+
+ASK = """
+import re, sys, warnings
+from pathlib import Path
+import sonde
+from sonde.errors import SondeError
+from sonde.run import open_run
+said, errors = [], []
+warnings.showwarning = lambda *given, **more: said.append(given)
+warnings.simplefilter("always")
+
+def most():
+    return int(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1]) // 1000  # megabytes
+
+def each(*questions):
+    for question in questions:
+        try:
+            str(question())
+        except SondeError as error:
+            errors.append(error)
+
+def store():
+    return [tensor.sum() for tensor in sonde.open_tensors(sys.argv[1] + "/store").values()]
+
+run = lambda: open_run(sys.argv[1] + "/run")
+each(run, lambda: run().scalar("loss"), store)
+before = most()
+each(lambda: run().table("moments").num_rows, lambda: run().heatmap("rms").values.shape, lambda: run().sites)
+each(lambda: run().coverage, store, lambda: sonde.check(run()))
+print(["said"] if said or errors else [])
+print(most(), most() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells how much memory a process has taken")
+@pytest.mark.parametrize("bomb", BOMBS, ids=lambda each: each.__name__)
+def test_memory_stays_small_whatever_a_file_says(bomb: Callable[[Path], None], copied: Path) -> None:
+    """A process of its own, which reads everything: 300 MB more than it takes for a run of a few rows are never taken."""
+    bomb(copied)
+    done = subprocess.run([sys.executable, "-c", ASK, copied], capture_output=True, text=True, check=True, timeout=120)
+    *_, last = done.stdout.splitlines()
+    assert int(last.split()[0]) < 1_000
+    assert int(last.split()[1]) < 300
+    assert done.stdout.splitlines()[-2] == str([] if bomb is nothing else ["said"])
+
+
+def test_a_part_in_another_codec_is_left_out_with_a_warning(copied: Path) -> None:
+    """Only what sonde writes is unpacked: others make gigabytes of a few bytes."""
+    replace_part(copied / "run" / "moments", rows_of(copied / "run" / "moments"), compression="zstd")
+    found, warned = answers(copied / "run")
+    assert warned
+    assert {row["rank"] for row in found["moments"]} == {1}
+
+
+def test_a_part_of_more_rows_than_bytes_can_hold_is_left_out_with_a_warning(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "_FREE", 0)
+    monkeypatch.setattr(verify, "_PER_BYTE", 1 / 4_000)
+    found, warned = answers(copied / "run")
+    assert warned
+    assert not found["families"]

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 
 _CODECS = ("UNCOMPRESSED", "SNAPPY")  # what sonde writes; snappy makes at most 21 bytes of one, others make gigabytes of nothing
-_FREE = 1 << 24  # values of a column that need no bytes: of a training that stands still, all rows are alike
-_PER_BYTE = 64
+_FREE = 1 << 20  # rows of a part, however small it is
+_PER_BYTE = 16  # and more for each byte: of a training that stands still, all rows are alike, and five take a byte
+_PER_ROW = 128  # values of a list
 
 
 def kinds_of(path: Path) -> dict[str, str]:
@@ -56,8 +57,9 @@ def _check_size(metadata: pyarrow.parquet.FileMetaData, size: int) -> None:
         if each.compression not in _CODECS:
             raise ValueError(f"a column is compressed by {each.compression}, and those of sonde by one of {', '.join(_CODECS)}")
     values = max(sum(group.column(at).num_values for group in groups) for at in range(metadata.num_columns)) if groups else 0
-    if max(values, metadata.num_rows, sum(group.num_rows for group in groups)) > _FREE + _PER_BYTE * size:
-        raise ValueError(f"it declares {values:,} values of a column in {size:,} bytes")
+    rows = max(metadata.num_rows, sum(group.num_rows for group in groups))
+    if rows > (most := _FREE + int(_PER_BYTE * size)) or values > _PER_ROW * most:
+        raise ValueError(f"it declares {rows:,} rows and {values:,} values of a column in {size:,} bytes")
 
 
 def class_of(kind: str) -> str:
