@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+import sonde
 from sonde.errors import ObservationWarning
 from sonde.inspector import watch
+from sonde.stats import Moments
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fresh_compiler")]
 
@@ -74,3 +80,53 @@ def test_steps_that_nobody_says_are_recognised_and_the_bits_are_the_same(kind: s
     if (kind, every) != ("whole", 3):  # there each graph has been chosen before the step is recognised
         ports |= {"output", "grad_output"}
     assert {(port, step) for port in ports for step in set(range(0, STEPS, every)) - {0, 1}} <= found
+
+
+def graphs_of_whole_steps(observer: Callable[[nn.Module], Any], *, breaks: bool) -> tuple[int, int]:
+    """Return how many graphs, and how many breaks, a function has that holds whole steps, under what *observer* returns."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.linear = nn.LayerNorm(8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.norm(x)
+            if breaks:
+                torch._dynamo.graph_break()
+            y = self.linear(y)
+            return x + y
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    model = nn.Sequential(Block(), Block())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def whole(x: Tensor) -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    step = torch.compile(whole, backend="aot_eager")
+    with observer(model):
+        for _ in range(3):
+            step(torch.randn(5, 8))
+    counters = torch._dynamo.utils.counters
+    return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+
+
+OBSERVERS: list[Callable[[nn.Module], Any]] = [
+    lambda model: watch(model, every=1, to="memory", verbose=False),
+    lambda model: sonde.observe(model, Moments(), ports=("output", "grad_output", "grad"), strict=True),
+    lambda model: sonde.observe(model, lambda event: None, ports=("output", "grad_output", "grad", "update"), strict=True),
+    sonde.track,
+    lambda model: sonde.ModuleTracker(),
+]
+
+
+@pytest.mark.filterwarnings("ignore:the parameters have changed 2 times")
+@pytest.mark.parametrize("breaks", [False, True], ids=["one graph", "graph breaks"])
+def test_nothing_of_an_observer_is_compiled_with_a_whole_step(breaks: bool) -> None:
+    """Backward pass and optimizer run there between graphs: what torch calls then was compiled as the user's own code."""
+    bare = graphs_of_whole_steps(lambda model: contextlib.nullcontext(), breaks=breaks)
+    assert [graphs_of_whole_steps(each, breaks=breaks) for each in OBSERVERS] == [bare] * len(OBSERVERS)

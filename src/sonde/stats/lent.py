@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from sonde.stats.kernels.torch_private import version_of
 from sonde.stats.pieces import PLAIN
 
 
@@ -27,14 +28,14 @@ class Lent:
         self._noted: list[tuple[str, Tensor, int, Tensor | None]] = []
         for path, tensor in tensors:
             if is_counted and not tensor.is_inference():
-                self._noted.append((path, tensor, tensor._version, None))
+                self._noted.append((path, tensor, version_of(tensor), None))
             elif type(tensor) in PLAIN and tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_quantized:
                 self._noted.append((path, tensor, 0, tensor.detach().clone()))
 
     def written(self) -> str | None:
         """Return the path of the first tensor that was written into since; None if none was, as far as that can be known."""
         for path, tensor, version, copy in self._noted:
-            if tensor._version != version if copy is None else not _has_same_bits(tensor, copy):
+            if version_of(tensor) != version if copy is None else not _has_same_bits(tensor, copy):
                 return path
         return None
 
@@ -49,9 +50,9 @@ def _are_writes_counted() -> bool:
         with torch.inference_mode(False):
             return _are_writes_counted()
     tried = torch.empty(0)
-    before = tried._version
+    before = version_of(tried)
     tried.zero_()
-    return tried._version != before
+    return version_of(tried) != before
 
 
 def _has_same_bits(one: Tensor, other: Tensor) -> bool:

@@ -102,8 +102,11 @@ def _take_out_unused() -> None:
 
 
 def _steps(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if compiler_state.is_traced() or compiler_state.is_recorded():
-        return
+    if not (compiler_state.is_traced() or compiler_state.is_recorded()):
+        hooks.apart(_tell_before, optimizer, args, kwargs)
+
+
+def _tell_before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     for held in tuple(_guards.values()):
         guard = held()
         if guard is not None:
@@ -118,8 +121,11 @@ def _steps(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _stepped(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if compiler_state.is_traced() or compiler_state.is_recorded():
-        return
+    if not (compiler_state.is_traced() or compiler_state.is_recorded()):
+        hooks.apart(_tell_after, optimizer, args, kwargs)
+
+
+def _tell_after(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     for reference in tuple(_followers.values()):
         follower = reference()
         if follower is not None:

@@ -304,9 +304,12 @@ class StatisticHook(SiteHook):
         for index in left:
             hooked[index]._add_part(place, tensors[index], None if minus is None else minus[index])
 
+    @hooks.not_compiled
     def _add_gradient(self, place: RowPlace, gradient: Tensor | None) -> None:
+        if (compiler := hooks.compiler_at_work()) is not None:
+            hooks.undisturbed(compiler, self._add_gradient, place, gradient)
         # the engine gives None for an output of its node that nothing used
-        if gradient is not None and self.switch.on and not (blocks and self.is_quiet()):
+        elif gradient is not None and self.switch.on and not (blocks and self.is_quiet()):
             self._add(place, gradient)
 
     def _pass(self, value: Any) -> None:

@@ -25,7 +25,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +58,23 @@ def undisturbed(callback: Any, function: Callable[..., Any], *args: Any) -> Any:
         _dynamo.set_eval_frame(callback)
 
 
-_set_strategy(undisturbed.__code__, _SKIP)
+def apart(function: Callable[..., Any], *args: Any) -> Any:
+    """Return ``function(*args)``, of which nothing is compiled where compiled code runs, as a function that holds a whole step."""
+    compiler = compiler_at_work()
+    return function(*args) if compiler is None else undisturbed(compiler, function, *args)
+
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def not_compiled(function: _F) -> _F:
+    """Mark *function*, which torch calls in a call of compiled code, too: the compiler leaves its own code as it is."""
+    _set_strategy(function.__code__, _SKIP)
+    return function
+
+
+not_compiled(undisturbed)
+not_compiled(apart)
 
 
 class Hook:
@@ -76,7 +92,7 @@ class Hook:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "__call__" in cls.__dict__:
-            _set_strategy(cls.__dict__["__call__"].__code__, _SKIP)
+            not_compiled(cls.__dict__["__call__"])
 
     @property
     def __name__(self) -> str:
@@ -120,8 +136,12 @@ class Weak(Hook):
 
     def __call__(self, parameter: Tensor) -> None:
         hook = self.hook()
-        if hook is not None:
+        if hook is None:
+            return
+        if (compiler := compiler_at_work()) is None:
             hook(parameter)
+        else:
+            undisturbed(compiler, hook, parameter)
 
 
 class _Stray:
@@ -346,12 +366,12 @@ def on_any_forward(hook: Callable[..., Any]) -> Handle:
 
 def on_node(node: Node, hook: Callable[..., Any]) -> None:
     """Before the backward of an autograd node call ``hook(gradients)``. The hook lives as long as the node."""
-    node.register_prehook(hook)
+    node.register_prehook(partial(apart, hook))
 
 
 def on_tensor(tensor: Tensor, hook: Callable[[Tensor], Any]) -> Handle:
     """When the gradient of *tensor* is computed call ``hook(gradient)``."""
-    return Handle.of(tensor.register_hook(_OnTensor(hook)))
+    return Handle.of(tensor.register_hook(_OnTensor(apart, hook)))
 
 
 def on_result(tensor: Tensor, hook: Callable[[Tensor], Any]) -> None:
@@ -405,10 +425,15 @@ class GradientHooks:
         """Return whether this is the same tensor, not written into since (which makes another tensor of it to autograd)."""
         return self._tensor() is tensor and self._version == tensor._version
 
+    @not_compiled
     def __call__(self, gradient: Tensor | None) -> None:
-        if gradient is not None:  # the engine gives None for an output of a multi-output node that nothing used
-            for listener in reversed(self.listeners):
-                listener(gradient)
+        if gradient is None:  # the engine gives None for an output of a multi-output node that nothing used
+            return
+        if (compiler := compiler_at_work()) is not None:
+            undisturbed(compiler, self.__call__, gradient)
+            return
+        for listener in reversed(self.listeners):
+            listener(gradient)
 
 
 def listen(watched: dict[int, GradientHooks], tensor: Tensor, listener: Listener) -> None:
@@ -460,4 +485,4 @@ def on_optimizer_step(hook: Callable[[Optimizer, tuple[Any, ...], dict[str, Any]
 
 def after_backward(callback: Callable[[], None]) -> None:
     """Call *callback* when the backward pass that is running has ended. Only inside a backward pass."""
-    Variable._execution_engine.queue_callback(callback)
+    Variable._execution_engine.queue_callback(partial(apart, callback))

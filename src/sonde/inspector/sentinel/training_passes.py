@@ -98,7 +98,11 @@ class _Arrives:
         self.place = place
         self.arrived = arrived
 
+    @hooks.not_compiled
     def __call__(self, gradient: Tensor | None) -> None:
+        hooks.apart(self._keep, gradient)
+
+    def _keep(self, gradient: Tensor | None) -> None:
         kept = self.kept()
         if kept is None or gradient is None:
             return
