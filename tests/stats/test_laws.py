@@ -236,7 +236,7 @@ def keeping_the_graph(self: Any, tensor: Tensor) -> Tensor:
 MUTANTS: dict[str, tuple[dict[str, Any], str]] = {
     "counts calls in a field per element": ({"measure": counting_calls}, "chunks give what the whole gives"),
     "sees the first element only": ({"measure": first_element}, "chunks give|neither the order|updating is merging"),
-    "writes into the tensor": ({"measure": clamping}, "nothing but the row changes"),
+    "writes into the tensor": ({"measure": clamping}, "nothing but the row changes|has written into the tensor"),
     "measures in float32": ({"measure": in_single_precision}, "its layout is that of the row it measures"),
     "keeps a graph": ({"measure": keeping_the_graph}, "its layout is that of the row|rows made under|many rows finish"),
     "forgets what it had": ({"merged": last_wins}, "."),
