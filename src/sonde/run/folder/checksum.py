@@ -1,7 +1,7 @@
 """The checksum of everything that sonde writes: CRC-32, as zlib, PNG and Parquet have it, in eight hexadecimal digits.
 
 It finds damage; it does not stop somebody who wants to forge a file. zlib-ng forms it with the processor's instructions (17 to 25
-gigabytes a second on one core of an AMD EPYC), faster than a file is written. Where zlib-ng (`sonde[fast]`) is not installed, Python's zlib forms
+gigabytes a second on one core of an AMD EPYC), faster than a file is written. Without zlib-ng (`sonde[fast]`) Python's zlib forms
 the same (1 to 6 gigabytes a second). Both run without the interpreter's lock, so that threads can form it while a file is written.
 """
 
