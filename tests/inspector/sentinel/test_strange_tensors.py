@@ -11,11 +11,11 @@ import torch
 from tests.inspector.sentinel.delayed import device
 from tests.inspector.sentinel.faults import BAD, Planted, train, watched
 from tests.inspector.sentinel.test_planted_faults import log_of_negative
-from tests.stats.subclasses import Counted, Marked, Opaque, Packed, quantised
+from tests.stats.subclasses import Counted, Marked, Opaque, Packed, Uncopied, quantised
 from torch import Tensor, nn
 
 import sonde
-from sonde.errors import ObservationWarning
+from sonde.errors import ObservationWarning, UnknownSiteError
 from sonde.inspector.sentinel.kept_step import read_step
 
 X = torch.tensor([[0.5, -1.0], [2.0, 0.0]])
@@ -105,3 +105,18 @@ def test_a_bad_step_is_found_kept_and_run_again(
         assert "not kept" in found.message
     else:
         assert found.site == "fault:output"
+
+
+def test_no_norm_of_updates_lacks_a_parameter() -> None:
+    """Where one that was stepped could not be copied before, there is none; that of the parameters holds both."""
+    model = nn.Linear(2, 2)
+    model.weight = nn.Parameter(Uncopied(torch.ones(2, 2)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False, bad_steps=None) as inspector:
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    assert inspector.run.scalar("param_norm")[1] == pytest.approx(
+        [float(torch.cat([p.detach().flatten() for p in model.parameters()]).norm())]
+    )
+    with pytest.raises(UnknownSiteError, match="update_norm"):
+        inspector.run.scalar("update_norm")

@@ -59,7 +59,7 @@ def undisturbed(callback: Any, function: Callable[..., Any], *args: Any) -> Any:
 
 
 def apart(function: Callable[..., Any], *args: Any) -> Any:
-    """Return ``function(*args)``, of which nothing is compiled where compiled code runs, as a function that holds a whole step."""
+    """Return ``function(*args)``. Nothing of the call is compiled, also within a compiled function that holds a whole step."""
     compiler = compiler_at_work()
     return function(*args) if compiler is None else undisturbed(compiler, function, *args)
 

@@ -213,7 +213,8 @@ def _squares(block: RowBlock, index: RowIndex, ports: Collection[str]) -> list[d
     """Return for each moment, by port, the sum of the squares of the parameters' norms, where there are any at these *ports*.
 
     The norm of all parameters is the root of the sum of the squares of their norms. If any element was NaN, so is the
-    norm; if any was infinite, it is infinite: a norm over the rest would hide what matters.
+    norm; if any was infinite, it is infinite: a norm over the rest would hide what matters. There is none of updates where a
+    parameter that has a row was stepped and could not be copied before.
     """
     places = {port: place for place, port in enumerate(dict.fromkeys(port for port in index.ports if port in ports))}
     of_site = np.array([places.get(port, -1) for port in index.ports])
@@ -225,11 +226,14 @@ def _squares(block: RowBlock, index: RowIndex, ports: Collection[str]) -> list[d
     moment = np.repeat(np.arange(len(block)), np.diff(block.edges))
     cell = (moment * len(places) + place)[wanted]
     shape = len(block), len(places)
-    sums = np.bincount(cell, squares[wanted], math.prod(shape)).reshape(shape).tolist()
-    counts = np.bincount(cell, minlength=math.prod(shape)).reshape(shape).tolist()
+    sums = np.bincount(cell, squares[wanted], math.prod(shape)).reshape(shape)
+    counts = np.bincount(cell, minlength=math.prod(shape)).reshape(shape)
+    param, update = places.get("param", -1), places.get("update", -1)
+    if param >= 0 and update >= 0:
+        counts[counts[:, update] < counts[:, param], update] = 0
     return [
         {port: square for port, square, count in zip(places, row, often, strict=True) if count}
-        for row, often in zip(sums, counts, strict=True)
+        for row, often in zip(sums.tolist(), counts.tolist(), strict=True)
     ]
 
 
