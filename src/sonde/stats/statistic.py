@@ -265,7 +265,10 @@ _OTHERWISE = "add a tensor of a type that torch can convert to float64"
 
 def unreadable(tensor: Tensor) -> str:
     """Return the kind of a *tensor* that has no values which a statistic could read, as ``nested``; ``""`` if it has them."""
-    if type(tensor) not in PLAIN:
+    if type(tensor) in PLAIN:
+        if tensor.dtype in _ORDINARY and tensor.layout is torch.strided and not tensor.is_nested and _lies_high(tensor):
+            return ""
+    else:
         if is_lazy(tensor):
             return "lazy"
         if isinstance(tensor, getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensor", ())):
@@ -280,6 +283,17 @@ def unreadable(tensor: Tensor) -> str:
     if not _is_convertible(tensor.dtype):
         return str(tensor.dtype)
     return "released" if _has_no_memory(tensor) else ""
+
+
+_ORDINARY = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool})
+
+
+def _lies_high(tensor: Tensor) -> bool:
+    """Return whether *tensor* surely has memory: released memory lies at zero, and no offset in it comes near this address."""
+    try:
+        return tensor.data_ptr() >= 1 << 44
+    except RuntimeError:  # inside a function transform
+        return False
 
 
 def in_memory(tensor: Tensor) -> Tensor | None:
