@@ -182,10 +182,15 @@ def _own_axis(module: nn.Module) -> int | None:
     if isinstance(module, nn.LayerNorm | nn.RMSNorm) and len(module.normalized_shape) > 1:
         return None
     kind: Any = type(module)
-    return _axis_of_kind(kind)
+    if kind not in _axes:
+        _axes[kind] = _axis_of_kind(kind)
+    return _axes[kind]
 
 
-@cache
+_axes: WeakKeyDictionary[type, int | None] = WeakKeyDictionary()
+"""By class. A class that is held holds the module that it stands in, and so everything there."""
+
+
 def _axis_of_kind(kind: type) -> int | None:
     if issubclass(kind, _FEATURES_LAST):
         return _LAST

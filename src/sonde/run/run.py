@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -22,11 +21,11 @@ from sonde.rows import KEYS
 from sonde.run.coverage_document import is_coverage, joined
 from sonde.run.exporting import export
 from sonde.run.folder.duckdb_sql import (
+    Database,
     answer_to,
     check_query,
     condition,
     connect,
-    connect_locked,
     first_rank,
     literal,
     of_rank,
@@ -67,24 +66,19 @@ class Run:
 
     def __init__(self, source: Source, *, threads: int | None = None) -> None:
         self._source = source
-        self._threads = threads
-        self._lock = threading.Lock()
-        self._connection: duckdb.DuckDBPyConnection | None = None
+        self._database = Database([self.path] if self.path else (), threads)
         source.describe()
 
     def _ask(self, question: Ask[Answer], *, callers_sql: str | None = None) -> Answer:
         """Return the answer to *question*. An error of DuckDB's is the caller's own only where the caller gave SQL."""
         import duckdb
 
-        with self._lock:
-            try:
-                if self._connection is None:
-                    self._connection = connect_locked(*([self.path] if self.path else ()), threads=self._threads)
-                return self._source.ask(self._connection, question)
-            except duckdb.Error as error:
-                if callers_sql:
-                    raise
-                raise StoreError(f"{self._source.name} cannot be read: {error}") from error
+        try:
+            return self._database.ask(lambda connection: self._source.ask(connection, question))
+        except duckdb.Error as error:
+            if callers_sql:
+                raise
+            raise StoreError(f"{self._source.name} cannot be read: {error}") from error
 
     # What there is
 
@@ -441,8 +435,9 @@ class Run:
             UnknownSiteError: the query names a table that is no family of this run.
             duckdb.Error: DuckDB refuses the query.
         """
-        check_query(query)
-        return connect().from_arrow(self._ask(partial(answer_to, query, params, self._unknown_family), callers_sql=query))
+        with self._database:
+            check_query(query)
+            return connect().from_arrow(self._ask(partial(answer_to, query, params, self._unknown_family), callers_sql=query))
 
     def connection(self) -> duckdb.DuckDBPyConnection:
         """Return a new DuckDB connection with a view of each family, for all that :meth:`sql` refuses.

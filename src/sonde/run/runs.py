@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -17,7 +16,7 @@ import numpy.typing as npt
 from sonde.errors import ArgumentError, MissingExtraError, StoreError, UnknownSiteError
 from sonde.escape import encodable, escape_html, printable, printable_line, shortened
 from sonde.paths import absolute_path, short_path
-from sonde.run.folder.duckdb_sql import answer_to, check_query, connect, connect_locked, quoted
+from sonde.run.folder.duckdb_sql import Database, answer_to, check_query, connect, quoted
 from sonde.run.folder.end import STATES, State
 from sonde.run.folder.files import FILE, runs_below
 from sonde.run.folder.source import Answer, Ask, DiskSource, JoinedSource
@@ -57,8 +56,7 @@ class Runs(Sequence[Run]):
         sources = {name: DiskSource(run.path) for name, run in self._runs.items() if run.path is not None}
         self._source = JoinedSource(sources)
         self._paths = [source.path for source in sources.values()]
-        self._lock = threading.Lock()
-        self._connection: duckdb.DuckDBPyConnection | None = None
+        self._database = Database(self._paths)
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -138,15 +136,12 @@ class Runs(Sequence[Run]):
     def _ask(self, question: Ask[Answer], *, only: Collection[str] | None = None, callers_sql: bool = False) -> Answer:
         import duckdb
 
-        with self._lock:
-            try:
-                if self._connection is None:
-                    self._connection = connect_locked(*self._paths)
-                return self._source.ask(self._connection, question, only=only)
-            except duckdb.Error as error:
-                if callers_sql:
-                    raise
-                raise StoreError(f"the runs in {self._within} cannot be read: {error}") from error
+        try:
+            return self._database.ask(lambda connection: self._source.ask(connection, question, only=only))
+        except duckdb.Error as error:
+            if callers_sql:
+                raise
+            raise StoreError(f"the runs in {self._within} cannot be read: {error}") from error
 
     @property
     def families(self) -> tuple[str, ...]:
@@ -224,8 +219,9 @@ class Runs(Sequence[Run]):
             UnknownSiteError: the query names a table that no run has.
             duckdb.Error: DuckDB refuses the query.
         """
-        check_query(query)
-        return connect().from_arrow(self._ask(partial(answer_to, query, None, self._unknown_family), callers_sql=True))
+        with self._database:
+            check_query(query)
+            return connect().from_arrow(self._ask(partial(answer_to, query, None, self._unknown_family), callers_sql=True))
 
     def _unknown_family(self, family: str, families: tuple[str, ...]) -> UnknownSiteError:
         return unknown_name("family", family, families, self._within or "these runs")

@@ -18,13 +18,19 @@ from typing import TYPE_CHECKING, Any
 from sonde.errors import ArgumentError
 from sonde.inspector.sinks.base import LoggedRows, Sink
 from sonde.inspector.sinks.charts import Charts, Numbers, Point
+from sonde.library_calls import LibraryCalls
 from sonde.rows import Rows, Scalar
 from sonde.rules import Finding
 from sonde.run import RunFolder
 from sonde.site import Site
+from sonde.words import many
 
 if TYPE_CHECKING:
     from sonde.run import Run
+
+
+_reporting = LibraryCalls()
+_DRAWING = 0.5  # share of the time-out after which no further picture is begun
 
 
 class ExperimentSink(Sink):
@@ -42,7 +48,7 @@ class ExperimentSink(Sink):
         numbers: which numbers of a layer, see :class:`~sonde.inspector.sinks.charts.Charts`.
         pictures: whether the heat-maps and curves of the run are sent at the end; they need matplotlib.
         report: whether the report of the run, one HTML file, is sent at the end.
-        timeout: the seconds that the end of the training waits for the tracker.
+        timeout: the seconds that the end of the training waits for the tracker; half of them may be spent on drawing.
         prefix: stands before every name.
 
     Raises:
@@ -92,11 +98,16 @@ class ExperimentSink(Sink):
 
     def finish(self, run: Run | None, *, failed: bool) -> None:
         try:
+            missing = 0
             if run is not None and run.families:
                 with tempfile.TemporaryDirectory(prefix="sonde-") as folder:
-                    self._send(*self._files(run, Path(folder)))
+                    pictures, report, missing = self._files(run, Path(folder))
+                    self._send(pictures, report)
         finally:
             self._end(failed=failed)
+        if missing:
+            within = f"{self.timeout * _DRAWING:g} seconds: give a longer timeout="
+            raise TimeoutError(f"{many(missing, 'picture')} of the run could not be drawn within {within}")
 
     # What a tracker does
 
@@ -134,20 +145,23 @@ class ExperimentSink(Sink):
             for chart, points in charts.items():
                 yield from self._shown.of(model + chart, points)
 
-    def _files(self, run: Run, folder: Path) -> tuple[dict[str, Path], Path | None]:
-        """Write the pictures and the report of *run* into *folder*."""
+    def _files(self, run: Run, folder: Path) -> tuple[dict[str, Path], Path | None, int]:
+        """Write the pictures and the report of *run* into *folder*; return also how many pictures there was no time for."""
         pictures: dict[str, Path] = {}
+        missing = 0
         if self._pictures and find_spec("matplotlib") is not None:
             from sonde.view import plots
 
-            pictures = {path.stem: path for path in plots.save(run, folder / "pictures")}
+            pictures = {path.stem: path for path in plots.save(run, folder / "pictures", seconds=self.timeout * _DRAWING)}
+            missing = len(plots.plan(run)) - len(pictures)
         report = None
         if self._report:
             from sonde.view import save_report
 
             name = "run" if run.path is None else run.path.name
-            report = save_report(run, folder / f"{name}.html")
-        return pictures, report
+            with _reporting:
+                report = save_report(run, folder / f"{name}.html")
+        return pictures, report, missing
 
 
 def identity(path: Path) -> str | None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sonde.errors import ArgumentError
+from sonde.library_calls import LibraryCalls
 from sonde.run.folder.files import check_regular
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     import pyarrow
 
 
+Answer = TypeVar("Answer")
+_of_parents: list[Any] = []  # connections, in a forked child
 _NO_TABLE = re.compile(r"Table with name (\w+) does not exist")  # in the words of DuckDB; the group is its name
 
 _EXPLAIN = re.compile(r"\s*explain\s+(analyze\s+)?", re.IGNORECASE)
@@ -26,10 +29,47 @@ _PIVOT = re.compile(r"\s*\(?\s*(pivot|from|select|with)\b", re.IGNORECASE)
 
 
 def connect(settings: Mapping[str, str | int] | None = None) -> duckdb.DuckDBPyConnection:
-    """Return a database in memory that sees files and registered tables, and none of the caller's Python variables."""
+    """Return a database in memory that sees files and registered tables, and none of the caller's Python variables.
+
+    It draws no bar of its progress in the caller's terminal.
+    """
     import duckdb
 
-    return duckdb.connect(":memory:", config={"python_enable_replacements": False, **(settings or {})})
+    connection = duckdb.connect(":memory:", config={"python_enable_replacements": False, **(settings or {})})
+    connection.execute("SET enable_progress_bar = false")
+    return connection
+
+
+class Database(LibraryCalls):
+    """The locked database that answers the questions of a run: opened with the first, and closed when the program ends.
+
+    Args:
+        folders: whose files it reads.
+        threads: how many work on one question; None: one for each core.
+    """
+
+    def __init__(self, folders: Sequence[Path] = (), threads: int | None = None) -> None:
+        super().__init__()
+        self._folders = folders
+        self._threads = threads
+        self._connection: duckdb.DuckDBPyConnection | None = None
+
+    def ask(self, question: Callable[[duckdb.DuckDBPyConnection], Answer]) -> Answer:
+        """Return the answer to *question*, one at a time."""
+        with self:
+            if self._connection is None:
+                self._connection = connect_locked(*self._folders, threads=self._threads)
+            return question(self._connection)
+
+    def ended(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def forked(self) -> None:
+        if self._connection is not None:
+            _of_parents.append(self._connection)  # to close it would wait for threads that are not here
+            self._connection = None
 
 
 def connect_locked(*folders: Path, threads: int | None = None) -> duckdb.DuckDBPyConnection:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from os import PathLike
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sonde.errors import ArgumentError
+from sonde.library_calls import LibraryCalls
 from sonde.paths import absolute_path
 from sonde.run import Run
 from sonde.view.aggregation import BANDS, POINTS
@@ -32,6 +35,9 @@ Drawing: TypeAlias = "Callable[..., Picture]"
 """A function that draws one picture; takes ``theme=``."""
 
 _FORMS = ("png", "svg", "pdf")
+
+
+_drawing = LibraryCalls()
 
 
 def plan(run: Run) -> dict[str, Drawing]:
@@ -74,8 +80,19 @@ def _scalars(run: Run, wish: Mapping[str, Any]) -> Drawing:
     return partial(scalars, run, **styles)
 
 
-def save(run: Run, folder: str | PathLike[str], *, form: str = "png", theme: Theme = "light") -> list[Path]:
+def save(
+    run: Run, folder: str | PathLike[str], *, form: str = "png", theme: Theme = "light", seconds: float = math.inf
+) -> list[Path]:
     """Draw every picture of :func:`plan` into *folder*, which is made if it does not exist, and return the files.
+
+    The end of the program waits for the picture that a thread is drawing.
+
+    Args:
+        run: the run.
+        folder: where to.
+        form: ``"png"``, ``"svg"`` or ``"pdf"``.
+        theme: ``"light"`` or ``"dark"``.
+        seconds: after so many no further picture is begun.
 
     Raises:
         ArgumentError: *form* is none of png, svg, pdf.
@@ -85,10 +102,14 @@ def save(run: Run, folder: str | PathLike[str], *, form: str = "png", theme: The
         raise ArgumentError(f"form={form!r}: pictures are written as {', '.join(_FORMS)}")
     into = absolute_path(folder)
     into.mkdir(parents=True, exist_ok=True)
-    files = []
+    files: list[Path] = []
+    until = time.monotonic() + seconds
     for name, draw in plan(run).items():
+        if time.monotonic() >= until:
+            break
+        with _drawing:
+            draw(theme=theme).savefig(into / f"{name}.{form}")
         files.append(into / f"{name}.{form}")
-        draw(theme=theme).savefig(files[-1])
     return files
 
 
