@@ -86,6 +86,12 @@ def happen(what: str, made: Merger) -> None:
         sys.exit(0)
     elif what == "early":
         made.close("rank 1 ended after step 1")
+    elif what == "broken":  # between the two collectives of a step
+
+        def sums(*_: object) -> None:
+            raise SystemError("bad argument")
+
+        made._layout.sums = sums  # type: ignore[assignment, method-assign]
     elif what == "busy":
         time.sleep(1.5 * SHORT)
     elif what == "hurry":
@@ -118,6 +124,7 @@ def survivors(size: int, what: str, who: int, **others: Any) -> tuple[list[dict[
         pytest.param(3, "stop", 1, "rank 1 showed no sign of life for 4 s (last seen at step 1)", marks=pytest.mark.slow),
         pytest.param(2, "raise", 1, "rank 1 has ended", marks=pytest.mark.slow),
         pytest.param(2, "exit", 0, "rank 0 has ended", marks=pytest.mark.slow),
+        pytest.param(3, "broken", 1, "rank 1 could not join step 2: SystemError: bad argument", marks=pytest.mark.slow),
         pytest.param(
             3,
             "hurry",
