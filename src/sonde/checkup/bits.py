@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from sonde.diagnosis import readable
+
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -14,7 +16,10 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def difference(one: Tensor, other: Tensor) -> str:
-    """Return the difference between two tensors in words; ``""`` if all bits are the same (any NaN equals any other)."""
+    """Return the difference between two tensors in words; ``""`` if all bits are the same (any NaN equals any other).
+
+    Of classes that compute their values these are compared, and nothing where the class gives none (:func:`is_compared`).
+    """
     for what in ("dtype", "layout", "device", "is_nested"):
         here, there = getattr(one, what), getattr(other, what)
         if here != there:
@@ -27,8 +32,14 @@ def difference(one: Tensor, other: Tensor) -> str:
     return next(filter(None, map(_plain_difference, *parts)), "")
 
 
+def is_compared(tensor: Tensor) -> bool:
+    """Return whether :func:`difference` reads the values of *tensor*: its class, if that computes them, gives some."""
+    return tensor.is_meta or not readable(tensor).is_meta
+
+
 def _parts(tensor: Tensor) -> list[Tensor]:
     """Return dense tensors of real numbers that together hold all that *tensor* holds."""
+    tensor = readable(tensor)
     tensor = tensor if type(tensor) in (Tensor, nn.Parameter) or tensor.is_nested else tensor.as_subclass(Tensor)
     if tensor.is_nested:
         return [part for held in tensor.unbind() for part in _parts(held)]

@@ -12,7 +12,7 @@ from typing import Any
 from sonde.checkup.compiling import Backend, Compilations, counted
 from sonde.checkup.copied_training import NEVER, Training, watching
 from sonde.checkup.operator_log import OperatorLog
-from sonde.checkup.pass_facts import Change, Facts, changes, facts_of_passes
+from sonde.checkup.pass_facts import Change, Facts, changes, facts_of_passes, not_compared
 from sonde.checkup.timing import Difference, Times, Way, interleaved
 from sonde.diagnosis import Subject
 from sonde.engine import Coverage, ProbeError, private_parts, regions
@@ -159,8 +159,11 @@ class Examination:
             )
 
     @cached_property
-    def changes(self) -> tuple[list[Change], list[Change], int]:
-        """What differs between two unobserved runs; between an unobserved run and a watched one; how many facts were compared."""
+    def changes(self) -> tuple[list[Change], list[Change], int, list[str]]:
+        """What differs between two unobserved runs; between an unobserved run and a watched one.
+
+        Also how many facts were compared, and the names of those that cannot be read.
+        """
         plain = self._facts(watched=False)
         unsteady = changes(plain, self._facts(watched=False))
         try:
@@ -170,7 +173,8 @@ class Examination:
         except Exception as error:
             self.raised = error
             changed = [Change("the watched run", f"raises {type(error).__name__}: {error}")]
-        return unsteady, changed, len(plain)
+        unread = not_compared(plain)
+        return unsteady, changed, len(plain) - len(unread), unread
 
     # What runs
 

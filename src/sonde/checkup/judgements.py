@@ -18,7 +18,7 @@ _SHOWN = 3
 
 def unchanged(examined: Examination) -> Check:
     """Judge whether observing changes anything, apart from what differs between two unobserved runs."""
-    unsteady, changed, count = examined.changes
+    unsteady, changed, count, unread = examined.changes
     known = {each.name for each in unsteady}
     new = [each for each in changed if each.name not in known]
     findings = []
@@ -40,7 +40,8 @@ def unchanged(examined: Examination) -> Check:
         if examined.trains
         else "outputs, buffers and random state"
     )
-    words = f"{what} have the same bits in {examined.passes}: {count:,} facts compared"
+    left_out = f", and {names_text(unread, _SHOWN)} cannot be read" if unread else ""
+    words = f"{what} have the same bits in {examined.passes}: {count:,} facts compared{left_out}"
     return Check("unchanged", "" if findings else words, tuple(findings))
 
 

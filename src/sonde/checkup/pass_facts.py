@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sonde.checkup.bits import difference
+from sonde.checkup.bits import difference, is_compared
 from sonde.diagnosis import distance_between
 from sonde.engine import flatten, hooks, remap, walk
 
@@ -57,6 +57,11 @@ def changes(plain: Facts, observed: Facts) -> list[Change]:
         elif not _equal(here, there):
             found.append(Change(key, f"{_shown(here)} and {_shown(there)} (without, with)"))
     return found
+
+
+def not_compared(facts: Facts) -> list[str]:
+    """Return the names of the facts whose values cannot be read: tensors of classes that do not give them."""
+    return [name for name, held in facts.items() if isinstance(held, Tensor) and not is_compared(held)]
 
 
 def _shown(held: Any) -> str:
@@ -119,7 +124,7 @@ def facts_of_passes(
                 step(observer)
     for number, (args, kwargs) in enumerate(batches):
         facts |= {f"pass {number}: {key}": held for key, held in _of_arguments(args, kwargs).items()}
-    facts |= {f"state of the optimizer{path}": held.detach().clone() for path, held in walk(state())}
+    facts |= {f"state of the optimizer{path}": _copied(held) for path, held in walk(state())}
     return facts | _of_model(model) | {f"random state, {name}": held for name, held in random_state().items()}
 
 
@@ -134,11 +139,20 @@ def fresh(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
 
     def copied(tensor: Tensor) -> Tensor:
         if id(tensor) not in copies:
-            copies[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+            copies[id(tensor)] = _copied(tensor).requires_grad_(tensor.requires_grad)
         return copies[id(tensor)]
 
     args, kwargs = remap((args, kwargs), copied, objects=True)
     return args, kwargs
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    """Return a copy of *tensor*; the tensor itself, without its graph, if its class cannot be copied."""
+    held = tensor.detach()
+    try:
+        return held.clone()
+    except NotImplementedError:
+        return held
 
 
 def _of_output(output: Any) -> Facts:
@@ -146,7 +160,7 @@ def _of_output(output: Any) -> Facts:
     kinds = [leaf if isinstance(leaf, bool | int | float | str) else type(leaf).__name__ for leaf in leaves]
     facts: Facts = {"types of the output": str(form), "leaves of the output": kinds}
     for path, tensor in walk(output):
-        facts[f"output{path}"] = tensor.detach().clone()
+        facts[f"output{path}"] = _copied(tensor)
         facts[f"output{path}, made by"] = type(tensor.grad_fn).__name__
         facts[f"output{path}, needs a gradient"] = tensor.requires_grad
         if tensor.layout == torch.strided and not tensor.is_nested:
@@ -157,7 +171,7 @@ def _of_output(output: Any) -> Facts:
 def _of_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Facts:
     facts: Facts = {}
     for path, tensor in (*walk(args), *walk(kwargs)):
-        facts[f"argument{path}"] = tensor.detach().clone()
+        facts[f"argument{path}"] = _copied(tensor)
         if tensor.is_leaf:
             facts[f"gradient of argument{path}"] = tensor.grad
         facts[f"hooks of argument{path}"] = len(hooks.hooks_on(tensor)["_backward_hooks"])
@@ -175,7 +189,7 @@ def _of_model(model: nn.Module) -> Facts:
         facts[f"gradient of {name}"] = parameter.grad
         facts[f"hooks of {name}"] = {kind: len(held) for kind, held in hooks.hooks_on(parameter).items()}
     for name, buffer in model.named_buffers():
-        facts[f"buffer {name}"] = buffer.detach().clone()
+        facts[f"buffer {name}"] = _copied(buffer)
     return facts | {f"state_dict {key}": held for key, held in model.state_dict().items()}
 
 

@@ -5,7 +5,7 @@ looked at by ``observe_step``. A ``Subject`` is a model with batch, loss and opt
 """
 
 from sonde.diagnosis.compare import Comparison, compare
-from sonde.diagnosis.distance import distance_between
+from sonde.diagnosis.distance import distance_between, readable
 from sonde.diagnosis.nonfinite.non_finite import NonFinite
 from sonde.diagnosis.nonfinite.tensor_facts import TensorFacts
 from sonde.diagnosis.nonfinite.why_nan import observe_step, why_nan
@@ -22,5 +22,6 @@ __all__ = [
     "distance_between",
     "observe_step",
     "preflight",
+    "readable",
     "why_nan",
 ]

@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
+from sonde.errors import ArgumentError
+from sonde.stats import PLAIN, dense, local, unreadable
+
 _MOST_AXES = 5  # of tensors whose axes are tried in every order
 
 
@@ -36,8 +39,22 @@ class Distance:
         return math.inf if self.nonfinite else self.largest
 
 
+def readable(tensor: Tensor) -> Tensor:
+    """Return *tensor* itself if torch reads it; of a class that computes its values, as quantised weights do, these values.
+
+    Where the class gives none, a tensor on the meta device is returned, which has their shape alone.
+    """
+    kind = unreadable(tensor)
+    if kind in ("nested", "quantised") or (not kind and (type(tensor) in PLAIN or local(tensor) is not tensor)):
+        return tensor
+    try:
+        return dense(tensor.detach())
+    except ArgumentError:
+        return torch.empty(() if kind == "lazy" else tensor.shape, dtype=tensor.dtype, device="meta")
+
+
 def as_numbers(tensor: Tensor) -> Tensor:
-    """Return *tensor* dense on the CPU in float64, with a last axis of real and imaginary parts if it is complex."""
+    """Return *tensor*, a :func:`readable` one, dense on the CPU in float64; if it is complex, with a last axis of both parts."""
     tensor = tensor.detach()
     if tensor.is_nested:
         return torch.cat([as_numbers(part).flatten() for part in tensor.unbind()])
@@ -52,6 +69,7 @@ def as_numbers(tensor: Tensor) -> Tensor:
 
 def distance_between(one: Tensor, other: Tensor) -> Distance:
     """Return how far two tensors are apart, of any kind and device; infinitely where shapes differ, or a tensor has no numbers."""
+    one, other = readable(one), readable(other)
     if one.is_meta or other.is_meta:
         return _NOWHERE
     a, b = as_numbers(one), as_numbers(other)

@@ -14,7 +14,7 @@ from sonde.answer import Grid
 from sonde.engine import Coverage, LayerAxes
 from sonde.keep.stash import leaves_of
 from sonde.recorders import is_measurable, value_text
-from sonde.stats import Accumulator, Moments, Result
+from sonde.stats import PLAIN, Accumulator, Moments, Result, dense
 from sonde.view import GRADIENT_IS, NO_ELEMENTS, LayerRow, Quantity, first_of, layer_table, notes_of
 
 # Beyond this, only the last forward is summarised
@@ -91,6 +91,8 @@ class _Outputs:
         self.saturated = 0
 
     def add(self, tensor: Tensor, axes: LayerAxes, kind: type[nn.Module]) -> None:
+        if type(tensor) not in PLAIN:
+            tensor = dense(tensor)
         self.moments.update(tensor)
         units = _units_alive(tensor, axes)
         if units is not None:

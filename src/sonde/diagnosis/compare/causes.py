@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from sonde.diagnosis.compare.formulas import of_formulas
 from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.weights import Relation, relation
-from sonde.diagnosis.distance import as_numbers, distance, spacing
+from sonde.diagnosis.distance import as_numbers, distance, readable, spacing
 from sonde.engine import BatchNorm, buffers_of, class_of, parameters_of
 from sonde.rules import Finding
 from sonde.site import PARAMETER_PORTS
@@ -85,9 +85,9 @@ _MODED: tuple[type[nn.Module], ...] = (
 
 
 def own_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and buffers of *module* itself by name."""
+    """Return the parameters and buffers of *module* itself by name, as tensors that can be read, or on the meta device."""
     held = (*parameters_of(module).items(), *buffers_of(module).items())
-    return {name: tensor for name, tensor in held if tensor is not None}
+    return {name: readable(tensor) for name, tensor in held if tensor is not None and not tensor.is_nested}
 
 
 def _of_parameters(scene: Scene) -> Iterator[Finding]:
@@ -173,12 +173,10 @@ def _mixed_up(scene: Scene, name: str, y: Tensor) -> Relation | None:
     own = _joined(scene.frame.owner, name)
     assert scene.a.model is not None
     for other, parameter in scene.a.model.named_parameters():
-        if (
-            other != own
-            and parameter.shape == y.shape
-            and not parameter.is_meta
-            and relation(as_numbers(parameter), numbers) is None
-        ):
+        if other == own or parameter.is_nested or parameter.shape != y.shape:
+            continue
+        held = readable(parameter)
+        if not held.is_meta and relation(as_numbers(held), numbers) is None:
             return Relation("weight_of_another", f"{{b}} equals a.{other}")
     return None
 

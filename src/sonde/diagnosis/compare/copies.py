@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from sonde.diagnosis.distance import readable
 from sonde.engine import memory_of
 from sonde.errors import StoreError
 from sonde.keep import default_stash_value
@@ -43,12 +44,12 @@ class Copies:
         self._used = 0
 
     def copy(self, tensor: Tensor) -> Tensor:
-        """Return a copy of *tensor*.
+        """Return a copy of *tensor*: of its values if it is of a class that computes them, on the meta device if that gives none.
 
         Raises:
             StoreError: there is no room for files.
         """
-        tensor = tensor.detach()
+        tensor = readable(tensor.detach())
         if (
             type(tensor) is not Tensor
             or tensor.is_meta

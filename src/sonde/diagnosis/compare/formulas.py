@@ -12,7 +12,7 @@ from torch.nn import functional
 from sonde.diagnosis.compare.attention import of_attention
 from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.weights import factor_between, order_of_rows, words_of_order
-from sonde.diagnosis.distance import as_numbers, distance
+from sonde.diagnosis.distance import as_numbers, distance, readable
 from sonde.rules import Finding
 
 
@@ -144,11 +144,14 @@ def _normalisation(given: Tensor, wanted: Tensor, module: object) -> tuple[str, 
 
     With ``y = (x - m) / sqrt(v + eps)`` the sums of squares of a row give ``v + eps = |x - m|^2 / |y|^2``.
     """
-    weight, bias = (getattr(module, name, None) for name in ("weight", "bias"))
-    scales = [("", as_numbers(weight) if isinstance(weight, Tensor) else torch.ones(1, dtype=torch.float64))]
-    if isinstance(weight, Tensor):
+    held = (getattr(module, name, None) for name in ("weight", "bias"))
+    weight, bias = (readable(each) if isinstance(each, Tensor) else None for each in held)
+    if any(each is not None and each.is_meta for each in (weight, bias)):
+        return None
+    scales = [("", as_numbers(weight) if weight is not None else torch.ones(1, dtype=torch.float64))]
+    if weight is not None:
         scales.append((" with 1 + weight", 1 + scales[0][1]))
-    shift = as_numbers(bias) if isinstance(bias, Tensor) else 0.0
+    shift = as_numbers(bias) if bias is not None else 0.0
     count = given.size(-1)
     for words, scale in scales:
         if bool((scale == 0).any()) or (scale.numel() not in (1, count)):
@@ -224,7 +227,10 @@ def _of_parameter(scene: Scene) -> Iterator[Finding]:
     off = one - other
     for side, module in zip("ab", scene.modules, strict=True):
         for name, parameter in () if module is None else module.named_parameters():
-            held = as_numbers(parameter)
+            given = readable(parameter)
+            if given.is_meta:
+                continue
+            held = as_numbers(given)
             if not held.numel() or held.dim() > off.dim() or not float(held.norm()) or held.numel() == 1:
                 continue
             try:

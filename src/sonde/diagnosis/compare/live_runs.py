@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sonde.diagnosis.compare.copies import Copies
 from sonde.diagnosis.compare.rounding import RoundingMode
 from sonde.diagnosis.compare.sides import Kept, Key, Side
-from sonde.diagnosis.distance import as_numbers, distance, spacing
+from sonde.diagnosis.distance import as_numbers, distance, readable, spacing
 from sonde.engine import (
     Event,
     Trial,
@@ -100,8 +100,8 @@ _RANDOM = 8.0
 
 
 def _moved(first: Kept, again: Kept) -> float:
-    shared = [(first.leaves[leaf], tensor) for leaf, tensor in again.leaves.items() if leaf in first.leaves and not tensor.is_meta]
-    numbers = [(as_numbers(one), as_numbers(other)) for one, other in shared]
+    shared = [(first.leaves[leaf], tensor) for leaf, tensor in again.leaves.items() if leaf in first.leaves]
+    numbers = [(as_numbers(one), as_numbers(other)) for one, other in shared if not (one.is_meta or other.is_meta)]
     moved = [distance(one, other).relative for one, other in numbers if one.shape == other.shape]
     return max(moved, default=0.0)
 
@@ -141,7 +141,9 @@ class _Comparer:
     def __call__(self, event: Event) -> None:
         if event.phase != "recompute":
             site = event.site.at("")
-            self._compare(Kept(site, event.call, event.type.__name__, {leaf: held.detach() for leaf, held in event.leaves}))
+            self._compare(
+                Kept(site, event.call, event.type.__name__, {leaf: readable(held.detach()) for leaf, held in event.leaves})
+            )
 
     def parameter(self, kept: Kept) -> None:
         """Compare a gradient or an update."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.diagnosis.distance import as_numbers, distance_between
+from sonde.diagnosis.distance import as_numbers, distance_between, readable
 from sonde.diagnosis.preflight.loss_calls import LossCall, LossCalls
 from sonde.engine import (
     Event,
@@ -159,7 +159,7 @@ class Subject:
                 return
             tally.layer.calls += 1
             tally.add_output(floating.detach(), LayerAxes.of(floating, event.module), event.call)
-            largest = float(floating.detach().abs().max()) if floating.numel() else 0.0
+            largest = float(readable(floating.detach()).abs().max()) if floating.numel() else 0.0
             if largest >= found.limits.get(event.name, (0.0, floating.dtype))[0]:
                 found.limits[event.name] = largest, floating.dtype
 
@@ -225,7 +225,8 @@ def largest_of(gradient: Tensor) -> float:
 def distance_of(one: Tensor, other: Tensor) -> float:
     """Return the largest difference, as a share of the root mean square of *one*; infinite for other shapes."""
     farthest = distance_between(one, other).farthest
-    size = float(as_numbers(one).norm()) / math.sqrt(max(one.numel(), 1))
+    one = readable(one)
+    size = 0.0 if one.is_meta else float(as_numbers(one).norm()) / math.sqrt(max(one.numel(), 1))
     return 0.0 if farthest == 0 else farthest / size if size > 0 else math.inf
 
 
