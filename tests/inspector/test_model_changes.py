@@ -446,6 +446,8 @@ def test_one_warning_names_what_has_changed() -> None:
         with pytest.warns(ObservationWarning) as said:
             model(batch(0)).sum().backward()
             optimizer.step()
+    reasons = {line.reason for line in inspector.coverage() if line.site.path == "3.1.weight"}
+    assert reasons == {"came or was replaced after the probe was attached, by step 1"}
     assert [str(each.message) for each in said] == [
         "the model has changed since it was observed: 3.1, 3.1.weight, 3.1.bias came or were replaced, and are observed from now on"
     ]

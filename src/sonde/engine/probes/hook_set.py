@@ -27,7 +27,7 @@ from sonde.stats import Table
 
 LATER_HOOK = "a hook registered later runs after this one, and may return another output"
 REPLACED = "came or was replaced after the probe was attached"
-_COMPILED_BEFORE = f"{REPLACED}; the code was compiled before that was seen, and its first call ran without the hook"
+_COMPILED_BEFORE = "; the code was compiled before that was seen, and its first call ran without the hook"
 
 # The hooks on modules, for events and for statistics, in the order of their sites
 _MODULE_HOOKS = (
@@ -118,7 +118,9 @@ class HookSet:
                 self._waiting = [held for held in self._waiting if held is not old]
             if self._delivery.switch.on:
                 self._put_in(hook)
-            hook.note(_COMPILED_BEFORE if hook.is_on_module and hook.module in clock.compiled_modules() else REPLACED)
+            when = f", by step {clock.step}" if clock.step else ""
+            is_late = hook.is_on_module and hook.module in clock.compiled_modules()
+            hook.note(f"{REPLACED}{when}{_COMPILED_BEFORE if is_late else ''}")
 
     def drop(self, name: str, clock: Clock) -> None:
         """Take the hooks called *name* out for good: their module or parameter is gone."""
