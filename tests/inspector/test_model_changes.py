@@ -439,7 +439,7 @@ def test_one_warning_names_what_has_changed() -> None:
     """However many statistics observe the model."""
     model = net()
     optimizer = sgd(model)
-    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False):
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False) as inspector:
         model(batch(0)).sum().backward()
         optimizer.step()
         optimizer = head_with_a_new_optimizer(model, optimizer)
