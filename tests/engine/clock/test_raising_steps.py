@@ -66,6 +66,20 @@ def test_a_step_that_raises_after_changing_parameters_has_its_rows(raises: froze
     assert list(norms) == pytest.approx([expected[step] for step in range(0, STEPS, every)], rel=1e-6)
 
 
+@pytest.mark.parametrize(("raises", "logged"), [({4}, [0, 3, 7]), ({0, 4}, [0, 3, 6]), ({4, 7, 8}, [0, 3, 7])], ids=str)
+def test_between_logged_steps_a_raised_step_counts_from_the_first_one_on_that_raises_at_a_logged_step(
+    raises: set[int], logged: list[int]
+) -> None:
+    """Before, nothing sees a step begin there: the calls to ``step`` that have the numbers 0, 3 and 6 are *logged*."""
+    expected = trained(*made(frozenset(raises)))
+    model, optimizer = made(frozenset(raises))
+    with sonde.watch(model, optimizer, every=3, to="memory", rules=False, verbose=False) as inspector:
+        trained(model, optimizer)
+    steps, norms = inspector.run.scalar("update_norm")
+    assert list(steps) == [0, 3, 6]
+    assert list(norms) == pytest.approx([expected[call] for call in logged], rel=1e-6)
+
+
 def test_a_step_that_raises_before_it_changes_anything_is_none() -> None:
     """The next attempt makes the step."""
     model, optimizer = made(frozenset({2, 5}), before=True)

@@ -8,12 +8,14 @@ all optimizers are followed, and those that hold parameters of the root count.
   accumulated since. Forwards between the two, as for an evaluation, do not matter. Of parameters whose gradients are not seen, as
   of those that have just come, a forward of the root tells, or a graph that was built since.
 * Optimizers that are called inside a backward pass, by hooks on parameters, belong to one step, which ends with the pass.
-* A call that raised is no step; nor is one that found infinities under a ``GradScaler``.
+* A call that raised before it had changed parameters is no step; nor is one that found infinities under a ``GradScaler``.
 * A loop without optimizers says when a step has ended. That step begins with the end of its first backward pass.
 * A compiled optimizer says nothing. After two steps that nobody has said, steps are recognised as the next forward begins.
 
 Whether anybody observes does not matter either: where several optimizers may take part, the hooks that see gradients come
-(``backward_counter.py``) stay in between observed steps.
+(``backward_counter.py``) stay in between observed steps. One case differs: a call that raised after it had changed parameters is
+a step where it was seen to begin, which is at observed steps, and at all steps from the first such call on. Before that nothing
+at rest tells it from a loop that writes into parameters itself, but a hook before each step, which every training would pay for.
 """
 
 from __future__ import annotations
