@@ -437,7 +437,7 @@ class Run:
         """
         with self._database:
             check_query(query)
-            return connect().from_arrow(self._ask(partial(answer_to, query, params, self._unknown_family), callers_sql=query))
+            return self._database.relation(self._ask(partial(answer_to, query, params, self._unknown_family), callers_sql=query))
 
     def connection(self) -> duckdb.DuckDBPyConnection:
         """Return a new DuckDB connection with a view of each family, for all that :meth:`sql` refuses.

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from sonde.errors import ArgumentError, MissingExtraError, StoreError, UnknownSiteError
 from sonde.escape import encodable, escape_html, printable, printable_line, shortened
 from sonde.paths import absolute_path, short_path
-from sonde.run.folder.duckdb_sql import Database, answer_to, check_query, connect, quoted
+from sonde.run.folder.duckdb_sql import Database, answer_to, check_query, quoted
 from sonde.run.folder.end import STATES, State
 from sonde.run.folder.files import FILE, runs_below
 from sonde.run.folder.source import Answer, Ask, DiskSource, JoinedSource
@@ -221,7 +221,7 @@ class Runs(Sequence[Run]):
         """
         with self._database:
             check_query(query)
-            return connect().from_arrow(self._ask(partial(answer_to, query, None, self._unknown_family), callers_sql=True))
+            return self._database.relation(self._ask(partial(answer_to, query, None, self._unknown_family), callers_sql=True))
 
     def _unknown_family(self, family: str, families: tuple[str, ...]) -> UnknownSiteError:
         return unknown_name("family", family, families, self._within or "these runs")

@@ -214,6 +214,14 @@ def test_a_connection_of_ones_own_does_all_that_duckdb_does(tmp_path: Path, run:
     assert run.sql("SELECT count(*) FROM moments").fetchall() == [(6,)]
 
 
+def test_an_answer_stays_as_it_is_beside_later_ones_and_can_be_written_to_a_file(tmp_path: Path, run: Run) -> None:
+    first, second = (run.sql("SELECT site, rms FROM moments WHERE step = $step ORDER BY site", {"step": step}) for step in (1, 2))
+    assert [each.query("own", "SELECT max(rms) FROM own").fetchall() for each in (first, second)] == [[(1.0,)], [(2.0,)]]
+    second.write_csv(str(tmp_path / "two.csv"))
+    assert (tmp_path / "two.csv").read_text() == "site,rms\nfc:output,1.0\nhead:output,2.0\n"
+    assert first.fetchall() == [("fc:output", 1.0), ("head:output", 1.0)]
+
+
 def test_rows_that_come_later_are_followed_by_the_locked_connection(tmp_path: Path) -> None:
     """New parts, a new family and the merged parts of the end."""
     with start_run(tmp_path / "run") as writer:

@@ -35,13 +35,18 @@ def connect(settings: Mapping[str, str | int] | None = None) -> duckdb.DuckDBPyC
     """
     import duckdb
 
-    connection = duckdb.connect(":memory:", config={"python_enable_replacements": False, **(settings or {})})
+    return _without_bar(duckdb.connect(":memory:", config={"python_enable_replacements": False, **(settings or {})}))
+
+
+def _without_bar(connection: duckdb.DuckDBPyConnection) -> duckdb.DuckDBPyConnection:
     connection.execute("SET enable_progress_bar = false")
     return connection
 
 
 class Database(LibraryCalls):
     """The locked database that answers the questions of a run: opened with the first, and closed when the program ends.
+
+    Beside it is one that is not locked, for answers that are given away as relations: to open one for each takes ten milliseconds.
 
     Args:
         folders: whose files it reads.
@@ -53,6 +58,7 @@ class Database(LibraryCalls):
         self._folders = folders
         self._threads = threads
         self._connection: duckdb.DuckDBPyConnection | None = None
+        self._answers: duckdb.DuckDBPyConnection | None = None
 
     def ask(self, question: Callable[[duckdb.DuckDBPyConnection], Answer]) -> Answer:
         """Return the answer to *question*, one at a time."""
@@ -61,15 +67,21 @@ class Database(LibraryCalls):
                 self._connection = connect_locked(*self._folders, threads=self._threads)
             return question(self._connection)
 
+    def relation(self, answer: pyarrow.Table) -> duckdb.DuckDBPyRelation:
+        """Return *answer* as a relation with a connection of its own."""
+        with self:
+            if self._answers is None:
+                self._answers = connect()
+            return _without_bar(self._answers.cursor()).from_arrow(answer)
+
     def ended(self) -> None:
         if self._connection is not None:
             self._connection.close()
-            self._connection = None
+        self._connection = self._answers = None  # a relation that the caller has keeps the database of answers
 
     def forked(self) -> None:
-        if self._connection is not None:
-            _of_parents.append(self._connection)  # to close it would wait for threads that are not here
-            self._connection = None
+        _of_parents.extend((self._connection, self._answers))  # to close them would wait for threads that are not here
+        self._connection = self._answers = None
 
 
 def connect_locked(*folders: Path, threads: int | None = None) -> duckdb.DuckDBPyConnection:
