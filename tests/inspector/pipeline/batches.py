@@ -114,7 +114,8 @@ def random_training(seed: int) -> list[Batch]:
 def one_by_one(batches: list[Batch]) -> Iterator[Rows | Scalar]:
     """The rows of each part and the scalars, in order; the norms of a step before what is of the next one.
 
-    A statistic that raises for some rows of a moment, and not for all, stops at the sites of these.
+    A statistic that raises for some rows of a moment, and not for all, stops at the sites of these. Of the updates there is no norm
+    where a parameter that has a row has none of its update.
     """
     stopped: set[tuple[str, int]] = set()
     squares: dict[str, dict[str, float]] = {}
@@ -159,9 +160,11 @@ def one_by_one(batches: list[Batch]) -> Iterator[Rows | Scalar]:
             if part.norms:
                 when[model] = part.epoch, part.step
                 sums = squares.setdefault(model, {})
+                ports = [of.ports[row] for row in seen]
+                is_whole = ports.count("update") >= ports.count("param") or not part.norms.issuperset(("param", "update"))
                 for row, norm, nan, inf in zip(seen, numbers["norm"], numbers["nan"], numbers["inf"], strict=True):
                     port = of.ports[row]
-                    if port in part.norms:
+                    if port in part.norms and (is_whole or port != "update"):
                         sums[port] = sums.get(port, 0.0) + (math.nan if nan else math.inf if inf else norm**2)
             if not part.hidden:
                 yield Rows(of.family, of.layout, seen, part.epoch, part.step, part.micro_step, rows[seen, 0], numbers)
