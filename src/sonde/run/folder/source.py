@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -88,6 +89,7 @@ class DiskSource:
         self._checked: dict[Path, tuple[int, int]] = {}  # size and time of change of each part when it was checked
         self.classes: dict[str, dict[str, str]] = {}  # by family and column: number, list or text
         self._warned: set[str] = set()
+        self._viewed: tuple[Any, ...] = ()  # the connection that asked last, the parts with size and time, and the views of these
 
     @property
     def name(self) -> str:
@@ -163,7 +165,16 @@ class DiskSource:
             warn_user(text)
 
     def ask(self, connection: duckdb.DuckDBPyConnection, question: Ask[Answer]) -> Answer:
-        return _ask([self], lambda files: self.view(connection, files[0]), connection, question)
+        return _ask([self], lambda files: self._views_of(connection, files[0]), connection, question)
+
+    def _views_of(self, connection: duckdb.DuckDBPyConnection, files: Files) -> tuple[str, ...]:
+        """As :meth:`view`, for a connection that nobody else makes views in: where no part has changed they are there already."""
+        asked = (weakref.ref(connection), files, [self._checked.get(path) for parts in files.values() for path, _ in parts])
+        if self._viewed[:3] != asked:
+            self._viewed = ()
+            self._viewed = (*asked, self.view(connection, files))
+        made: tuple[str, ...] = self._viewed[3]
+        return made
 
     def files(self, only: Collection[str] | None = None) -> Files:
         """Check the parts of the families *only* (None: of all) and return the live ones."""
