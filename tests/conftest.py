@@ -8,7 +8,7 @@ import re
 import shutil
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 # Read while torch is imported, here and in the processes that tests start. The tests themselves run on all cores.
@@ -49,6 +49,16 @@ RemovableHandle.__init__ = _remember  # type: ignore[method-assign]
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """One process for each core, but not more than eight: each needs memory and seconds for torch."""
     return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage while modules are imported and tests are found: all of that stays, and it takes a fifth of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)
