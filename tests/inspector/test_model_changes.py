@@ -303,6 +303,15 @@ def test_a_new_optimizer_goes_on_with_the_interval_of_the_former() -> None:
         assert list(found) == pytest.approx([norms["param_norm", int(step)] for step in steps], rel=CLOSE)
 
 
+def test_an_optimizer_that_is_replaced_early_is_let_go_and_followed() -> None:
+    """The inspector does not keep the one that it was given: the new one has its interval, and the name of its learning rate."""
+    inspector, _, norms = train(head_with_a_new_optimizer, 4, 12, every=3)
+    steps, found = inspector.run.scalar("grad_norm")
+    assert list(steps) == [0, 3, 6, 9]
+    assert list(found) == pytest.approx([norms["grad_norm", int(step)] for step in steps], rel=CLOSE)
+    assert list(inspector.run.scalar("lr")[0]) == [0, 3, 6, 9]
+
+
 def test_a_layer_that_comes_at_a_step_that_is_not_logged() -> None:
     """The next logged step has its rows, whenever the change came."""
     for at in (41, 45, 50):

@@ -137,7 +137,7 @@ class Inspector(Observer):
             bad_steps=bad_steps if isinstance(bad_steps, BadSteps) else BadSteps(bad_steps),
             rules=Chosen.of(rules),
         )
-        self._optimizers = optimizers_of(optimizer)
+        self._optimizers = list(map(weakref.ref, optimizers_of(optimizer)))  # a loop that makes a new one lets the old one go
         self._open = partial(open_destinations, self._to, exists, step, epoch)
         self._config = {} if config is None else {"config": plain_config(config)}
         self._loss_names = train_loss_str, non_train_loss_str
@@ -164,8 +164,10 @@ class Inspector(Observer):
         """
         models = models_of(module)
         self.detach()
-        for optimizer in self._optimizers:
-            check_optimizer(optimizer, models)
+        for reference in self._optimizers:
+            optimizer = reference()
+            if optimizer is not None:
+                check_optimizer(optimizer, models)
         lenses = default_lenses(*models.values()) if self._lenses is None else self._lenses
         every = tuple(flat(lenses))
         observed = tuple([lens for lens in every if isinstance(lens, Lens)])
