@@ -70,6 +70,12 @@ class Moments(Statistic):
         moved, offsets = finite * by, rows[..., 6:7]
         return torch.cat([rows[..., :6], offsets + moved, rows[..., 7:8] + by * (2 * offsets + moved)], -1)
 
+    def marks(self, rows: Tensor) -> Tensor:
+        finite = rows[:, 0] - rows[:, 1] - rows[:, 2]
+        share = rows[:, 4] / (finite.sqrt() * rows[:, 5].sqrt())  # the sum may cancel out: the mean over the rms, from -1 to 1
+        kept = rows[:, [0, 1, 2, 3, 5, 8, 10]]
+        return torch.cat([kept, torch.where(rows[:, 5] > 0, 2 + share, 2.0)[:, None]], 1)
+
     def finish(self, columns: Mapping[str, Column]) -> dict[str, Column]:
         finite = columns["count"] - columns["nan"] - columns["inf"]
         divisor = np.where(finite > 0, finite, np.nan)

@@ -214,6 +214,20 @@ class Statistic(RowStatistic):
         """
         return rows[..., : self._cuts()[0]]
 
+    def marks(self, rows: Tensor) -> Tensor:
+        """Return the numbers of each row by which copies of one tensor on several ranks are told apart.
+
+        Of equal tensors each is equal up to 1e-12 of its size, in whatever order sums were formed. By default all fields that
+        count elements; where sums depend on a minimum (:meth:`aligned` is overridden), the minima and maxima alone. Override this
+        there, and where a sum may cancel out: give it as a share of the size of what was added.
+
+        Args:
+            rows: of shape ``(rows, width)``.
+        """
+        is_moved = type(self).aligned is not Statistic.aligned
+        used = [each.per == "element" and not (is_moved and each.merge == "sum") for each in self.fields for _ in range(each.size)]
+        return rows[:, torch.tensor(used, dtype=torch.bool)]
+
     def rounding(self, row: Tensor) -> Tensor:
         """Return how far each number of *row* may be off, for the laws: 1e-12 of the number, and 1e-9.
 

@@ -197,7 +197,7 @@ def test_replicas_differ_by_the_rounding_of_sums_alone() -> None:
         assert merged.blocks[0].rows.tolist() == rows[:1]
 
 
-@pytest.mark.parametrize(("apart", "is_merged"), [(1e-10, True), (1e-8, False), (1e-6, False), (1e-3, False), (-1e-3, False)])
+@pytest.mark.parametrize(("apart", "is_merged"), [(1e-11, True), (1e-9, False), (1e-6, False), (1e-3, False), (-1e-3, False)])
 def test_replicas_that_drift_apart_are_not_merged(apart: float, is_merged: bool) -> None:
     """Far more than the rounding of a sum, far less than what one sees: each rank keeps its own row."""
     rows = [row_of(Norm(), torch.tensor([3.0, 4.0])) for _ in range(2)]
@@ -207,6 +207,55 @@ def test_replicas_that_drift_apart_are_not_merged(apart: float, is_merged: bool)
         assert merged.blocks[0].is_merged.tolist() == [is_merged]
         assert merged.blocks[0].differs.tolist() == [not is_merged]
         assert merged.blocks[0].rows.tolist() == [rows[0] if is_merged else mine]
+
+
+@pytest.mark.parametrize("statistic", [Moments(), Norm(), ExponentHistogram()], ids=str)
+@pytest.mark.parametrize("elements", [64, 2**20])
+def test_replicas_that_differ_between_equal_extremes_are_not_merged(statistic: Statistic, elements: int) -> None:
+    """Tokens that never occur hold the extremes of an embedding: the others tell two models apart, however many there are."""
+    tensor = torch.cat([torch.tensor([5.0, -5.0]), torch.full((elements,), 0.02)])
+    other = tensor.clone()
+    other[7] = 0.041
+    keys = [key("w:param", piece=Part(tuple(tensor.shape), (0,)))]
+    rows = [row_of(statistic, each) for each in (tensor, other)]
+    for mine, merged in zip(rows, merge(*(Offer(0, [block(keys, row, statistic=statistic)]) for row in rows)), strict=True):
+        assert merged.blocks[0].differs.tolist() == [True]
+        assert merged.blocks[0].rows.tolist() == [mine]
+
+
+def test_replicas_of_equal_size_differ_by_their_sum() -> None:
+    """Weights that are 1 or -1 have one norm and the same extremes in every model."""
+    keys = [key("w:param", piece=Part((4,), (0,)))]
+    rows = [row_of(Moments(), torch.tensor(signs)) for signs in ([1.0, 1.0, 1.0, -1.0], [1.0, -1.0, -1.0, 1.0])]
+    for merged in merge(*(Offer(0, [block(keys, row)]) for row in rows)):
+        assert merged.blocks[0].differs.tolist() == [True]
+
+
+def test_a_sum_that_cancels_out_tells_nothing_apart() -> None:
+    """Its rounding is large beside the sum, and small beside what was added."""
+    rows = [row_of(Moments(), torch.tensor([1.0, -1.0, 0.5, -0.5])) for _ in range(2)]
+    rows[0][1 + 4], rows[1][1 + 4] = 1e-16, -3e-16
+    for merged in merge(*(Offer(0, [block([key("w:param", piece=Part((4,), (0,)))], row)]) for row in rows)):
+        assert merged.blocks[0].is_merged.tolist() == [True]
+
+
+@pytest.mark.parametrize("apart", [(), (0,), (2,), (3,), (2, 3), (0, 1)], ids=str)
+@pytest.mark.parametrize("copies", [2, 3])
+def test_parts_whose_holders_differ_are_not_merged(apart: tuple[int, ...], copies: int) -> None:
+    """Two ranks share a parameter, and so do two others, as in a training that averages the models of machines now and then."""
+    parts = [Part((2,), (0,)), Part((2,), (2,))] * copies
+    rows = [row_of(Moments(), torch.tensor([3.0 + rank % 2, 4.0])) for rank in range(2 * copies)]
+    for rank in apart:
+        rows[rank] = row_of(Moments(), torch.tensor([3.0 + rank % 2, 4.0001]))
+    found = merge(*(Offer(0, [block([key("w:param", piece=part)], row)]) for part, row in zip(parts, rows, strict=True)))
+    for rank, (mine, merged) in enumerate(zip(rows, found, strict=True)):
+        assert merged.blocks[0].is_merged.tolist() == [not apart]
+        assert merged.blocks[0].differs.tolist() == [bool(apart)]
+        if apart:
+            assert merged.blocks[0].rows.tolist() == [mine]
+            assert merged.blocks[0].ranks.tolist() == [1]
+        else:
+            assert merged.blocks[0].ranks.tolist() == [2 if rank == 0 else 0]
 
 
 def test_numbers_that_are_not_finite_merge_without_a_warning() -> None:

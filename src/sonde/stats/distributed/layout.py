@@ -22,8 +22,11 @@ Ints = npt.NDArray[np.int64]
 _POSITIVE = np.int64(2**63 - 1)
 _NAN = np.int64(-(2**63))
 _OWN = -1
-_ALIKE = 1e-9  # relative difference up to which replicas are the same: a sum is formed in another order on another processor
+_ALIKE = 1e-10  # difference of marks up to which replicas are the same: another processor forms a sum in another order, see _marks
 _LEAD = 2  # numbers before the sums of a row: see _Span
+_COPIES = 2  # numbers after them, where several ranks hold one part of a parameter: see _Span
+_GOLDEN = (math.sqrt(5) - 1) / 2
+_FAR = 1100.0  # beyond the logarithms of all numbers
 
 
 def digest(text: bytes) -> int:
@@ -92,20 +95,23 @@ class _Span:
         form: of a row.
         minima: where the minima are: for each key the lowest rank that has added, the minima, the negated maxima, and of replicas a
             number that tells them apart, and that number negated.
-        sums: where the sums are: for each key the number of ranks that have added, the additions and the sums.
+        sums: where the sums are: for each key the number of ranks that have added, the additions and the sums; where *has_copies*,
+            a number that is 0 if all holders of each part have the same, and how many ranks have added, whether they count or not.
     """
 
-    def __init__(self, form: _Form, low: int, total: int, keys: int) -> None:
+    def __init__(self, form: _Form, low: int, total: int, keys: int, *, has_copies: bool) -> None:
         self.form = form
         self.keys = keys
+        self.has_copies = has_copies
+        self._width = _LEAD + form.sums + (_COPIES if has_copies else 0)
         self.minima = slice(low, low + keys * (3 + form.minima + form.maxima))
-        self.sums = slice(total, total + keys * (_LEAD + form.sums))
+        self.sums = slice(total, total + keys * self._width)
 
     def low(self, numbers: Ints) -> Ints:
         return numbers[self.minima].reshape(self.keys, 3 + self.form.minima + self.form.maxima)
 
     def total(self, numbers: Array) -> Array:
-        return numbers[self.sums].reshape(self.keys, _LEAD + self.form.sums)
+        return numbers[self.sums].reshape(self.keys, self._width)
 
 
 class KeyUnion:
@@ -133,31 +139,36 @@ class KeyUnion:
         self._expected: dict[str, npt.NDArray[np.intp]] = {}
         self._counts: dict[str, npt.NDArray[np.bool_]] = {}
         self._is_replica: dict[str, npt.NDArray[np.bool_]] = {}
-        self._weights_of: dict[str, Array] = {}
-        low = total = 0
-        for name, (form, places) in union.items():
+        self._copies: dict[str, Array] = {}
+        self._holders: dict[str, npt.NDArray[np.intp]] = {}
+        for name, (_, places) in union.items():
             kept = [place for place in places if sorts[name, place] is not None]
-            self._parts[name] = part = _Span(form, low, total, len(kept))
-            low, total = part.minima.stop, part.sums.stop
             self._places[name] = {place: number for number, place in enumerate(kept)}
             self._places[name] |= {place: _OWN for place in places if sorts[name, place] is None}
+        self._find_owners(lists, of_rank, pieces)
+        low = total = 0
+        for name, (form, _) in union.items():
+            has_copies = bool((self._holders[name] > 0).any())
+            self._parts[name] = part = _Span(form, low, total, len(self._expected[name]), has_copies=has_copies)
+            low, total = part.minima.stop, part.sums.stop
         self.low, self.total = low, total
         named: dict[tuple[Any, ...], int] = {}
         self._tensors = {
             name: np.array([named.setdefault(place[1:], len(named)) for place, at in places.items() if at != _OWN], np.intp)
             for name, places in self._places.items()
         }
-        self._find_owners(lists, of_rank, pieces)
         self._known: dict[int, tuple[Sequence[Key | None], npt.NDArray[np.intp]]] = {}
 
     def _find_owners(self, lists: Sequence[Any], of_rank: Sequence[int], pieces: Sequence[Ints] | None) -> None:
         """Find who counts: of the ranks that hold the same piece, the lowest; and how many ranks count of each key.
 
         Where all ranks hold the same piece, the lowest counts that has added to its row: an optimizer that is divided among ranks
-        steps each parameter on one of them.
+        steps each parameter on one of them. Where it is cut into parts that several ranks hold each, find how to tell whether all
+        holders of a part have the same: each adds its mark with a weight, and the weights of the holders of one part add up to 0.
         """
-        held = {name: np.zeros((self.ranks, part.keys), np.int64) for name, part in self._parts.items()}
-        is_empty = {name: np.zeros(part.keys, bool) for name, part in self._parts.items()}
+        sizes = {name: sum(at != _OWN for at in places.values()) for name, places in self._places.items()}
+        held = {name: np.zeros((self.ranks, keys), np.int64) for name, keys in sizes.items()}
+        is_empty = {name: np.zeros(keys, bool) for name, keys in sizes.items()}
         for number, each in enumerate(lists):
             ranks = [rank for rank, other in enumerate(of_rank) if other == number]
             start = 0
@@ -175,6 +186,14 @@ class KeyUnion:
             ordered = np.sort(matrix, axis=0)
             self._expected[name] = (ordered[:1] != 0).sum(axis=0) + (np.diff(ordered, axis=0) != 0).sum(axis=0)
             self._is_replica[name] = (mine != 0) & (self._expected[name] == 1)
+            holders = (matrix != 0).sum(axis=0)
+            self._holders[name] = np.where((self._expected[name] > 1) & (holders > self._expected[name]), holders, 0)
+            alike = matrix == mine
+            weights = 1 + np.arange(alike.sum(axis=0).max(initial=1)) * _GOLDEN % 1  # of the holders of a part, after the first
+            place = alike[: self.rank].sum(axis=0)
+            of_first = np.cumsum(weights)[alike.sum(axis=0) - 1] - weights[0]
+            chosen = np.where(place == 0, of_first, -weights[place])
+            self._copies[name] = np.where((mine != 0) & (self._holders[name] > 0), chosen, 0.0)
 
     def positions(self, block: RankRows) -> npt.NDArray[np.intp] | None:
         """Return the place of each row of *block*, -1 for a row that stays of this rank; None if a key has no place."""
@@ -215,10 +234,7 @@ class KeyUnion:
                 low[at, 1 : 1 + form.minima] = _ordered(rows[:, 1 + form.sums : 1 + form.sums + form.minima])
                 low[at, 1 + form.minima : -2] = _ordered(-rows[:, 1 + form.sums + form.minima :])
                 replicas = is_replica[chosen]
-                weights = self._weights(block.statistic)
-                used = np.flatnonzero(weights)  # 0 times infinity is NaN
-                with np.errstate(invalid="ignore", over="ignore"):  # a row may have NaN, infinity, or numbers near that
-                    marks = rows[replicas][:, 1 + used] @ weights[used]
+                marks = _marks(block.statistic, rows[replicas])
                 low[at[replicas], -2], low[at[replicas], -1] = _ordered(marks), _ordered(-marks)
         return torch.from_numpy(numbers)
 
@@ -230,27 +246,15 @@ class KeyUnion:
             if part is None or not len(at):
                 continue
             low, total = part.low(minima)[at], part.total(numbers)
+            if part.has_copies:
+                total[at, -2], total[at, -1] = self._copies[repr(block.statistic)][at] * _marks(block.statistic, rows), 1
             counts = np.where(is_replica, low[:, 0] == self.rank, counts)
             at, rows, low = at[counts], rows[counts], low[counts]
             lows = torch.from_numpy(_numbers(low[:, 1 : 1 + part.form.minima]))
             total[at, 0] = 1
             total[at, 1] = rows[:, 0]
-            total[at, _LEAD:] = block.statistic.aligned(torch.from_numpy(rows[:, 1:]), lows).numpy()
+            total[at, _LEAD : _LEAD + part.form.sums] = block.statistic.aligned(torch.from_numpy(rows[:, 1:]), lows).numpy()
         return torch.from_numpy(numbers)
-
-    def _weights(self, statistic: Statistic) -> Array:
-        """Return the weight of each field in a hash of replicas: 0 for a field that kernels form differently."""
-        name = repr(statistic)
-        if name not in self._weights_of:
-            is_moved = type(statistic).aligned is not Statistic.aligned  # then sums depend on a minimum
-            used = [
-                each.per == "element" and not (is_moved and each.merge == "sum")
-                for each in statistic.fields
-                for _ in range(each.size)
-            ]
-            # a square, so that what moves from one bin of a histogram to the next is not made up for elsewhere
-            self._weights_of[name] = np.where(used, 1 + np.arange(len(used)) ** 2 * math.sqrt(2) % 1, 0.0)
-        return self._weights_of[name]
 
     def _held(
         self, block: RankRows
@@ -264,8 +268,8 @@ class KeyUnion:
         at = at[chosen]
         return self._parts[name], at, block.rows[chosen], self._counts[name][at], self._is_replica[name][at]
 
-    def differing(self, minima: Ints) -> dict[str, npt.NDArray[np.bool_]]:
-        """Return by statistic which keys are of replicas that differ, by the reduced *minima*, without the head.
+    def differing(self, minima: Ints, sums: Array) -> dict[str, npt.NDArray[np.bool_]]:
+        """Return by statistic which keys are of replicas that differ, by the reduced *minima*, without the head, and *sums*.
 
         Two models may have equal rows of one statistic, as of a histogram: where another tells the replicas apart, all do.
         """
@@ -274,10 +278,17 @@ class KeyUnion:
         for name, part in self._parts.items():
             low = part.low(minima)
             least, most = _numbers(low[:, -2]), -_numbers(low[:, -1])
-            with np.errstate(invalid="ignore", over="ignore"):  # infinite where there is no replica
-                differs = (most > least) & ~(most - least <= _ALIKE * np.maximum(abs(least), abs(most)))
+            is_known = most != -math.inf
+            differs = is_known & (most > least + _ALIKE)
+            if part.has_copies:
+                total = part.total(sums)
+                has_copies = (self._holders[name] > 0) & (total[:, -1] > 0)
+                # a sum over ranks of numbers with errors that do not depend on each other
+                is_apart_in_parts = abs(total[:, -2]) > _ALIKE * math.sqrt(self.ranks)
+                differs |= has_copies & (total[:, -1] == self._holders[name]) & is_apart_in_parts
+                is_known |= has_copies
             is_apart[self._tensors[name][differs]] = True
-            found[name] = most != -math.inf
+            found[name] = is_known
         return {name: is_known & is_apart[self._tensors[name]] for name, is_known in found.items()}
 
     def merged(self, block: RankRows, minima: Ints, sums: Array, differing: Mapping[str, npt.NDArray[np.bool_]]) -> MergedRows:
@@ -295,7 +306,7 @@ class KeyUnion:
         held, low, total = held[whole], low[whole], total[whole]
         lows = _numbers(low[:, 1:-2])
         lows[:, part.form.minima :] *= -1
-        found.rows[held] = np.concatenate([total[:, 1:], lows], axis=1)
+        found.rows[held] = np.concatenate([total[:, 1 : _LEAD + part.form.sums], lows], axis=1)
         found.joined[held], found.first[held] = total[:, 0], np.minimum(low[:, 0], self.ranks)
         found.ranks[held] = np.where(low[:, 0] == self.rank, total[:, 0], 0)
         found.is_merged[held] = True
@@ -319,6 +330,23 @@ def _union(
                 elif sorts[name, place] != parts[-2]:
                     sorts[name, place] = None
     return union, sorts
+
+
+def _marks(statistic: Statistic, rows: Array) -> Array:
+    """Return a number of each of *rows*, as of :class:`RankRows`, that tells replicas apart; always finite.
+
+    The logarithms of all numbers of which the statistic says that they are those of the tensor, each with a weight between 1 and 2:
+    a change of any of them by its own 1e-10 counts, however much larger another is, as the number of elements is. Sums are off by a
+    few 1e-14 where they were formed in another order, and the weighted sum of 300 logarithms by as much.
+    """
+    numbers = statistic.marks(torch.from_numpy(rows[:, 1:])).numpy()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logarithms = np.sign(numbers) * (np.clip(np.log2(np.abs(numbers)), -_FAR, _FAR) + math.pi / 3)
+    logarithms = np.where(numbers == 0, 0.0, np.where(np.isnan(numbers), 2 * _FAR, logarithms))
+    # a square, so that what moves from one bin of a histogram to the next is not made up for elsewhere
+    weights = 1 + np.arange(numbers.shape[1]) ** 2 * math.sqrt(2) % 1
+    found: Array = (logarithms * weights).sum(axis=1)
+    return found
 
 
 def _ordered(numbers: Array) -> Ints:

@@ -115,7 +115,7 @@ class Merger:
             self._channel.sum(sums)
             if has_turn:
                 total: Array = sums.numpy()
-                differing = self._layout.differing(low)
+                differing = self._layout.differing(low, total)
                 return [self._layout.merged(block, low, total, differing) for block in blocks]
 
     def _forget(self) -> None:
