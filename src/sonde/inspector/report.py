@@ -83,6 +83,7 @@ def coverage_of(
     *,
     attached: bool,
     joins: bool = False,
+    apart: Mapping[tuple[str, Site], str] | None = None,
 ) -> Coverage:
     """Return the coverage of all measurements as one, with a line for each site, whatever its number of families.
 
@@ -92,6 +93,7 @@ def coverage_of(
         lost: by family, or family and site, why its rows could not be finished.
         attached: whether the hooks are in.
         joins: whether rows join those of other ranks: then a row of a parameter is of all its parts.
+        apart: by family and site, why rows that join those of other ranks have not joined them.
     """
     lines: dict[Site, Covered] = {}
     events: dict[tuple[str, Site], int] = {}  # of a site with several leaves: those of the leaf that was there most often
@@ -105,6 +107,7 @@ def coverage_of(
         for line in measurement.coverage(added):
             count = events.get((measurement.family, line.site), 0) + line.count
             why = None if measurement.keys is None else measurement.keys.reasons.get((measurement.family, line.site))
+            why = why or (apart or {}).get((measurement.family, line.site))
             noted = measurement.attachment.delivery.why_stopped(line.site) or notes.get(line.site, "")
             reason = noted if count and not line.count else line.reason
             if joins and why is None and line.site.port in PARAMETER_PORTS and Piece.is_in_words(reason):

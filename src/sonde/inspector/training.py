@@ -325,9 +325,11 @@ class WatchedTraining:
 
     def coverage(self, *, waits: bool = True) -> Coverage:
         """Return which sites delivered, and why the others did not; without *waits*, of the logged steps that are written."""
-        joins = self._writer.merging is not None and not self._writer.merging.has_failed
+        merging = self._writer.merging
+        joins = merging is not None and not merging.has_failed
         seen = self._writer.seen(waits=waits)
-        return coverage_of(self.measurements(), seen, self._writer.ended, attached=self.attached, joins=joins)
+        apart = {} if merging is None else dict(merging.apart)
+        return coverage_of(self.measurements(), seen, self._writer.ended, attached=self.attached, joins=joins, apart=apart)
 
     @property
     def findings(self) -> list[Finding]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from torch import nn
 
 from sonde.engine.probes.site_hook import SiteHook
-from sonde.engine.torch_api.data_parallel import data_parallel_ranks
+from sonde.engine.torch_api.data_parallel import data_parallel_ranks, spread_parameters
 from sonde.site import GRADIENT_PORTS, MODULE_PORTS, Site
 from sonde.stats import Key, Piece, RowStatistic, Statistic
 
@@ -32,6 +32,7 @@ class RowKeys:
     def __init__(self, model: nn.Module, ranks: Sequence[int] | None, size: int) -> None:
         found = data_parallel_ranks(model) if ranks is None else ranks
         self._first = Key.ALL if found is None or len(found) == size else min(found)
+        self._spread = spread_parameters(model)
         self._sorts: dict[int, str] = {}
         self.reasons: dict[tuple[str, Site], str] = {}
 
@@ -65,7 +66,7 @@ class RowKeys:
         if not (micro_step and site.port in GRADIENT_PORTS):
             piece = Piece.of(hook.target)
             if piece is not None and (piece.is_whole or not is_of_whole):
-                return Key(place, Key.ALL, piece, str(piece.whole))
+                return Key(place, Key.ALL, piece, str(piece.whole), is_spread=id(hook.target) in self._spread)
             why = "numbers of this rank's part alone: those of parts do not make those of the whole"
         self.reasons[place[0], site.at("")] = why
         return None

@@ -28,6 +28,23 @@ def data_parallel_ranks(model: nn.Module) -> tuple[int, ...] | None:
     return (torch.distributed.get_rank(),) if is_distributed else None
 
 
+def spread_parameters(model: nn.Module) -> set[int]:
+    """Return the ids of parameters of *model* under whose names ranks may hold different parts of one model, as experts.
+
+    They are those that DDP or FSDP2 were told to ignore, and those with the mark that libraries for experts leave for an average
+    written by hand: ``parameter.allreduce = False``.
+    """
+    kind: Any = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ())
+    found = {id(parameter) for parameter in model.parameters() if getattr(parameter, "allreduce", True) is False}
+    for module in model.modules():
+        if isinstance(module, nn.parallel.DistributedDataParallel):
+            ignored = module.parameters_to_ignore
+            found |= {id(parameter) for name, parameter in module.module.named_parameters() if name in ignored}
+        elif isinstance(module, kind):
+            found |= {id(parameter) for parameter in module.parameters() if not hasattr(parameter, "device_mesh")}
+    return found
+
+
 def is_averaged_later(model: nn.Module) -> bool:
     """Return whether DDP averages gradients of *model* over several ranks after these were accumulated."""
     wrappers = (module for module in model.modules() if isinstance(module, nn.parallel.DistributedDataParallel))

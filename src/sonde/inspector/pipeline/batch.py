@@ -33,6 +33,7 @@ class RawRows:
         hidden: whether the rows are for these norms alone.
         role: the rows of hooks; or of all parameters as they were when the step began, or of their gradients before clipping.
         ranks: of each site the number of processes whose tensors are in its row; None: one.
+        alone: of rows that join none, how the squares in them join those of other ranks.
     """
 
     index: RowIndex
@@ -45,11 +46,16 @@ class RawRows:
     hidden: bool = False
     role: Literal["hooks", "start", "raw"] = "hooks"
     ranks: npt.NDArray[np.intp] | None = None
+    alone: Join = "own"
 
 
-Join = Literal["mean", "lowest", "max", "sum", "own"]
+Join = Literal["mean", "lowest", "max", "sum", "own", "part", "shard"]
 """How a scalar joins those of other ranks: the mean of all values, that of the lowest rank, the largest, or the root of the sum of
-squares; or not at all, as the root of squares of this rank."""
+squares. Of squares that no rank's join: those of this rank's own model, of its part of one that is spread
+over ranks, or of its shards of parameters, of which it is not known what completes them."""
+
+NORMS: tuple[Join, ...] = ("sum", "part", "own", "shard")
+"""The joins of squares, of which norms are the roots."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,7 @@ class PendingScalar:
 
     def of(self, number: float, scope: Scope = "global", ranks: int = 1) -> Scalar:
         """Return the scalar for *number*, the mean, or the sum of squares over all ranks."""
-        value = math.sqrt(number) if self.join in ("sum", "own") else number
+        value = math.sqrt(number) if self.join in NORMS else number
         return Scalar(self.name, value, self.epoch, self.step, scope, ranks)
 
 

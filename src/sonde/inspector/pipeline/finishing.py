@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.inspector.measurement.row_index import RowIndex
-from sonde.inspector.pipeline.batch import Batch, Join, PendingScalar, RawRows
+from sonde.inspector.pipeline.batch import NORMS, Batch, Join, PendingScalar, RawRows
 from sonde.inspector.sinks.base import LoggedRows
 from sonde.rows import RowBlock, Scalar, Scope
 
@@ -25,8 +25,6 @@ Arrays = Sequence[npt.NDArray[np.float64]]
 _RAW = "raw"
 _NORMS: Mapping[str, str] = {"grad": "grad_norm", _RAW: "grad_norm_raw", "param": "param_norm", "update": "update_norm"}
 """Of each port of parameters, and of gradients before clipping, the name of the norm over all of them."""
-
-_JOINS: tuple[Join, ...] = ("sum", "own")
 
 _Moment = tuple[RowBlock, int, dict[str, float]]
 """The rows of one measurement at one moment: a block, the moment's position in it, and by port the sum of squares for the norms."""
@@ -113,7 +111,8 @@ class Finishing:
                     beside.append((raw.role, block.between(position, position + 1)))
                 if raw.norms:
                     found = {_RAW: squares["grad"]} if raw.role == "raw" else squares
-                    self._norms.add(model, raw.epoch, raw.step, found, "own" if "rank" in raw.index.layout.scope[:1] else "sum")
+                    is_alone = "rank" in raw.index.layout.scope[:1]
+                    self._norms.add(model, raw.epoch, raw.step, found, raw.alone if is_alone else "sum")
                 if not raw.hidden:
                     logged.add_moment(block, position)
                     if position == 0:
@@ -270,7 +269,7 @@ class _Norms:
         found = []
         for model in models:
             epoch, step, sums = self._open.pop(model)
-            for join in _JOINS:
+            for join in NORMS:
                 for port, name in _NORMS.items():
                     if (port, join) in sums:
                         named = f"{model}/{name}" if model else name

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from sonde.inspector.measurement.row_index import RowIndex
-from sonde.inspector.pipeline.batch import Batch, PendingScalar, RawRows
+from sonde.inspector.pipeline.batch import NORMS, Batch, Join, PendingScalar, RawRows
 from sonde.inspector.pipeline.finishing import Arrays
 from sonde.inspector.ranks import Participation
 from sonde.rows import Scalar, Scope
-from sonde.stats import HostCopy, MergedRows, Merger, Offer, RankRows, Total
+from sonde.site import Site
+from sonde.stats import HostCopy, Key, MergedRows, Merger, Offer, Piece, RankRows, Total
 
 WITHIN_STEP = 1024
 """How far the places of two steps in the training are apart: further moments of a step lie between."""
@@ -25,6 +27,7 @@ AT_THE_END = WITHIN_STEP - 1
 _INTERVAL, _END = "every", "end"
 _AT_ONCE = 3  # how often in a row what others wait for is tried
 Made = TypeVar("Made")
+_ALIKE = 1e-9  # relative difference up to which squares are the same: of parameters that are, see KeyUnion.differing
 _Taken = tuple[Batch, Arrays]
 
 
@@ -46,6 +49,7 @@ class Merging:
         interval: the place of a logged step, and the number of steps between logged ones that rank 0 has chosen then.
         has_failed: whether ranks were lost, so that rows are of this rank alone from then on.
         all_have_ended: whether all ranks have made their last offers, and they were joined.
+        apart: by family and site, why its rows stay of this rank: other ranks hold other values under its name.
     """
 
     def __init__(
@@ -60,6 +64,9 @@ class Merging:
         self.interval = (-1, 0)
         self.has_failed = False
         self.all_have_ended = False
+        self.apart: dict[tuple[str, Site], str] = {}
+        self._noted: set[tuple[str, str]] = set()
+        self._told: set[str] = set()  # the norms of which each rank tells the others its own
         self._merger = merger
         self._norms = norms
         self._note = note
@@ -116,18 +123,18 @@ class Merging:
         self._step = max([self._step, *(batch.moment[1] for batch, _ in together)])
         base = self._base
         self._base = next((batch.moment for batch, _ in reversed(together) if batch.ends_interval), base)
-        joining = [norm for norm in norms if norm.join != "own"]
-        offer, counted = steadily(lambda: self._offer(together, when, joining, base, is_end=is_end))
+        of_all = [_Norm(each) for each in _by_name(norms)]
+        offer, counted = steadily(lambda: self._offer(together, when, of_all, base, is_end=is_end))
         for index, counts in counted:
             self.counted[index] = self.counted[index] + counts if index in self.counted else counts
         merged = self._merger.merge(offer)
         if merged.failed and not (is_end and merged.failed == self._ending):
             self.has_failed = True
             self._note(f"{merged.failed}: from step {self._step} on each rank records numbers of its own")
-        yield from steadily(lambda: self._found(together, when, norms, merged.blocks, merged.totals, is_end=is_end))
+        yield from steadily(lambda: self._found(together, when, of_all, merged.blocks, merged.totals, is_end=is_end))
 
     def _offer(
-        self, together: Sequence[_Taken], when: int, joining: Sequence[PendingScalar], base: tuple[int, int], *, is_end: bool
+        self, together: Sequence[_Taken], when: int, of_all: Sequence[_Norm], base: tuple[int, int], *, is_end: bool
     ) -> tuple[Offer, list[tuple[RowIndex, npt.NDArray[np.float64]]]]:
         """Return what is offered, and how often something was added to each row of it."""
         counted: list[tuple[RowIndex, npt.NDArray[np.float64]]] = []
@@ -144,14 +151,14 @@ class Merging:
                 totals.append(Total(_INTERVAL, batch.interval, how="lowest"))
         if is_end:
             totals.append(Total(_END, 1.0, how="sum"))
-        totals += [_total(norm, norm.total, base) for norm in joining]
+        totals += [total for norm in of_all for total in norm.totals(base, self._part, self._told)]
         return Offer(when, blocks, totals, label=f"step {self._step}", is_last=is_end), counted
 
     def _found(
         self,
         together: Sequence[_Taken],
         when: int,
-        norms: Sequence[PendingScalar],
+        of_all: Sequence[_Norm],
         blocks: Sequence[MergedRows],
         totals: Sequence[tuple[float, int, bool]],
         *,
@@ -168,8 +175,7 @@ class Merging:
                 self.interval = when, round(next(numbers).value)
             taken.append((replace(batch, rows=found, scalars=[each for each in scalars if each is not None]), made))
         self.all_have_ended = is_end and next(numbers).value == self._part.size
-        last = [next(numbers).of(norm) for norm in norms if norm.join != "own"]
-        last += [norm.of(norm.total, "rank") for norm in norms if norm.join == "own"]
+        last = [norm.scalar(numbers, self._part, self._told) for norm in of_all]
         if last:
             taken.append((Batch(HostCopy.of([]), scalars=[each for each in last if each is not None]), ()))
         return taken
@@ -184,12 +190,21 @@ class Merging:
             made.append(values)
             return replace(raw, index=index, blocks=slice(len(made) - 1, len(made)), ranks=merged.ranks)
 
+        def keys(chosen: npt.NDArray[np.bool_]) -> list[Key | None]:
+            return [None if raw.index.keys is None else raw.index.keys[place] for place in np.flatnonzero(chosen).tolist()]
+
         written = merged.ranks > 0
         joined, own_rows = written & merged.is_merged, written & ~merged.is_merged
         if joined.any():
             yield rows(raw.index.joined, merged.rows, joined)
         if own_rows.any():
-            yield rows(raw.index.alone, merged.rows, own_rows)
+            yield replace(rows(raw.index.alone, merged.rows, own_rows), alone=_join_of(keys(own_rows)))
+        if merged.differs.any() and raw.role == "hooks":
+            for place, key in zip(np.flatnonzero(merged.differs).tolist(), keys(merged.differs), strict=True):
+                site = raw.index.layout.site[place]
+                if (raw.index.family, site) not in self._noted:
+                    self._noted.add((raw.index.family, site))
+                    self.apart[raw.index.family, Site.parse(site).at("")] = _WHY[_join_of([key])]
         if self._part.rows_beside and raw.index.joins and not raw.hidden:
             beside = rows(raw.index.beside, raw.index.rows_in(arrays[raw.blocks]), None)
             yield replace(beside, norms=frozenset(), ranks=None)
@@ -203,6 +218,82 @@ def steadily(make: Callable[[], Made]) -> Made:
         except Exception:
             continue
     return make()
+
+
+_HOW: Mapping[Join, Literal["mean", "lowest", "max"]] = {"mean": "mean", "lowest": "lowest", "max": "max"}
+_WHY: Mapping[Join, str] = {
+    "part": "numbers of this rank alone: ranks hold other parts of the model under its name. Norms over all parameters are of all",
+    "own": "numbers of this rank alone: other ranks hold other values of it. Norms over all parameters are each rank's own",
+    "shard": "numbers of this rank's part alone: other ranks hold other values of it. There are no norms over all parameters",
+}
+
+
+def _join_of(keys: Sequence[Key | None]) -> Join:
+    """Return how the squares of rows that join none join those of other ranks, by the keys of the rows."""
+    if any(key is not None and isinstance(key.piece, Piece) and not key.piece.is_whole for key in keys):
+        return "shard"
+    return "part" if all(key is not None and key.is_spread for key in keys) else "own"
+
+
+def _by_name(norms: Sequence[PendingScalar]) -> list[list[PendingScalar]]:
+    """Return *norms* of one name and step together."""
+    found: dict[tuple[str, int, int], list[PendingScalar]] = {}
+    for norm in norms:
+        found.setdefault((norm.name, norm.epoch, norm.step), []).append(norm)
+    return list(found.values())
+
+
+class _Norm:
+    """A norm over all parameters at one step, on its way to those of the other ranks.
+
+    Args:
+        parts: its squares: those that ranks add up, and those that are of this rank alone.
+    """
+
+    def __init__(self, parts: Sequence[PendingScalar]) -> None:
+        squares = {part.join: part.total for part in parts}
+        self._scalar = replace(parts[0], join="sum", total=squares.pop("sum", 0.0))
+        self._own = sum(squares.values())
+        self._kind = max((NORMS.index(join) for join in squares), default=0)
+        self._tells = False
+
+    def totals(self, base: tuple[int, int], part: Participation, told: set[str]) -> Iterator[Total]:
+        """Yield what the other ranks need: the squares to add up, whether others are this rank's own, and if so these."""
+        common = _total(self._scalar, self._scalar.total, base)
+        yield common
+        yield Total(f"{common.name} apart", self._kind, how="max")
+        if self._kind:
+            told.add(self._scalar.name)
+        self._tells = self._scalar.name in told
+        if self._tells:
+            for rank in range(part.size):
+                yield Total(f"{common.name} of {rank}", self._own if rank == part.rank else 0.0, how="sum")
+
+    def scalar(self, numbers: Iterator[_Number], part: Participation, told: set[str]) -> Scalar | None:
+        """Return the norm from what has become of the totals; None where another rank writes it.
+
+        It is of all parameters, each once, where they make up one model. Where ranks have models of their own, it is that of this
+        rank's, written by the first of the ranks whose models are alike; there is none where these models are in shards.
+        """
+        common, kind = next(numbers), next(numbers)
+        each = [next(numbers).value for _ in range(part.size)] if self._tells else []
+        if not common.is_merged:  # other ranks were lost
+            return self._scalar.of(common.value + self._own, "rank")
+        if not kind.value:
+            return common.of(self._scalar)
+        told.add(self._scalar.name)
+        join = NORMS[round(kind.value)]
+        if join == "shard" or not each:  # at a step at which this rank did not know yet that others hold what it does not
+            return None
+        if join == "part":
+            apart = [own for place, own in enumerate(each) if not any(_is_alike(own, other) for other in each[:place])]
+            return common._replace(value=common.value + sum(apart)).of(self._scalar)
+        alike = [rank for rank, own in enumerate(each) if rank == part.rank or _is_alike(own, self._own)]
+        return self._scalar.of(common.value + self._own, "rank", len(alike)) if min(alike) == part.rank else None
+
+
+def _is_alike(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=_ALIKE, abs_tol=0.0)
 
 
 class _Number(NamedTuple):
@@ -228,4 +319,4 @@ def _total(scalar: PendingScalar, total: float, base: tuple[int, int]) -> Total:
     The *base* is the logged step before: a rank that has ended after it names its last numbers as the others do that go on.
     """
     name = f"{scalar.name} {scalar.epoch - base[0]} {scalar.step - base[1]}"
-    return Total(name, total, scalar.count, "sum" if scalar.join == "own" else scalar.join)
+    return Total(name, total, scalar.count, _HOW.get(scalar.join, "sum"))

@@ -32,6 +32,8 @@ class Key:
             keeps its own. None: every rank counts.
         sort: what must be equal for the rows to mean the same, as the module's class or the parameter's whole shape. Where ranks
             differ in it, each keeps its row.
+        is_spread: whether ranks may hold different parts of one model under this name, as experts. Else ranks whose rows of a
+            parameter differ have models of their own, as far as is known.
     """
 
     ALL: ClassVar[int] = -1
@@ -41,6 +43,7 @@ class Key:
     group: int = ALL
     piece: Any = None
     sort: str = ""
+    is_spread: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
