@@ -9,6 +9,7 @@ from torch import nn
 
 from sonde.engine.probes.site_hook import SiteHook
 from sonde.engine.torch_api.data_parallel import data_parallel_ranks, spread_parameters
+from sonde.engine.torch_api.modules import holds_parameters_elsewhere
 from sonde.site import GRADIENT_PORTS, MODULE_PORTS, Site
 from sonde.stats import Key, Piece, RowStatistic, Statistic
 
@@ -26,12 +27,15 @@ class RowKeys:
         size: the number of all ranks.
 
     Attributes:
+        is_flattened: whether FSDP1 keeps the parameters: each rank has a piece of one flat tensor, and the rows of parameters join
+            none.
         reasons: by family and site, why its rows stay of this rank.
     """
 
     def __init__(self, model: nn.Module, ranks: Sequence[int] | None, size: int) -> None:
         found = data_parallel_ranks(model) if ranks is None else ranks
         self._first = Key.ALL if found is None or len(found) == size else min(found)
+        self.is_flattened = any(map(holds_parameters_elsewhere, model.modules()))
         self._spread = spread_parameters(model)
         self._sorts: dict[int, str] = {}
         self.reasons: dict[tuple[str, Site], str] = {}
@@ -63,7 +67,9 @@ class RowKeys:
         if site.port in MODULE_PORTS:
             return Key(place, self._first, None, self._sort(hook))
         why = "gradients of this rank alone: they are not yet those of all ranks"
-        if not (micro_step and site.port in GRADIENT_PORTS):
+        if self.is_flattened:
+            why = "numbers of what FSDP1 keeps of it on this rank alone: fully_shard (FSDP2) has rows of whole parameters"
+        elif not (micro_step and site.port in GRADIENT_PORTS):
             piece = Piece.of(hook.target)
             if piece is not None and (piece.is_whole or not is_of_whole):
                 return Key(place, Key.ALL, piece, str(piece.whole), is_spread=id(hook.target) in self._spread)
@@ -76,6 +82,7 @@ class RowKeys:
         module = hook.target
         known = self._sorts.get(id(module))
         if known is None:
-            shapes = [(name, tuple(parameter.shape)) for name, parameter in module.named_parameters()]
+            held = [] if self.is_flattened else module.named_parameters()  # each rank has other shapes of them
+            shapes = [(name, tuple(parameter.shape)) for name, parameter in held]
             known = self._sorts[id(module)] = f"{type(module).__name__} {zlib.crc32(repr(shapes).encode()):08x}"
         return known

@@ -230,9 +230,10 @@ _WHY: Mapping[Join, str] = {
 
 def _join_of(keys: Sequence[Key | None]) -> Join:
     """Return how the squares of rows that join none join those of other ranks, by the keys of the rows."""
-    if any(key is not None and isinstance(key.piece, Piece) and not key.piece.is_whole for key in keys):
+    held = [key for key in keys if key is not None]
+    if len(held) < len(keys) or any(isinstance(key.piece, Piece) and not key.piece.is_whole for key in held):
         return "shard"
-    return "part" if all(key is not None and key.is_spread for key in keys) else "own"
+    return "part" if all(key.is_spread for key in held) else "own"
 
 
 def _by_name(norms: Sequence[PendingScalar]) -> list[list[PendingScalar]]:

@@ -19,9 +19,16 @@ from sonde.inspector.pipeline.batch import Batch, BatchBuilder
 from sonde.inspector.settings import Settings
 from sonde.schedule import Tick
 from sonde.site import GRADIENT_PORTS, MODULE_PORTS, Port
+from sonde.warn import warn_user
 
 Send = Callable[[BatchBuilder, "list[Batch]"], None]
 """Takes the data of a moment, and the batches that have waited for this moment."""
+
+_FLATTENED = (
+    "FullyShardedDataParallel (FSDP1, deprecated in torch) keeps the parameters of this model in flat tensors: rows of parameters, "
+    "their gradients and updates are of what each rank holds, and there are no norms over all parameters. Inputs, outputs and "
+    "their gradients are joined. With fully_shard (FSDP2) all rows are of the whole model"
+)
 
 
 class RowTaker:
@@ -60,6 +67,8 @@ class RowTaker:
         self._scope = part.scope
         self._keys = RowKeys(model, settings.batch_ranks, part.size) if part.merges else None
         self._starts.keys = self._raw.keys = self._keys
+        if self._keys is not None and self._keys.is_flattened and part.leads:
+            warn_user(_FLATTENED)
 
     def add(self, measurement: Measurement, pace: Pace) -> None:
         """Attach the hooks of *measurement*."""
