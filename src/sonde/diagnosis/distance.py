@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from sonde.errors import ArgumentError
-from sonde.stats import PLAIN, dense, local, unreadable
+from sonde.stats import PLAIN, Piece, dense, local, unreadable
 
 _MOST_AXES = 5  # of tensors whose axes are tried in every order
 
@@ -54,8 +54,14 @@ def readable(tensor: Tensor) -> Tensor:
 
 
 def as_numbers(tensor: Tensor) -> Tensor:
-    """Return *tensor*, a :func:`readable` one, dense on the CPU in float64; if it is complex, with a last axis of both parts."""
+    """Return *tensor*, a :func:`readable` one, dense on the CPU in float64; if it is complex, with a last axis of both parts.
+
+    Of a distributed tensor what this rank holds, without any communication.
+    """
     tensor = tensor.detach()
+    if type(tensor) not in PLAIN:
+        held = local(tensor)
+        tensor = tensor if held is None else held
     if tensor.is_nested:
         return torch.cat([as_numbers(part).flatten() for part in tensor.unbind()])
     if tensor.is_quantized:
@@ -67,12 +73,32 @@ def as_numbers(tensor: Tensor) -> Tensor:
     return tensor.to("cpu", torch.float64)
 
 
+def held_of_both(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return *x* and *y*; of distributed tensors what this rank holds of both, without any communication.
+
+    Returns:
+        None where this rank does not hold the same part of both, or an addend alone.
+    """
+    if type(x) in PLAIN and type(y) in PLAIN:
+        return x, y
+    x, y = x.detach(), y.detach()
+    if x.shape != y.shape:
+        return None if any(Piece.is_part(each) or Piece.is_partial_sum(each) for each in (x, y)) else (x, y)
+    here, there = Piece.like(x, y), local(y)
+    if here is None or there is None:
+        here, there = local(x), Piece.like(y, x)
+    return None if here is None or there is None else (here, there)
+
+
 def distance_between(one: Tensor, other: Tensor) -> Distance:
     """Return how far two tensors are apart, of any kind and device; infinitely where shapes differ, or a tensor has no numbers."""
     one, other = readable(one), readable(other)
     if one.is_meta or other.is_meta:
         return _NOWHERE
-    a, b = as_numbers(one), as_numbers(other)
+    held = held_of_both(one, other)
+    if held is None:
+        return _NOWHERE
+    a, b = map(as_numbers, held)
     return distance(a, b) if a.shape == b.shape else _NOWHERE
 
 

@@ -11,13 +11,15 @@ from torch import Tensor
 
 from sonde.diagnosis.compare.names import Names
 from sonde.diagnosis.compare.sides import Kept, Key, Side
-from sonde.diagnosis.distance import Distance, as_numbers, distance, laid_out_alike, spacing
+from sonde.diagnosis.distance import Distance, as_numbers, distance, held_of_both, laid_out_alike, spacing
 from sonde.engine import is_floating
 from sonde.site import PARAMETER_PORTS, Port, Site
 from sonde.words import shape_text
 
 Stage = Literal["forward", "backward", "update"]
 
+NOT_COMPARED = "not compared"
+"""The beginning of the remark about a place of which this rank does not hold the same in both sides."""
 BEYOND = 16.0
 """Sides part where they are further apart than so many times the distance by which rounding was measured to move one side."""
 _JUMP, _UNMEASURED = 16.0, 128.0
@@ -90,6 +92,15 @@ class Judge:
             return max(_UNMEASURED * least, _JUMP * self._before, *_rounding_of_updates(one, other))
         few = 4.0 if tensors[0].numel() < _FEW else 1.0  # of few elements a repeat may move by chance less than most repeats do
         return max(BEYOND * few * max(least, *known), *_rounding_of_updates(one, other))
+
+    def is_part(self, x: Tensor, y: Tensor) -> bool:
+        """Return whether one of the two has the shape of one rank's part of the other, in a model whose layers are so divided."""
+        apart = [each for each in zip(x.shape, y.shape, strict=False) if each[0] != each[1]]
+        if x.dim() != y.dim() or len(apart) != 1:
+            return False
+        part, whole = sorted(apart[0])
+        size = {number: -(-whole // number) for number in self._a.split | self._b.split}
+        return any(part in (each, whole % each) for each in size.values())
 
     def note(self, relative: float) -> None:
         """Take note of a distance that was within the floor."""
@@ -194,10 +205,18 @@ def _place(stage: Stage, one: Kept, other: Kept, judge: Judge) -> Place | None:
         return Place(
             stage, site, other.site, one.call, one.type, shape, 0.0 if same else math.inf, parts=not same, remark="no data"
         )
+    shared = held_of_both(x, y)
+    if shared is None:
+        remark = f"{NOT_COMPARED}: this rank does not hold the same part in both sides"
+        return Place(stage, site, other.site, one.call, one.type, shape, 0.0, remark=remark)
+    x, y = shared
     laid = laid_out_alike(as_numbers(x), as_numbers(y))
     if laid is None:
         if port == "input":
             return None
+        if judge.is_part(x, y):
+            remark = f"{NOT_COMPARED}: of {shape} and {_shape(y)} one is this rank's part of a distributed tensor"
+            return Place(stage, site, other.site, one.call, one.type, shape, 0.0, remark=remark)
         remark = f"shape {shape} in a, {_shape(y)} in b"
         return Place(stage, site, other.site, one.call, one.type, shape, math.inf, parts=True, remark=remark)
     apart = distance(as_numbers(x), laid[0])
@@ -206,7 +225,8 @@ def _place(stage: Stage, one: Kept, other: Kept, judge: Judge) -> Place | None:
         turned = distance(as_numbers(x), as_numbers(y).mT)  # as between the Conv1D of GPT-2 and a Linear
         if turned.relative < apart.relative:
             apart, laid = turned, (laid[0].mT, "transposed")
-    more = [distance(as_numbers(left), as_numbers(right)) for left, right in rest]
+    beside = [both for left, right in rest if (both := held_of_both(left, right)) is not None]
+    more = [distance(as_numbers(left), as_numbers(right)) for left, right in beside]
     relative = max([apart.relative, *(each.relative for each in more)])
     parts = relative > floor
     if not parts:

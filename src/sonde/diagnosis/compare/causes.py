@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from sonde.diagnosis.compare.formulas import of_formulas
 from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.weights import Relation, relation
-from sonde.diagnosis.distance import as_numbers, distance, readable, spacing
+from sonde.diagnosis.distance import as_numbers, distance, held_of_both, readable, spacing
 from sonde.engine import BatchNorm, buffers_of, class_of, parameters_of
 from sonde.rules import Finding
 from sonde.site import PARAMETER_PORTS
@@ -95,8 +95,10 @@ def _of_parameters(scene: Scene) -> Iterator[Finding]:
     if one is None or other is None:
         return
     for name, x, y, label in _matched(own_tensors(one), own_tensors(other)):
-        if x.is_meta or y.is_meta:
+        held = held_of_both(x, y)
+        if x.is_meta or y.is_meta or held is None:
             continue
+        x, y = held  # noqa: PLW2901
         if (
             y.shape == x.shape
             and str(x.dtype) != str(y.dtype)

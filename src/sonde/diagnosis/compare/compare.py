@@ -11,7 +11,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from sonde.diagnosis.compare.aligned import Place, compared
+from sonde.diagnosis.compare.aligned import NOT_COMPARED, Place, compared
 from sonde.diagnosis.compare.causes import causes_of, setting_differences
 from sonde.diagnosis.compare.comparison import Comparison, first_parted
 from sonde.diagnosis.compare.copies import Copies
@@ -28,6 +28,7 @@ from sonde.rules import Finding
 from sonde.run import Run, TensorStore, open_tensors
 from sonde.suggest import nearest
 from sonde.view import RunComparison, progress
+from sonde.words import many, names_text
 
 _NOTHING: Any = object()
 _LONGEST = 240  # characters of an error of torch, some of which list every backend
@@ -238,6 +239,11 @@ def _compared(a: Side, b: Side, match: Mapping[str, str] | None, noise: float | 
     names = Names(match, types[0], types[1])
     places = compared(a, b, names, noise)
     _check_common(a, b, names, places)
+    apart = [place for place in places if place.remark.startswith(NOT_COMPARED)]
+    if apart:
+        which = names_text([str(place.site) for place in apart])
+        count = many(len(apart), "place")
+        notes.append(f"this rank holds parts of distributed tensors, which were not compared, at {count}: {which}")
     culprit = first_parted(places)
     causes: list[Finding] = []
     owner = ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
 from sonde.answer import Answer, Cell, Chart, Fact, Grid, Line, Mark, Part, Report, Tone, worst_first
-from sonde.diagnosis.compare.aligned import Place
+from sonde.diagnosis.compare.aligned import NOT_COMPARED, Place
 from sonde.diagnosis.compare.ladder import Rung, rungs
 from sonde.errors import UnknownSiteError
 from sonde.rules import Finding
@@ -179,6 +179,8 @@ def _cells(rung: Rung, comparison: Comparison) -> list[Cell]:
 
 def _words(rung: Rung, comparison: Comparison) -> str:
     if not rung.culprit:
+        if all(place.remark.startswith(NOT_COMPARED) for place in rung.places):
+            return NOT_COMPARED
         return "equal" if rung.largest.relative == 0 else "agrees"
     place = rung.places[0]
     said = [f"call {place.call}"] if place.call > 0 else []

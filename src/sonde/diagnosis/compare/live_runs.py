@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sonde.diagnosis.compare.copies import Copies
 from sonde.diagnosis.compare.rounding import RoundingMode
 from sonde.diagnosis.compare.sides import Kept, Key, Side
-from sonde.diagnosis.distance import as_numbers, distance, readable, spacing
+from sonde.diagnosis.distance import as_numbers, distance, held_of_both, readable, spacing
 from sonde.engine import (
     Event,
     Trial,
@@ -27,6 +27,7 @@ from sonde.engine import (
 from sonde.errors import ArgumentError
 from sonde.keep import Copying
 from sonde.site import Site
+from sonde.stats import Piece
 
 Loss: TypeAlias = Callable[[Any], Tensor]
 MakeOptimizer: TypeAlias = Callable[[Any], Any]
@@ -101,7 +102,9 @@ _RANDOM = 8.0
 
 def _moved(first: Kept, again: Kept) -> float:
     shared = [(first.leaves[leaf], tensor) for leaf, tensor in again.leaves.items() if leaf in first.leaves]
-    numbers = [(as_numbers(one), as_numbers(other)) for one, other in shared if not (one.is_meta or other.is_meta)]
+    kept = [(one, other) for one, other in shared if not (one.is_meta or other.is_meta)]
+    held = [both for one, other in kept if (both := held_of_both(one, other)) is not None]
+    numbers = [(as_numbers(one), as_numbers(other)) for one, other in held]
     moved = [distance(one, other).relative for one, other in numbers if one.shape == other.shape]
     return max(moved, default=0.0)
 
@@ -123,6 +126,8 @@ class _Keeper:
 
     def __call__(self, event: Event) -> None:
         if event.phase != "recompute":
+            if event.site.port == "input" and event.module is not None:
+                self._side.split |= parts_of(event.module)
             kept = Kept(event.site.at(""), event.call, event.type.__name__, self._copying.leaves(event), event.passthrough)
             (self._side.backward if event.grad else self._side.forward).append(kept)
 
@@ -212,6 +217,19 @@ def _forward(request: Request, model: nn.Module, trial: Trial, side: Side) -> Te
         return loss
     side.notes.append("no backward pass: the loss does not require a gradient")
     return None
+
+
+def parts_of(module: nn.Module) -> set[int]:
+    """Return into how many parts the parameters of *module* itself are divided while it runs, as by tensor parallelism.
+
+    Those that FSDP divides are whole then.
+    """
+    found: set[int] = set()
+    for parameter in module._parameters.values():
+        if parameter is not None and Piece.is_part(parameter):
+            held: Any = parameter
+            found |= {held.device_mesh.size(at) for at, placement in enumerate(held.placements) if placement.is_shard()}
+    return found - {1}
 
 
 def _described(value: Any) -> str:

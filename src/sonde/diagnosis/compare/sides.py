@@ -62,6 +62,7 @@ class Side:
         stage: where *error* was raised.
         loss: the loss; None without one.
         notes: facts about how the side was run, in words.
+        split: into how many parts layers of the model are divided among ranks while they run.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Side:
     stage: str = ""
     loss: float | None = None
     notes: list[str] = field(default_factory=list)
+    split: set[int] = field(default_factory=set)
 
     @property
     def kept(self) -> list[Kept]:
