@@ -329,7 +329,10 @@ class WatchedTraining:
         joins = merging is not None and not merging.has_failed
         seen = self._writer.seen(waits=waits)
         apart = {} if merging is None else dict(merging.apart)
-        return coverage_of(self.measurements(), seen, self._writer.ended, attached=self.attached, joins=joins, apart=apart)
+        between = {id(each): watched.rows.between.said() for watched in self.watched for each in watched.rows.measurements}
+        return coverage_of(
+            self.measurements(), seen, self._writer.ended, attached=self.attached, joins=joins, apart=apart, between=between
+        )
 
     @property
     def findings(self) -> list[Finding]:

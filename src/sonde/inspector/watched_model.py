@@ -266,6 +266,7 @@ class WatchedModel:
         if not (torch.is_grad_enabled() and self.model.training):
             self.rows.evaluated = True
             return
+        self.rows.between.look()
         self._begun_step = self.clock.step
         passes, self._passes = self._passes, self.clock.backward_counter.count
         if self.rows.was_skipped(self.clock.step) or self.clock.step_counter.is_thrown_away(since=passes):

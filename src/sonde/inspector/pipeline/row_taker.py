@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from sonde.engine import Pace, RowKeys, Scaling, SiteHook, held_by
+from sonde.inspector.between_steps import BetweenSteps
 from sonde.inspector.forward_modes import ForwardModes
 from sonde.inspector.kept_gradients import KeptGradients
 from sonde.inspector.left_out import LeftOut
@@ -42,6 +43,7 @@ class RowTaker:
         modes: in which logged steps no forward was in training mode.
         left_out: the parameters that the first logged steps leave as they are.
         kept: whether the gradients of the step before are cleared.
+        between: whether parameters change between steps.
 
     Args:
         send: called with the data of each moment.
@@ -54,6 +56,7 @@ class RowTaker:
         self.modes = ForwardModes(name)
         self.left_out = LeftOut(settings.rules)
         self.kept = KeptGradients(settings.rules)
+        self.between = BetweenSteps()
         self._send = send
         self._scaling = Scaling(settings.scaler)
         self._ordering = Ordering(model, name)
@@ -140,6 +143,8 @@ class RowTaker:
             self.left_out.check(self._hooks_at("param"), held, ended.epoch, ended.step, self._order())
         if self.kept.looks:
             self.kept.check(self._hooks_at("param"), held, ended.epoch, ended.step)
+        if held is not None:
+            self.between.begin(self._hooks_at("param"), held)
         builder.parameter_rows(self._starts, self._starts.row_index(self._order(), None), role="start")
         raw_scales = None if self._scaling.scale is None else {"grad": self._scaling.scale}
         builder.parameter_rows(self._raw, self._raw.row_index(self._order(), held), role="raw", scales=raw_scales)

@@ -1,0 +1,72 @@
+"""Notice that parameters change between steps: averaged over ranks, stepped by an outer optimizer, clamped, or exchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from sonde.engine import SiteHook
+from sonde.stats import in_memory, local
+from sonde.words import many
+
+_WATCHED = 3  # parameters: one alone may be equal on all ranks, as a bias before a normalisation is
+
+
+class BetweenSteps:
+    """Compares the smallest parameters after a logged step with the same as the next training pass begins. No host sync.
+
+    Their values are compared: whoever writes into ``parameter.data``, as averages over ranks do, leaves versions as they are.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[tuple[Tensor, Tensor]] = []  # parameters, and what they were after the step
+        self._times: dict[torch.device, Tensor] = {}  # by device, at how many looks some parameter had changed
+        self._looks = 0
+
+    def begin(self, hooks: Sequence[SiteHook], held: frozenset[int]) -> None:
+        """Remember some parameters after a logged step.
+
+        Args:
+            hooks: of all parameters.
+            held: the ids of the parameters of the optimizer that has made the step.
+        """
+        own = [hook.target for hook in hooks if id(hook.target) in held and not is_lazy(hook.target)]
+        chosen = sorted((each for each in own if each.grad is not None), key=torch.numel)[:_WATCHED]
+        with torch.inference_mode(False), torch.no_grad():
+            self._held = [(parameter, part.clone()) for parameter in chosen if (part := _held_of(parameter)) is not None]
+
+    def look(self) -> None:
+        """Compare, as a training pass begins."""
+        held, self._held = self._held, []
+        if not held:
+            return
+        self._looks += 1
+        found: dict[torch.device, list[Tensor]] = {}
+        with torch.inference_mode(False), torch.no_grad():
+            for parameter, before in held:
+                now = _held_of(parameter)
+                if now is not None and now.shape == before.shape and now.device == before.device:
+                    found.setdefault(now.device, []).append(((now != before) & ~(now.isnan() & before.isnan())).any())
+            for device, changed in found.items():
+                times = torch.stack(changed).any().to(torch.int64)
+                self._times[device] = self._times[device] + times if device in self._times else times
+
+    def said(self) -> str:
+        """Return in words how often parameters have changed between steps; ``""`` for never. Waits for the device."""
+        times = max((int(each) for each in self._times.values()), default=0)
+        if not times:
+            return ""
+        steps = many(self._looks, "logged step")
+        return (
+            f"of the optimizer's step alone: after {times} of {steps} parameters were changed again before the next forward, as by "
+            "an average over ranks, an outer optimizer or an exchange, and no row has that change"
+        )
+
+
+def _held_of(parameter: Tensor) -> Tensor | None:
+    """Return what this rank holds of *parameter* in plain memory; None for what is not plain."""
+    part = local(parameter)
+    return None if part is None else in_memory(part.detach())
