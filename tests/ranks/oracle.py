@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -97,7 +97,12 @@ class _Hooks:
 
 
 def trained(
-    model: nn.Module, share: tuple[int, int] = (0, 1), *, steps: int = STEPS, half: bool = False
+    model: nn.Module,
+    share: tuple[int, int] = (0, 1),
+    *,
+    steps: int = STEPS,
+    half: bool = False,
+    begins: Sequence[Mapping[str, Tensor]] = (),
 ) -> tuple[list[Seen], list[float]]:
     """Train *model* on a share of the batch; return what hooks saw at each step, and the losses.
 
@@ -106,12 +111,15 @@ def trained(
         share: which of how many equal parts of the joined batch.
         steps: how many.
         half: compute in bfloat16, on a copy of the parameters that the optimizer changes.
+        begins: the parameters with which the second step and those after it begin, in place of what the step before has left.
     """
     optimizer = sgd(model.parameters())
     found, losses = [], []
     for step in range(steps):
         x, y = (part.chunk(share[1])[share[0]] for part in batch(step))
         optimizer.zero_grad()
+        for name, value in begins[step - 1].items() if 0 < step <= len(begins) else ():
+            model.get_parameter(name).data.copy_(value)
         run = model
         if half:
             run = net().bfloat16()
@@ -155,7 +163,9 @@ class Expected:
 def expected(name: str, ranks: int) -> Expected:
     """Return what the run of a training has to hold, by its name in ``TRAININGS``."""
     if name == "plain ranks":
-        return _of_plain_ranks(ranks)
+        return _of_own_models([trained(net(rank), (rank, ranks)) for rank in range(ranks)])
+    if name == "local SGD":
+        return _of_own_models(_averaged_between_steps(ranks))
     seen, losses = trained(net().float() if "bfloat16" in name else net(), half="bfloat16" in name)
     rows = [{site: _rows(name, ranks, site, tensors) for site, tensors in one.items()} for one in seen]
     if "pipeline" in name:
@@ -182,9 +192,19 @@ def _before_averaging(seen: Seen, step: int, share: tuple[int, int]) -> float:
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]).norm().item()
 
 
-def _of_plain_ranks(ranks: int) -> Expected:
+def _averaged_between_steps(ranks: int) -> list[tuple[list[Seen], list[float]]]:
+    """Train the models of all ranks; each step after the first begins with the mean of what the step before has left."""
+    begins: list[dict[str, Tensor]] = []
+    for step in range(STEPS):
+        each = [trained(net(), (rank, ranks), begins=begins) for rank in range(ranks)]
+        left = [seen[step] for seen, _ in each]
+        begins.append({name: sum(one[f"{name}:param"][0] for one in left) / ranks for name, _ in net().named_parameters()})
+    return each
+
+
+def _of_own_models(each: list[tuple[list[Seen], list[float]]]) -> Expected:
     """Every rank's batch counts. Parameters of one name differ from rank to rank: each has a row and norms of its own."""
-    each = [trained(net(rank), (rank, ranks)) for rank in range(ranks)]
+    ranks = len(each)
     rows, scalars = [], []
     for step in range(STEPS):
         joined: Rows = {}

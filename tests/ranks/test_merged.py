@@ -17,7 +17,8 @@ from sonde.stats import Moments, Norm
 
 PORTS = MODULE_PORTS + PARAMETER_PORTS
 QUICK = ("DDP", "FSDP2")
-EXCEPT = ("one process", "plain ranks", "pipeline", "DDP, compiled")  # plain: see the merger's tests; a stage has its own sites
+EXCEPT = ("one process", "plain ranks", "local SGD", "pipeline", "DDP, compiled")
+"""Of models of their own see the merger's tests; a stage has its own sites."""
 NAMES = [name for name in TRAININGS if not name.startswith(EXCEPT)]
 
 

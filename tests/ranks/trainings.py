@@ -119,6 +119,24 @@ def plain() -> Training:
     return Training(model, sgd(model.parameters()), _own_share())
 
 
+def local_sgd() -> Training:
+    """Equal models that each rank trains on its own batch, and that are averaged between steps."""
+    model = net()
+    training = Training(model, sgd(model.parameters()), _own_share())
+    steps = iter(range(STEPS))
+
+    def run(x: Tensor, y: Tensor) -> Tensor:
+        for parameter in model.parameters() if next(steps) else ():
+            dist.all_reduce(parameter.data)
+            parameter.data /= dist.get_world_size()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        return loss.detach()
+
+    training.run = run
+    return training
+
+
 def averaged_by_hand() -> Training:
     """Equal models, whose gradients the loop averages."""
     model = net()
@@ -266,6 +284,7 @@ def pipeline(schedule: type[ScheduleGPipe | Schedule1F1B], data_parallel: bool =
 TRAININGS: dict[str, tuple[int, Callable[[], Training]]] = {
     "one process": (1, one_process),
     "plain ranks": (2, plain),
+    "local SGD": (2, local_sgd),
     "gradients averaged by hand": (2, averaged_by_hand),
     "DDP": (2, ddp),
     "DDP, accumulation": (2, partial(ddp, accumulate=2)),
