@@ -13,18 +13,21 @@ from sonde.stats import in_memory, local
 from sonde.words import many
 
 _WATCHED = 3  # parameters: one alone may be equal on all ranks, as a bias before a normalisation is
+_EACH = 16  # logged steps that are looked at each; of later ones a quarter, in no step with any period
+_SHARE, _GOLDEN = 0.25, (5**0.5 - 1) / 2
 
 
 class BetweenSteps:
     """Compares the smallest parameters after a logged step with the same as the next training pass begins. No host sync.
 
-    Their values are compared: whoever writes into ``parameter.data``, as averages over ranks do, leaves versions as they are.
+    Their bits are compared: whoever writes into ``parameter.data``, as averages over ranks do, leaves versions as they are.
     """
 
     def __init__(self) -> None:
+        self._chosen: tuple[frozenset[int], int, list[Tensor]] = frozenset(), 0, []  # for an optimizer, among so many hooks
         self._held: list[tuple[Tensor, Tensor]] = []  # parameters, and what they were after the step
         self._times: dict[torch.device, Tensor] = {}  # by device, at how many looks some parameter had changed
-        self._looks = 0
+        self._logged = self._looks = 0
 
     def begin(self, hooks: Sequence[SiteHook], held: frozenset[int]) -> None:
         """Remember some parameters after a logged step.
@@ -33,8 +36,14 @@ class BetweenSteps:
             hooks: of all parameters.
             held: the ids of the parameters of the optimizer that has made the step.
         """
-        own = [hook.target for hook in hooks if id(hook.target) in held and not is_lazy(hook.target)]
-        chosen = sorted((each for each in own if each.grad is not None), key=torch.numel)[:_WATCHED]
+        self._logged += 1
+        if self._logged > _EACH and self._logged * _GOLDEN % 1 > _SHARE:
+            return
+        of, among, chosen = self._chosen
+        if of is not held or among != len(hooks) or not chosen:
+            own = [hook.target for hook in hooks if id(hook.target) in held and not is_lazy(hook.target)]
+            chosen = sorted((each for each in own if each.grad is not None), key=torch.numel)[:_WATCHED]
+            self._chosen = held, len(hooks), chosen
         with torch.inference_mode(False), torch.no_grad():
             self._held = [(parameter, part.clone()) for parameter in chosen if (part := _held_of(parameter)) is not None]
 
@@ -48,8 +57,13 @@ class BetweenSteps:
         with torch.inference_mode(False), torch.no_grad():
             for parameter, before in held:
                 now = _held_of(parameter)
-                if now is not None and now.shape == before.shape and now.device == before.device:
-                    found.setdefault(now.device, []).append(((now != before) & ~(now.isnan() & before.isnan())).any())
+                if now is None or now.shape != before.shape or now.device != before.device or now.dtype != before.dtype:
+                    continue
+                if not now.is_cpu:
+                    found.setdefault(now.device, []).append((_bits(now) != _bits(before)).any())
+                elif not torch.equal(_bits(now), _bits(before)):
+                    found[now.device] = [_YES]
+                    break
             for device, changed in found.items():
                 times = torch.stack(changed).any().to(torch.int64)
                 self._times[device] = self._times[device] + times if device in self._times else times
@@ -64,6 +78,15 @@ class BetweenSteps:
             f"of the optimizer's step alone: after {times} of {steps} parameters were changed again before the next forward, as by "
             "an average over ranks, an outer optimizer or an exchange, and no row has that change"
         )
+
+
+_YES = torch.tensor(True)
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """Return the elements as integers of the same bits, so that NaN is equal to itself; complex ones as they are."""
+    return tensor if tensor.is_complex() else tensor.view(_INTEGERS[tensor.element_size()])
 
 
 def _held_of(parameter: Tensor) -> Tensor | None:
