@@ -16,11 +16,15 @@ from sonde.inspector.sinks import MLflowSink
 from sonde.inspector.sinks.mlflow import _name
 from sonde.run.run import open_run
 
-mlflow = pytest.importorskip("mlflow")
+
+@pytest.fixture
+def mlflow() -> Any:
+    """The package, whose import takes seconds that the quick tests here do not need."""
+    return pytest.importorskip("mlflow")
 
 
 @pytest.fixture
-def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def client(mlflow: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.chdir(tmp_path)
     before = mlflow.get_tracking_uri()
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
@@ -40,7 +44,7 @@ def runs(client: Any, experiment: str = "Default") -> list[Any]:
 
 
 @pytest.mark.slow
-def test_a_run_of_its_own_has_metrics_params_findings_and_files_and_ends_well(tmp_path: Path, client: Any) -> None:
+def test_a_run_of_its_own_has_metrics_params_findings_and_files_and_ends_well(tmp_path: Path, mlflow: Any, client: Any) -> None:
     model = deep()
     config = {"lr": 0.01, "data": {"name": "noise", "long": "x" * 10_000}}
     with watch(model, every=2, to=[tmp_path / "run", "mlflow"], verbose=False, config=config) as inspector:
@@ -67,7 +71,7 @@ def test_a_run_of_its_own_has_metrics_params_findings_and_files_and_ends_well(tm
 
 
 @pytest.mark.slow
-def test_the_active_run_is_used_and_left_open_with_its_params(tmp_path: Path, client: Any) -> None:
+def test_the_active_run_is_used_and_left_open_with_its_params(mlflow: Any, client: Any) -> None:
     model = deep(2)
     mlflow.start_run()
     mlflow.log_param("lr", "mine")
