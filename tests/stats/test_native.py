@@ -416,7 +416,10 @@ def test_an_unknown_kernel_is_refused_by_name() -> None:
         native.use("mmx")
 
 
-@pytest.mark.parametrize(("choice", "printed"), [("reference", "'' SONDE_KERNEL=reference"), ("baseline", "'baseline' ")])
+@pytest.mark.parametrize(
+    ("choice", "printed"),
+    [("reference", "'' SONDE_KERNEL=reference"), pytest.param("baseline", "'baseline' ", marks=pytest.mark.slow)],
+)
 @COMPILED
 def test_the_environment_chooses_the_kernel(choice: str, printed: str) -> None:
     """SONDE_KERNEL is read when sonde is imported."""
