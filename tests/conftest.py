@@ -6,6 +6,7 @@ import gc
 import os
 import re
 import shutil
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Generator, Iterator
@@ -15,6 +16,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 os.environ["COLUMNS"] = "80"  # of what is printed, whatever the terminal
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # set in many containers, where each process would compile sonde again
 
 import hypothesis
 import pytest
@@ -23,6 +25,8 @@ from torch.utils.hooks import RemovableHandle
 
 from sonde.engine.torch_api import hooks
 from sonde.inspector.sentinel.training_passes import _Arrives
+
+sys.dont_write_bytecode = False  # else each process that collects tests would compile all of them again
 
 # The same examples on every machine, however slow. pytest --hypothesis-profile=search looks for others.
 _repeatable = hypothesis.settings(
