@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import nn
 
-from sonde.engine.torch_api.modules import Walk, named_children, outline, parameters_of, unwrap, walk
+from sonde.engine.torch_api.modules import Walk, is_scripted, named_children, outline, parameters_of, unwrap, walk
 
 _T = TypeVar("_T")
 
@@ -45,8 +45,10 @@ class Inventory:
         self._lost: list[Any] = []  # references to what was freed since: another object may have its id by now
         lost = self._lost.append
         self._kinds = [weakref.ref(kind, lost) for kind in {type(module) for module in met.modules}]
-        self._modules = [weakref.ref(module, lost) for module in met.modules]
-        self._outlines = [outline(met.modules)]
+        self._modules = [weakref.ref(module, lost) for module in met.modules if not is_scripted(module)]
+        self._scripted = [weakref.ref(module, lost) for module in met.modules if is_scripted(module)]
+        self._outlines: list[list[int]] = []
+        self.know(met)
         self._all = [weakref.ref(parameter, lost) for parameter in met.parameters]
         self._memory: dict[Hashable, Any] = {}
         of_parameter = {id(parameter): reference for parameter, reference in zip(met.parameters, self._all, strict=True)}
@@ -78,7 +80,7 @@ class Inventory:
 
     def know(self, met: Walk) -> None:
         """Remember that *met* is of the same names, since its fingerprint is the same: FSDP2 exchanges parameters for a while."""
-        self._outlines = [*self._outlines[-_MOST_OUTLINES:], outline(met.modules)]
+        self._outlines = [*self._outlines[-_MOST_OUTLINES:], outline(module for module in met.modules if not is_scripted(module))]
 
     @property
     def members(self) -> list[Named]:
