@@ -22,6 +22,7 @@ from sonde.engine import (
     first_floating,
     observe,
     parameters,
+    parameters_of,
     unwrap,
 )
 from sonde.errors import ArgumentError
@@ -225,7 +226,7 @@ def parts_of(module: nn.Module) -> set[int]:
     Those that FSDP divides are whole then.
     """
     found: set[int] = set()
-    for parameter in module._parameters.values():
+    for parameter in parameters_of(module).values():
         if parameter is not None and Piece.is_part(parameter):
             held: Any = parameter
             found |= {held.device_mesh.size(at) for at, placement in enumerate(held.placements) if placement.is_shard()}
