@@ -205,7 +205,7 @@ def train(
 ) -> tuple[Any, Numbers, Numbers]:
     """Train a watched model that changes before *at*; return the inspector, the true lengths by site, and those of all."""
     model = net()
-    called = torch.compile(model, backend="aot_eager") if compiled else model
+    called: Any = torch.compile(model, backend="aot_eager") if compiled else model
     optimizer = sgd(model)
     true, norms = Numbers(), Numbers()
     with sonde.watch(
@@ -407,7 +407,7 @@ def test_the_first_forward_of_a_compiled_model_after_a_change(read: Any, change:
 
 def check_first_forward(read: Any, change: Change, *, compiled: bool) -> None:
     model, x, made = net(), batch(0), 0
-    called = torch.compile(model, backend="aot_eager") if compiled else model
+    called: Any = torch.compile(model, backend="aot_eager") if compiled else model
 
     def run(forwards: int) -> None:
         nonlocal made
