@@ -101,6 +101,21 @@ def test_changes_between_steps_are_said_of_updates(change: Any, kind: type[torch
     assert [norm for (norm,) in rows] == pytest.approx(wanted, rel=1e-6)  # elements are rounded to float32
 
 
+@pytest.mark.parametrize(("change", "times"), [(clamp, 3), (leave, 0)])
+def test_steps_that_are_not_logged_are_no_change_between_steps(change: Any, times: int) -> None:
+    """The pass that comes next tells, observed or not."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sonde.watch(model, optimizer, every=2, to="memory", verbose=False) as inspector:
+        for _ in range(6):
+            optimizer.zero_grad()
+            loss_of(model).backward()
+            optimizer.step()
+            change(model)
+        found = notes(inspector)["0.weight:update"]
+    assert found.startswith(f"of the optimizer's step alone: after {times} of 3 logged steps") if times else not found
+
+
 def locally(folder: str, how: str) -> dict[str, str]:
     """Train with a change by other ranks' models after some steps; return the notes."""
     from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager

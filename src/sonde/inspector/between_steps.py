@@ -29,6 +29,11 @@ class BetweenSteps:
         self._times: dict[torch.device, Tensor] = {}  # by device, at how many looks some parameter had changed
         self._logged = self._looks = 0
 
+    @property
+    def waits(self) -> bool:
+        """Whether parameters are remembered that the next training pass is to be compared with."""
+        return bool(self._held)
+
     def begin(self, hooks: Sequence[SiteHook], held: frozenset[int]) -> None:
         """Remember some parameters after a logged step.
 
@@ -36,6 +41,7 @@ class BetweenSteps:
             hooks: of all parameters.
             held: the ids of the parameters of the optimizer that has made the step.
         """
+        self._held = []
         self._logged += 1
         if self._logged > _EACH and self._logged * _GOLDEN % 1 > _SHARE:
             return

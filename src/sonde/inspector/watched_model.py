@@ -131,6 +131,7 @@ class WatchedModel:
             clock.call_no_more(self._forward_begins)
             clock.call_no_more(self._backward_ended)
             clock.call_no_more(self._model_changed)
+            clock.forward_counter.take_no_more(self._pass_begins)
         self.rows.detach()
 
     @property
@@ -228,6 +229,13 @@ class WatchedModel:
         elif self.clock.again and self._logged_step == self.clock.step - 1:
             self._take(optimizer)  # a second optimizer's: these rows belong to the step that has ended already
 
+    def _pass_begins(self, args: Any, kwargs: Any) -> None:
+        """See the first training pass after a logged step begin, observed or not."""
+        if torch.is_grad_enabled() and self.model.training:
+            self.clock.forward_counter.take_no_more(self._pass_begins)
+            if self.clock.step == self._logged_step + 1:
+                self.rows.between.look()
+
     def complete(self, optimizer: Optimizer | None) -> None:
         """Take the rows of the step that has ended, if it was logged."""
         if not self._ended:
@@ -248,6 +256,9 @@ class WatchedModel:
     def _take(self, optimizer: Optimizer | None) -> None:
         turn = 0 if optimizer is None else self.clock.turn_of(optimizer)
         self.rows.take_step(self.clock.ended, optimizer, turn, pairs=self.pace.ends_pair)
+        arguments = self.clock.forward_counter.arguments
+        if self.rows.between.waits and self._pass_begins not in arguments:
+            arguments.append(self._pass_begins)
 
     def _idle(self) -> None:
         """Do nothing until the step before the next that may be logged: that one is timed, or is the first of a pair."""
@@ -266,7 +277,6 @@ class WatchedModel:
         if not (torch.is_grad_enabled() and self.model.training):
             self.rows.evaluated = True
             return
-        self.rows.between.look()
         self._begun_step = self.clock.step
         passes, self._passes = self._passes, self.clock.backward_counter.count
         if self.rows.was_skipped(self.clock.step) or self.clock.step_counter.is_thrown_away(since=passes):

@@ -215,7 +215,7 @@ class Statistic(RowStatistic):
         return rows[..., : self._cuts()[0]]
 
     def marks(self, rows: Tensor) -> Tensor:
-        """Return the numbers of each row by which copies of one tensor on several ranks are told apart.
+        """Return the numbers of each row that tell copies of one tensor on several ranks apart.
 
         Of equal tensors each is equal up to 1e-12 of its size, in whatever order sums were formed. By default all fields that
         count elements; where sums depend on a minimum (:meth:`aligned` is overridden), the minima and maxima alone. Override this

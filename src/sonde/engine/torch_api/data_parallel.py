@@ -31,7 +31,7 @@ def data_parallel_ranks(model: nn.Module) -> tuple[int, ...] | None:
 def spread_parameters(model: nn.Module) -> set[int]:
     """Return the ids of parameters of *model* under whose names ranks may hold different parts of one model, as experts.
 
-    They are those that DDP or FSDP2 were told to ignore, and those with the mark that libraries for experts leave for an average
+    They are those that DDP or FSDP2 ignore on request, and those with the mark that libraries for experts leave for an average
     written by hand: ``parameter.allreduce = False``.
     """
     kind: Any = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ())

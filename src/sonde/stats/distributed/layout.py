@@ -335,7 +335,7 @@ def _union(
 def _marks(statistic: Statistic, rows: Array) -> Array:
     """Return a number of each of *rows*, as of :class:`RankRows`, that tells replicas apart; always finite.
 
-    The logarithms of all numbers of which the statistic says that they are those of the tensor, each with a weight between 1 and 2:
+    The logarithms of all numbers that are the tensor's, as the statistic says, each with a weight between 1 and 2:
     a change of any of them by its own 1e-10 counts, however much larger another is, as the number of elements is. Sums are off by a
     few 1e-14 where they were formed in another order, and the weighted sum of 300 logarithms by as much.
     """
