@@ -24,7 +24,7 @@ from sonde.inspector.ranks import How, Ranks, participate
 from sonde.inspector.report import described
 from sonde.inspector.settings import GRADIENTS, BadSteps, Gradients, Limits, OnNonFinite, Settings, bytes_of
 from sonde.inspector.sinks.base import RunSink
-from sonde.inspector.sinks.destinations import open_destinations
+from sonde.inspector.sinks.destinations import Destinations, open_destinations
 from sonde.inspector.sinks.to_argument import with_visualizers
 from sonde.inspector.training import WatchedTraining
 from sonde.lens import AnyLens, Choice, Lens, LossMetrics, default_lenses
@@ -138,7 +138,7 @@ class Inspector(Observer):
             rules=Chosen.of(rules),
         )
         self._optimizers = list(map(weakref.ref, optimizers_of(optimizer)))  # a loop that makes a new one lets the old one go
-        self._open = partial(open_destinations, self._to, exists, step, epoch)
+        self._open = partial(open_destinations, self._to, exists=exists, step=step, epoch=epoch)
         self._config = {} if config is None else {"config": plain_config(config)}
         self._loss_names = train_loss_str, non_train_loss_str
         self._verbose = verbose
@@ -175,18 +175,22 @@ class Inspector(Observer):
         batch_ranks = part.ranks_of_batches(self._ranks.group)
         by_default = self._lenses is None
         settings = replace(self._settings, lenses=observed, by_default=by_default, part=part, batch_ranks=batch_ranks)
-        if part.group is not None:
-            own = {"ranks=": "merged" if part.merges else "each", "Limits(budget=)": self._budget, "every=": self._every}
-            part.group.agree(own | settings.in_common())
-        destinations = part.open(self._open, self._to)
+        own = {"ranks=": "merged" if part.merges else "each", "Limits(budget=)": self._budget, "every=": self._every}
+        in_common = own | settings.in_common()
+        destinations = Destinations()
         try:
+            part, destinations = part.open(self._open, self._to, in_common)
+            settings = replace(settings, part=part)
             rules = {"rules": given} if (given := settings.rules.described()) != {} else {}
             about = described(models, every) | part.described() | self._config | rules
             if part.leads:
                 destinations.begin(about)
             models = models if part.records else {}
-            training = WatchedTraining(models, settings, self._schedule, self._budget, destinations, about, verbose=self._verbose)
+            training = WatchedTraining(
+                models, settings, self._schedule, self._budget, destinations, about, in_common, verbose=self._verbose
+            )
         except BaseException as error:
+            part.leave()
             destinations.close(error)
             raise
         self._training = training

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -27,11 +28,12 @@ from sonde.inspector.watched_model import WatchedModel
 from sonde.rules import RULES, Finding
 from sonde.run import LastError, Record, Run
 from sonde.schedule import Every, Schedule, seconds_of, with_interval
-from sonde.stats import Merger
+from sonde.stats import Joining
 from sonde.warn import warn_user
 
 _MANY = 1024  # pushed values that may wait for a logged step
 _MOMENT = 1.0  # seconds
+_CONNECTING = 20.0  # seconds in which ranks that are all here connect with each other
 
 
 class WatchedTraining:
@@ -54,6 +56,7 @@ class WatchedTraining:
         budget: float | None,
         destinations: Destinations,
         about: Mapping[str, object],
+        in_common: Mapping[str, object],
         *,
         verbose: bool = False,
     ) -> None:
@@ -66,21 +69,24 @@ class WatchedTraining:
         part = settings.part
         self.watched: list[WatchedModel] = []
         self._ended_at: int | None = None
-        merges = part.merges and part.group is not None
-        self._merger = Merger(part.group, timeout=part.timeout, place=self._place) if merges and part.group is not None else None
+        merges = part.merges and part.meeting is not None
+        self._verbose = verbose and part.leads
+        meet = part.meet(in_common, self._say)
+        self._joining = Joining(meet, part.timeout, self._place) if merges else None
+        self._join_until = 0.0  # the end of the training and of the waiting for other ranks
         self._chosen_at = -1  # the place in the training of the last interval that was offered to the other ranks
         self.schedule = schedule = self._timed(schedule)
         self.watched = [WatchedModel(model, name, settings, schedule, self._send, self._failed) for name, model in models.items()]
         self._writer = BatchWriter(
             destinations.sinks,
             part=part,
-            merger=self._merger,
+            joining=self._joining,
+            joined=self._note_joined,
             about=about,
             rules=settings.rules,
             alarm=self._alarm,
             seen=self._seen_so_far,
         )
-        self._verbose = verbose and part.leads
         self._whens = (-1, 0)  # the steps of all models at the last batch, and its number among the batches since then
         self._coverage_written = False
         self._told: list[Record] = []  # by other ranks
@@ -92,6 +98,8 @@ class WatchedTraining:
         self._bad_steps = reports
         self._seen: dict[tuple[object, int], Finding] = {}  # what no row holds
         self._alarmed: list[Finding] = []  # what the sinks were told
+        if self._joining is not None and part.all_are_here:
+            self._joining.wait(_CONNECTING)
 
     def attach(self) -> None:
         """Put every lens on every model.
@@ -139,9 +147,12 @@ class WatchedTraining:
                 self._ended_at = self._place()
             finally:  # another Ctrl-C may come here
                 self._take_off()
-                if self._merger is not None:
-                    self._merger.hurry(min(self.part.exit_timeout, _MOMENT) if error is not None else self.part.exit_timeout)
+                seconds = min(self.part.exit_timeout, _MOMENT) if error is not None else self.part.exit_timeout
+                self._join_until = time.monotonic() + seconds
+                if self._joining is not None:
+                    self._joining.hurry(seconds)
                 self._writer.stop(self._write_ends, failed=LastError.is_bad(error))
+                self.part.leave()
 
     def let_go(self) -> None:
         """Stop, since nobody holds the inspector any more; warn where no model has run before that."""
@@ -204,7 +215,7 @@ class WatchedTraining:
 
     def _timed(self, schedule: Schedule) -> Schedule:
         """Return *schedule*; where ranks must log the same steps, with a number of steps for a time, which rank 0 adapts."""
-        seconds = seconds_of(schedule) if self._merger is not None else None
+        seconds = seconds_of(schedule) if self._joining is not None else None
         self._timer = None if seconds is None else Timer(seconds)
         self._interval = schedule.n if isinstance(schedule, Every) else 1
         return schedule if seconds is None else with_interval(schedule, 1)
@@ -242,7 +253,7 @@ class WatchedTraining:
             self._pushed.log(builder.step)
             self._account(builder)
             self._last_error.note_known()
-        if builder.ends_interval or self._merger is None:  # what is pushed joins what other ranks push, which may not evaluate
+        if builder.ends_interval or self._joining is None:  # what is pushed joins what other ranks push, which may not evaluate
             for pushed in self._pushed.take():
                 builder.pushed(pushed)
         if builder:
@@ -263,6 +274,8 @@ class WatchedTraining:
         """Return how far the training has come: the steps that have ended, and one more where a step has begun."""
         if self._ended_at is not None:
             return self._ended_at
+        if not self.attached:
+            return 0
         begun = any(watched.clock.has_begun and watched.model.training for watched in self.watched)
         return sum(watched.steps for watched in self.watched) + begun
 
@@ -274,10 +287,12 @@ class WatchedTraining:
         if (self._budget is None or not isinstance(self.schedule, Every)) and self._timer is None:
             return
         wanted = self._wanted_interval(builder.step)
-        if self._merger is not None and builder.when is not None and not self._merger.failed:
-            before, self._chosen_at = self._chosen_at, builder.when  # rank 0 chooses for all, at the logged step before
+        merging = self._writer.merging
+        if merging is not None and builder.when is not None:
             builder.interval = wanted or self._interval
-            wanted = 0 if before < 0 else self._writer.interval_at(before)
+            if merging.joins:
+                before, self._chosen_at = self._chosen_at, builder.when  # rank 0 chooses for all, at the logged step before
+                wanted = merging.interval[1] if before < 0 else self._writer.interval_at(before)
         if wanted and wanted != self._interval:
             self._interval = wanted
             self._follow(with_interval(self.schedule, wanted))
@@ -309,7 +324,7 @@ class WatchedTraining:
 
     def _flush_own(self) -> None:
         """Write what is complete, where that needs no other rank."""
-        if self._merger is None:
+        if self._joining is None:
             self.flush()
 
     @property
@@ -326,7 +341,7 @@ class WatchedTraining:
     def coverage(self, *, waits: bool = True) -> Coverage:
         """Return which sites delivered, and why the others did not; without *waits*, of the logged steps that are written."""
         merging = self._writer.merging
-        joins = merging is not None and not merging.has_failed
+        joins = merging is not None and merging.joins
         seen = self._writer.seen(waits=waits)
         apart = {} if merging is None else dict(merging.apart)
         between = {id(each): watched.rows.between.said() for watched in self.watched for each in watched.rows.measurements}
@@ -408,7 +423,8 @@ class WatchedTraining:
         ended = tuple(dict.fromkeys([*stopped, *(each for each in self._writer.ended if isinstance(each, str))]))
         empty = not self._writer.has_written
         path, found, share = self.destinations.path, self.findings, self.overhead()
-        ranks = self.part.size
+        merging = self._writer.merging
+        ranks = self.part.size if self.part.group is not None or (merging is not None and merging.has_begun) else 1
         return closing_lines(path, steps, lost, found, self.errors, share, ended=ended, is_empty=empty, ranks=ranks)
 
     def _write_coverage(self, *, waits: bool = True) -> None:
@@ -420,7 +436,9 @@ class WatchedTraining:
     def _write_ends(self) -> None:
         """Write coverage and findings into the run: in the writer thread, when all rows are with the sinks."""
         self._write_coverage()
-        have_ended = self._writer.merging is not None and self._writer.merging.all_have_ended
+        merging = self._writer.merging
+        group = None if self._joining is None or merging is None or not merging.has_begun else self._joining.group
+        have_ended = merging is not None and merging.all_have_ended
         if self._settings.rules.is_on("no_training_forward"):
             for watched in self.watched:
                 found = watched.rows.modes.finding(watched.logged)
@@ -430,7 +448,26 @@ class WatchedTraining:
         for each in record.seen:
             if each not in self._alarmed:
                 self._writer.alert(each)  # to the sinks; a warning or the closing lines say it
-        self._told = self.part.records_of_others(record, have_ended=have_ended)
+        seconds = self._join_until - time.monotonic() if have_ended else 0.0
+        self._told = self.part.records_of_others(record, group, seconds)
+        if merging is None or not merging.has_begun:
+            self._describe_ranks(joined=False)
+
+    def _note_joined(self) -> None:
+        """Say that rows of all ranks are joined from now on, where some came late: in the writer thread."""
+        if self.part.group is None:
+            self._say(f"all {self.part.size} ranks have come: their numbers are joined from now on")
+            self._describe_ranks(joined=True)
+
+    def _describe_ranks(self, *, joined: bool) -> None:
+        """Write into the run which ranks have come, where not all did so in time."""
+        came_apart = self.part.meeting is not None and self.part.group is None
+        if came_apart and self.part.leads and self.destinations.recorded is not None:
+            self.destinations.recorded.writer.describe(**self.part.described(joined=joined))
+
+    def _say(self, text: str) -> None:
+        if self._verbose:
+            sys.stderr.write(f"sonde: {text}\n")
 
     def _alarm(self, found: Finding) -> None:
         """Tell the sinks of a finding, and print one line: in the writer thread, while the training goes on."""

@@ -113,7 +113,7 @@ def watch(
         ModelError: *model* is no ``nn.Module``.
         SelectionError: the lenses, *include* and *exclude* leave nothing to observe.
         StoreError: the folder in *to* cannot be used.
-        RankError: the processes of the training were given different arguments, or one of them cannot write.
+        RankError: the processes of the training, which came together, were given different arguments, or one cannot write.
     """
     captured = None if graph is None else _captured(model, graph)
     inspector = Inspector(

@@ -57,12 +57,17 @@ from sonde.stats.statistic import unreadable as unreadable
 # isort: split
 # For other rooms of sonde: distributed tensors, and rows of several ranks
 from sonde.stats.distributed import Group as Group
+from sonde.stats.distributed import Joining as Joining
 from sonde.stats.distributed import Key as Key
+from sonde.stats.distributed import Meeting as Meeting
+from sonde.stats.distributed import Merged as Merged
 from sonde.stats.distributed import MergedRows as MergedRows
 from sonde.stats.distributed import Merger as Merger
+from sonde.stats.distributed import MissingRankError as MissingRankError
 from sonde.stats.distributed import Offer as Offer
 from sonde.stats.distributed import RankRows as RankRows
 from sonde.stats.distributed import Total as Total
+from sonde.stats.distributed import unmerged as unmerged
 from sonde.stats.pieces import PLAIN as PLAIN
 from sonde.stats.pieces import Piece as Piece
 from sonde.stats.pieces import local as local

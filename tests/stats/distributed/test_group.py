@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import pytest
 import torch
 from tests.processes import on_ranks, values
@@ -81,26 +79,16 @@ def alone_first() -> list[str]:
     found = []
     for absent in (1, 0):
         if rank != absent:
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                assert Group.join("sonde.watch", seconds=0.3) is None
-            found += [str(each.message) for each in caught]
-            found.append(error_of(lambda: Group.join("probe.merged()", seconds=0.1, alone=False)))
+            found.append(error_of(lambda: Group.join("probe.merged()", seconds=0.1)))
         dist.barrier()
-    joined().agree({"one": 1})
+    joined("probe.merged()").agree({"one": 1})
     return found
 
 
 def test_a_rank_that_stays_away_is_named_and_the_next_meeting_is_a_new_one() -> None:
     first, second = values(on_ranks(2, alone_first))
-    assert first == [
-        "only rank 0 of 2 called sonde.watch within 0.3 s: what rank 0 records is of this rank alone",
-        "RankError: only rank 0 of 2 called probe.merged() within 0.1 s: call it on all ranks",
-    ]
-    assert second == [
-        "rank 0 of 2 did not call sonde.watch within 0.3 s: what rank 1 records is of this rank alone",
-        "RankError: rank 0 of 2 did not call probe.merged() within 0.1 s: call it on all ranks",
-    ]
+    assert first == ["RankError: only rank 0 of 2 called probe.merged() within 0.1 s: call it on all ranks"]
+    assert second == ["RankError: rank 0 of 2 did not call probe.merged() within 0.1 s: call it on all ranks"]
 
 
 def without_a_group() -> str:

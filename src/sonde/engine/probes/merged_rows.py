@@ -23,7 +23,7 @@ def merged_rows(attachment: Attachment, group: Any, seconds: float) -> list[dict
         raise ArgumentError(f"merged() cannot join what ranks have of {observer}: {reason}; observe with a Statistic, as Moments()")
     places = dataframes.places_of(attachment)
     rows = table.on_host([row for _, _, row in places])
-    ranks = Group.join("probe.merged()", seconds=seconds, alone=False)
+    ranks = Group.join("probe.merged()", seconds=seconds)
     if ranks is None:
         return [row | {"scope": "global", "ranks": 1} for row in dataframes.finished(places, table, rows)]
     batches = None if group is None else ranks_of(group)

@@ -25,7 +25,7 @@ from sonde.rows import RowBlock
 from sonde.rules import RULES, Chosen, Finding
 from sonde.run import Findings, QueueLimits, Record, Run, RunWriter, WriteQueue, WriterThread, judge_rows
 from sonde.site import Site
-from sonde.stats import Merger
+from sonde.stats import Joining
 from sonde.warn import WarnOnce
 from sonde.words import many
 
@@ -56,7 +56,8 @@ class BatchWriter:
         sinks: get the rows.
         limits: when batches are finished.
         part: how this process takes part in the run; None: it is the only one.
-        merger: joins rows with those of other ranks; None: nothing is joined.
+        joining: the way to joining rows with those of other ranks; None: nothing is joined.
+        joined: a method, called in the thread once rows of all ranks are joined; held as *alarm* is.
         about: the description that the run begins with, for the rules.
         rules: those that are applied.
         alarm: a method, called in the thread with each finding that is new. Its object is held weakly: it may hold a model.
@@ -69,7 +70,8 @@ class BatchWriter:
         limits: QueueLimits = LIMITS,
         *,
         part: Participation | None = None,
-        merger: Merger | None = None,
+        joining: Joining | None = None,
+        joined: Callable[[], None] | None = None,
         about: Mapping[str, object] | None = None,
         rules: Chosen | None = None,
         alarm: Callable[[Finding], None] | None = None,
@@ -90,10 +92,11 @@ class BatchWriter:
         self._problems = WarnOnce("{}. The training goes on")
         part = part or Participation()
         self._finishing = Finishing(
-            self._failed, self._problems.note, self._look_aside, part.scope, shares_norms=merger is not None
+            self._failed, self._problems.note, self._look_aside, part.scope, shares_norms=joining is not None
         )
         norms = self._finishing.norms_before
-        self.merging = None if merger is None else Merging(part, merger, norms, self._problems.note, self._not_written)
+        begun = (lambda: None) if joined is None else weakref.WeakMethod(joined)
+        self.merging = None if joining is None else Merging(part, joining, norms, self._problems.note, self._not_written, begun)
         self._asides: list[tuple[str, RowBlock]] = []  # rows that are not written, for the rules
         self._counted: dict[RowIndex, npt.NDArray[np.float64]] = {}
         self._at_once = 1  # batches to a piece; the first piece shows how long they take
@@ -101,7 +104,7 @@ class BatchWriter:
         shared = next((thread for thread in threads if thread is not None and thread.is_running), None)
         self._owned = shared is None
         self._thread = shared or WriterThread()
-        if merger is not None:
+        if joining is not None:
             self._thread.patience = part.timeout
         self._queue: WriteQueue[Batch] = WriteQueue(
             self._thread, self._write_some, self._give_up, limits, self._problems, "the sinks do not keep up; steps are lost"

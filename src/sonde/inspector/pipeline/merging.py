@@ -17,7 +17,7 @@ from sonde.inspector.pipeline.finishing import Arrays
 from sonde.inspector.ranks import Participation
 from sonde.rows import Scalar, Scope
 from sonde.site import Site
-from sonde.stats import HostCopy, Key, MergedRows, Merger, Offer, Piece, RankRows, Total
+from sonde.stats import HostCopy, Joining, Key, Merged, MergedRows, Offer, Piece, RankRows, Total, unmerged
 
 WITHIN_STEP = 1024
 """How far the places of two steps in the training are apart: further moments of a step lie between."""
@@ -39,10 +39,11 @@ class Merging:
 
     Args:
         part: how this process takes part in the run.
-        merger: merges the offers.
+        joining: the way to the merger of the offers. Until the ranks have met, rows are of this rank.
         norms: returns the norms of the steps before some batches (None: all norms), as squares.
         note: called with the reason why nothing is joined any more.
         lost: called with an error that does not go away, and the number of batches that are lost by it.
+        begun: returns what is called once rows are joined, or None.
 
     Attributes:
         counted: by row index, how often something was added here to each row.
@@ -55,10 +56,11 @@ class Merging:
     def __init__(
         self,
         part: Participation,
-        merger: Merger,
+        joining: Joining,
         norms: Callable[[Sequence[Batch] | None], list[PendingScalar]],
         note: Callable[[str], None],
         lost: Callable[[Exception, int], None],
+        begun: Callable[[], Callable[[], None] | None],
     ) -> None:
         self.counted: dict[RowIndex, npt.NDArray[np.float64]] = {}
         self.interval = (-1, 0)
@@ -67,7 +69,11 @@ class Merging:
         self.apart: dict[tuple[str, Site], str] = {}
         self._noted: set[tuple[str, str]] = set()
         self._told: set[str] = set()  # the norms of which each rank tells the others its own
-        self._merger = merger
+        self._joining = joining
+        self._begun = begun
+        self._own_until = -1  # the place of the last offer that was not merged with those of other ranks
+        self._joined_after: int | None = None  # the place after which offers are merged
+        self._is_apart = True  # the last offer was not merged, and the ranks may still meet
         self._norms = norms
         self._note = note
         self._lost = lost
@@ -85,7 +91,17 @@ class Merging:
     def end(self) -> Iterator[_Taken]:
         """Yield all that waits, and the last norms. The other ranks go on without this one."""
         yield from self._joined(is_end=True)
-        self._merger.close(self._ending if self._step >= 0 else "")
+        self._joining.close(self._ending if self._step >= 0 else "")
+
+    @property
+    def joins(self) -> bool:
+        """Whether rows are joined now, or the next ones will be."""
+        return self._joining.merger is not None and not self.has_failed
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the ranks have met and agreed from when on rows are joined."""
+        return self._joined_after is not None
 
     @property
     def _ending(self) -> str:
@@ -123,15 +139,13 @@ class Merging:
         self._step = max([self._step, *(batch.moment[1] for batch, _ in together)])
         base = self._base
         self._base = next((batch.moment for batch, _ in reversed(together) if batch.ends_interval), base)
-        of_all = [_Norm(each) for each in _by_name(norms)]
+        found = [_Norm(each) for each in _by_name(norms)]
+        own, of_all = (found, []) if self._is_apart else ([], found)  # of the step before
         offer, counted = steadily(lambda: self._offer(together, when, of_all, base, is_end=is_end))
         for index, counts in counted:
             self.counted[index] = self.counted[index] + counts if index in self.counted else counts
-        merged = self._merger.merge(offer)
-        if merged.failed and not (is_end and merged.failed == self._ending):
-            self.has_failed = True
-            self._note(f"{merged.failed}: from step {self._step} on each rank records numbers of its own")
-        yield from steadily(lambda: self._found(together, when, of_all, merged.blocks, merged.totals, is_end=is_end))
+        merged = self._merged(offer)
+        yield from steadily(lambda: self._found(together, when, of_all, own, merged.blocks, merged.totals, is_end=is_end))
 
     def _offer(
         self, together: Sequence[_Taken], when: int, of_all: Sequence[_Norm], base: tuple[int, int], *, is_end: bool
@@ -148,7 +162,7 @@ class Merging:
                 blocks.append(RankRows(raw.index.statistic, (None,) * len(rows) if keys is None else keys, rows))
             totals += [_total(scalar, scalar.read_total(arrays), base) for scalar in _pending(batch)]
             if batch.interval:
-                totals.append(Total(_INTERVAL, batch.interval, how="lowest"))
+                totals.append(Total(_INTERVAL, batch.interval if self._part.rank == 0 else math.nan, how="lowest"))
         if is_end:
             totals.append(Total(_END, 1.0, how="sum"))
         totals += [total for norm in of_all for total in norm.totals(base, self._part, self._told)]
@@ -159,6 +173,7 @@ class Merging:
         together: Sequence[_Taken],
         when: int,
         of_all: Sequence[_Norm],
+        own: Sequence[_Norm],
         blocks: Sequence[MergedRows],
         totals: Sequence[tuple[float, int, bool]],
         *,
@@ -172,13 +187,33 @@ class Merging:
             found = [each for raw in batch.rows for each in self._rows(raw, next(merged), made, arrays)]
             scalars = [next(numbers).of(scalar) for scalar in _pending(batch)]
             if batch.interval:
-                self.interval = when, round(next(numbers).value)
+                chosen = next(numbers).value  # NaN where rank 0 did not log this step
+                self.interval = when, self.interval[1] if math.isnan(chosen) else round(chosen)
             taken.append((replace(batch, rows=found, scalars=[each for each in scalars if each is not None]), made))
         self.all_have_ended = is_end and next(numbers).value == self._part.size
-        last = [norm.scalar(numbers, self._part, self._told) for norm in of_all]
+        last = [norm.scalar(numbers, self._part, self._told) for norm in of_all] + [norm.alone for norm in own]
         if last:
             taken.append((Batch(HostCopy.of([]), scalars=[each for each in last if each is not None]), ()))
         return taken
+
+    def _merged(self, offer: Offer) -> Merged:
+        """Return what has become of *offer*."""
+        merger = self._joining.merger
+        if merger is not None and self._joined_after is None:
+            self._joined_after = merger.begin(self._own_until, f"step {self._base[1]}")
+            if not merger.failed and (begun := self._begun()) is not None:
+                begun()
+        if merger is None or self._joined_after is None or (offer.when <= self._joined_after and not merger.failed):
+            self._own_until = max(self._own_until, offer.when)
+            self._is_apart = True
+            merged = replace(unmerged(offer, self._part.rank), failed=self._joining.failed)
+        else:
+            self._is_apart = False
+            merged = merger.merge(offer)
+        if merged.failed and not (offer.is_last and merged.failed == self._ending):
+            self.has_failed = True
+            self._note(f"{merged.failed}: from step {self._step} on each rank records numbers of its own")
+        return merged
 
     def _rows(self, raw: RawRows, merged: MergedRows, made: list[npt.NDArray[np.float64]], arrays: Arrays) -> Iterator[RawRows]:
         """Yield the rows that have become of *raw*, and add them to the arrays *made*: joined ones, and those of this rank."""
@@ -258,6 +293,11 @@ class _Norm:
         self._kind = max((NORMS.index(join) for join in squares), default=0)
         self._tells = False
 
+    @property
+    def alone(self) -> Scalar:
+        """The norm of what this rank has."""
+        return self._scalar.of(self._scalar.total + self._own, "rank")
+
     def totals(self, base: tuple[int, int], part: Participation, told: set[str]) -> Iterator[Total]:
         """Yield what the other ranks need: the squares to add up, whether others are this rank's own, and if so these."""
         common = _total(self._scalar, self._scalar.total, base)
@@ -279,7 +319,7 @@ class _Norm:
         common, kind = next(numbers), next(numbers)
         each = [next(numbers).value for _ in range(part.size)] if self._tells else []
         if not common.is_merged:  # other ranks were lost
-            return self._scalar.of(common.value + self._own, "rank")
+            return self.alone
         if not kind.value:
             return common.of(self._scalar)
         told.add(self._scalar.name)

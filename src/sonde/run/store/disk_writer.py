@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -142,6 +143,7 @@ class DiskWriter(RunWriter):
             "counted"
         )
         self._merging = True
+        self._describing = threading.Lock()
         self._written = self._noted = _written(path, rank)
         known = record_in(path, rank)
         self.before = Record() if known is None else known.up_to(self.first_step - 1)
@@ -181,11 +183,12 @@ class DiskWriter(RunWriter):
         self._must_be_open()
         if self.rank:
             raise ArgumentError(f"rank 0 describes the run; this is rank {self.rank}")
-        self._description = self._description.telling(about)
-        try:
-            self._description.write(self.path, sync=self._flushing.sync)
-        except OSError as error:
-            self._failed(f"run.json: {error}")
+        with self._describing:
+            self._description = self._description.telling(about)
+            try:
+                self._description.write(self.path, sync=self._flushing.sync)
+            except OSError as error:
+                self._failed(f"run.json: {error}")
 
     def _write_document(self, name: str, data: Any) -> None:
         file = f"{name}.json" if self.rank == 0 else f"{name}-r{self.rank:04d}.json"

@@ -1,10 +1,11 @@
 """Join the ranks of a distributed training: agree, and merge the rows of statistics. Nothing else in sonde communicates.
 
-* ``group``: ranks find each other, agree, and give each other small values, through the store of the job.
-* ``merger``: rows of logged steps, in rounds, in one thread of each rank, over a gloo group that torch's own list does not hold.
+* ``group``: ranks meet, agree, and give each other small values, through the store of the job.
+* ``merger``: rows of logged steps, in rounds, in one thread of each rank, over a gloo group that torch's own list does not hold;
+  and the way there, on which a training does not wait.
 * ``layout``: which numbers of a round belong to which key, who counts, and which ranks' rows are not merged.
 * ``channel``: collectives that end, with the result or with a sentence that names the lost rank.
-* ``torch_c10d``: the store and the gloo group.
+* ``torch_c10d``: the store, whose answers have a deadline, and the gloo group.
 
 A round is two ``all_reduce``: of integers, to their minimum (the step; for each key the writer, the minima, the negated maxima,
 and two numbers that tell replicas apart), and of float64, to their sum (the ranks in the row, the additions, and the sums, moved
@@ -23,8 +24,12 @@ needs no time-out, which closes connections, and a long evaluation is no failure
 from types import ModuleType as _Module
 
 from sonde.stats.distributed.group import Group as Group
+from sonde.stats.distributed.group import Meeting as Meeting
+from sonde.stats.distributed.group import MissingRankError as MissingRankError
 from sonde.stats.distributed.group import in_words as in_words
+from sonde.stats.distributed.merger import Joining as Joining
 from sonde.stats.distributed.merger import Merger as Merger
+from sonde.stats.distributed.merger import unmerged as unmerged
 from sonde.stats.distributed.rows import Key as Key
 from sonde.stats.distributed.rows import Merged as Merged
 from sonde.stats.distributed.rows import MergedRows as MergedRows

@@ -15,7 +15,7 @@ from torch import Tensor, distributed
 
 from sonde.errors import RankError
 from sonde.stats.distributed.group import Group
-from sonde.stats.distributed.torch_c10d import Gloo
+from sonde.stats.distributed.torch_c10d import Gloo, SilentStoreError
 
 _SLICE = timedelta(seconds=0.2)  # between two looks whether the wait is to end
 _LOOK = 1.0  # seconds between two looks into the store, in a wait
@@ -24,6 +24,7 @@ _SELDOM = 8  # times in the time-out that a rank which waits reads the signs of 
 _DYING = 0.1  # seconds in which all connections of a process close that dies
 _MANY = 256
 _GONE = "gone"
+_HOLDER_ENDED = "the process that held the store of the job has ended (rank 0, as a rule)"
 
 
 class LostError(Exception):
@@ -55,6 +56,7 @@ class Channel:
         self.deadline: tuple[float, float] | None = None
         self.lost: LostError | None = None
         self.ending = ""
+        group.store.be_patient(timeout / 4)
         self.beats = _Beats(group, place, min(_BEAT * max(1.0, group.size / _MANY), timeout / 4))
         try:
             self._gloo = Gloo(group.store.part("gloo"), group.rank, group.size, group.seconds)
@@ -72,6 +74,7 @@ class Channel:
     def hurry(self, seconds: float) -> None:
         """Wait for other ranks no longer than *seconds* from now on: the training has ended. Called in any thread."""
         self.deadline = time.monotonic() + seconds, seconds
+        self.group.store.hurry(seconds)
 
     def minimum(self, numbers: Tensor) -> None:
         """Reduce *numbers* to the minimum over all ranks, in place."""
@@ -136,12 +139,13 @@ class Channel:
         self.beats.stop()
         with contextlib.suppress(RuntimeError):  # the store went with the process that held it
             self.group.store.check_held()
-            self.group.store.set_first(_GONE, str(self.lost))
+            self.group.store.change(_GONE, "", str(self.lost))
         pending = self._gloo.pending
         if wait and pending is not None and self.deadline is None:
             until = time.monotonic() + _LOOK
             while not pending.is_completed() and time.monotonic() < until:
                 time.sleep(0.01)
+        self.group.store.rest()
         self._gloo.close()
 
     def why_gone(self) -> str:
@@ -158,6 +162,7 @@ class _Wait:
         self._channel = channel
         self._next = time.monotonic() + min(_LOOK, channel.beats.every)
         self._next_signs = self._next
+        self._silent_since: float | None = None  # the store
         self._looked = time.monotonic()
         self._was_gone = False
         self._was_ahead = False
@@ -172,6 +177,8 @@ class _Wait:
         stopped = time.monotonic() - self._looked
         if stopped > _LOOK:
             self._seen = {rank: (number, since + stopped) for rank, (number, since) in self._seen.items()}
+            if self._silent_since is not None:
+                self._silent_since += stopped
         try:
             self._check()
         finally:
@@ -192,10 +199,16 @@ class _Wait:
                 if self._was_gone:  # what it had still sent has come by now
                     raise LostError(why)
                 self._was_gone = True
+            self._silent_since = None
             if not reads_signs:
                 return
             self._next_signs = now + (channel.beats.every if channel.ending else channel.timeout / _SELDOM)
             signs = channel.beats.read()
+        except SilentStoreError as error:
+            self._silent_since = self._silent_since or now
+            if now - self._silent_since > channel.timeout:
+                raise LostError(f"{error} for {channel.timeout:.4g} s") from error
+            return
         except RuntimeError:
             return  # the store went with the process that held it: its connections close, too
         if channel.ending:
@@ -237,8 +250,8 @@ class _Wait:
                     return why
             signs = channel.beats.read()
             still = [rank for rank, sign in signs.items() if sign.number == before[rank].number]
-        except RuntimeError:
-            return "the process that held the store of the job has ended (rank 0, as a rule)"
+        except RuntimeError as gone:
+            return str(gone) if isinstance(gone, SilentStoreError) else _HOLDER_ENDED
         if still:
             return f"{channel.group.named(*still)} died, or closed the connection{_place(still, signs)}"
         return f"a connection was closed ({_first_line(error)})"
@@ -289,6 +302,8 @@ class _Beats:
             try:
                 self._group.store.check_held()
                 self._beat(number)
+            except SilentStoreError:
+                continue
             except RuntimeError:
                 return  # the store went with the process that held it
 

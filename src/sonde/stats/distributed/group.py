@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from sonde.errors import ArgumentError, RankError
-from sonde.warn import warn_user
 
 if TYPE_CHECKING:
     from sonde.stats.distributed.torch_c10d import Store
@@ -21,6 +22,12 @@ T = TypeVar("T")
 _NAP = 0.005  # seconds between two looks into the store, at first
 _LONGEST_NAP = 0.1
 _LONGEST = 120  # characters of a value in an error
+_TELLING = 30.0  # seconds between two messages that say who is missing
+_TURN = 2.0  # seconds in which rank 0, if it is here, begins, before another rank does
+_SELDOM = 0.5  # seconds between two looks of a rank that trains meanwhile
+
+State = Literal["", "all", "ahead", "late", "over", "closed"]
+"""Of a meeting: it waits; all came in time; a rank went ahead without the others; then all came; then no longer; a rank left."""
 
 
 def in_words(ranks: Sequence[int]) -> str:
@@ -35,35 +42,6 @@ def in_words(ranks: Sequence[int]) -> str:
     return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
 
 
-def _met(store: Store, rank: int, size: int, seconds: float) -> tuple[int, list[int]]:
-    """Return the number of the meeting, and the ranks that missed it.
-
-    Rank 0 opens each meeting and, when all have come or the time is over, says who was there. A rank that comes too late waits
-    for the next meeting; so ranks need not have called as often as each other before.
-    """
-    if rank == 0:
-        meeting = store.add("meetings", 1)
-        keys = [f"{meeting}/here/{each}" for each in range(1, size)]
-        _until(lambda: store.has(*keys), seconds)
-        missing = [each for each, key in enumerate(keys, start=1) if not store.has(key)]
-        store.set(f"{meeting}/missing", json.dumps(missing))
-        return meeting, missing
-
-    def joined() -> int:
-        meeting = store.add("meetings", 0)
-        known = [f"{meeting}/here/{rank}", f"{meeting}/missing"]
-        return 0 if not meeting or any(store.has(key) for key in known) else meeting
-
-    meeting = _until(joined, seconds)
-    if not meeting:
-        return 0, [0]
-    store.set(f"{meeting}/here/{rank}", "")
-    if not _until(lambda: store.has(f"{meeting}/missing"), 2 * seconds):
-        return meeting, [0]
-    missing = json.loads(store.get(f"{meeting}/missing"))
-    return meeting, missing
-
-
 def _until(found: Callable[[], T], seconds: float) -> T:
     """Return what *found* gives, once that is true or *seconds* are over."""
     end, nap = time.monotonic() + seconds, _NAP
@@ -75,35 +53,37 @@ def _until(found: Callable[[], T], seconds: float) -> T:
         nap = min(2 * nap, _LONGEST_NAP)
 
 
-class Group:
-    """Ranks that act together. Every method is called on all ranks, in the same order, and raises the same error on each.
+class MissingRankError(RankError):
+    """A rank that had come did not answer: it is stopped, or gone."""
 
-    Values travel as JSON through the store of the job, so that a rank that does not answer costs *seconds* and is named.
+
+class Meeting:
+    """Where ranks find each other. No rank opens it, and a rank that comes late finds what those have left that went ahead.
+
+    Each rank comes to the first meeting that it was not at and that no rank has left; so ranks need not have called as often as
+    each other before. A key in the store holds the state, which changes for all ranks at once.
 
     Attributes:
-        rank: of this process in the group, counted from 0.
-        size: the number of ranks.
-        members: the ranks of the job that the group is of, as messages name them.
-        seconds: how long to wait for an answer.
-        store: where the ranks of this group leave notes for each other.
+        rank: of this process among the *members*, counted from 0.
+        size: how many ranks meet.
+        members: their ranks in the job, as messages name them.
+        state: as this rank has seen it last.
+        begins: whether no other rank can have begun what this one is to begin.
     """
 
     @staticmethod
-    def join(name: str, *, members: Sequence[int] | None = None, seconds: float = 20.0, alone: bool = True) -> Group | None:
-        """Return the group of all ranks of this job, or of some, which call ``join`` with the same *name* at about the same time.
+    def of(name: str, members: Sequence[int] | None = None) -> Meeting | None:
+        """Return the meeting of all ranks of this job, or of some, for what *name* says: ``"sonde.watch"``.
 
         Args:
-            name: what the ranks meet for, in words for the error: ``"sonde.watch"``.
-            members: the ranks of the job that the group is of, ascending, this one among them; None: all.
-            seconds: how long to wait for the others.
-            alone: where not all ranks come: warn and return None, instead of raising an error.
+            name: what the ranks meet for.
+            members: the ranks of the job that meet, ascending, this one among them; None: all.
 
         Returns:
-            The group; None where it is of one process, or where not all ranks came.
+            The meeting; None where it is of one process.
 
         Raises:
             ArgumentError: ``WORLD_SIZE`` says that there are several processes, but there is no process group.
-            RankError: not all ranks came, and *alone* is false.
         """
         from torch import distributed
 
@@ -124,20 +104,202 @@ class Group:
 
         of_some = hashlib.blake2b(repr(members).encode(), digest_size=8).hexdigest()  # a name of any number of ranks is short
         store = Store.of_job(name if len(members) == len(everyone) else f"{name} {of_some}")
-        rank, size = members.index(distributed.get_rank()), len(members)
-        meeting, missing = _met(store, rank, size, seconds)
-        if not missing:
-            return Group(store.part(str(meeting)), rank, members, seconds)
-        who = (
-            f"{in_words([members[each] for each in missing])} of {size} did not call"
-            if 0 in missing
-            else f"only {in_words([members[each] for each in range(size) if each not in missing])} of {size} called"
-        )
-        problem = f"{who} {name} within {seconds:.4g} s"
-        if not alone:
-            raise RankError(f"{problem}: call it on all ranks")
-        warn_user(f"{problem}: what rank {members[rank]} records is of this rank alone")
+        return Meeting(store, members.index(distributed.get_rank()), members)
+
+    def __init__(self, store: Store, rank: int, members: Sequence[int]) -> None:
+        self.rank = rank
+        self.size = len(members)
+        self.members = tuple(members)
+        self.state: State = ""
+        self.begins = True
+        self._job = store
+        self._store = store
+        try:
+            self._come()
+        except RuntimeError:  # without the store no rank finds another
+            self.state = "closed"
+
+    def _come(self) -> None:
+        """Come to the first meeting that this rank was not at and that is open."""
+        last = f"last/{self.rank}"
+        number = int(self._job.get(last)) if self._job.has(last) else 0
+        while True:
+            number += 1
+            self._store = self._job.part(str(number))
+            if self._look() in ("closed", "all", "late"):
+                continue
+            self._store.set(f"here/{self.rank}", "")
+            if self._store.add("count", 1) == self.size and self._complete() == "closed":
+                continue
+            self._job.set(last, str(number))
+            return
+
+    def _complete(self) -> State:
+        """Note that all are here; return the state."""
+        if not self._change("", "all"):
+            self._change("ahead", "late")
+        return self.state
+
+    def _look(self) -> State:
+        """Return the state as it is now."""
+        self.state = cast(State, self._store.get("state") if self._store.has("state") else "")
+        return self.state
+
+    def _change(self, before: State, after: State) -> bool:
+        """Change the state from *before* to *after*, if it is *before*; return whether it is *after* now."""
+        self.state = cast(State, self._store.change("state", before, after))
+        return self.state == after
+
+    def wait(self, seconds: float, *, leave: bool = False) -> State:
+        """Wait for the others; where they have not come after *seconds*, go ahead, or *leave*; return the state.
+
+        A meeting that a rank has gone ahead of is waited for no more.
+        """
+        try:
+            if not self.state:
+                _until(self._look, seconds)
+            if not self.state:
+                self._change("", "closed" if leave else "ahead")
+        except RuntimeError:
+            self.state = "closed"
+        return self.state
+
+    def arrived(self, seconds: float, leaving: threading.Event, tell: Callable[[float], None]) -> bool:
+        """Return whether all ranks are here, in a thread while this rank trains. Wait until *leaving*, or a rank leaves.
+
+        Args:
+            seconds: how long to wait.
+            leaving: ends the waiting.
+            tell: called every half minute with the seconds since the beginning.
+        """
+        begin = time.monotonic()
+        told, nap = begin + _TELLING, _LONGEST_NAP
+        while self.state == "ahead" and not leaving.is_set():
+            now = time.monotonic()
+            try:
+                if now >= told:
+                    told += _TELLING
+                    tell(now - begin)
+                state = self._look()
+                if state == "ahead" and now - begin > seconds:
+                    self._change("ahead", "over")
+            except RuntimeError:
+                if now - begin > seconds:
+                    return False
+            leaving.wait(nap)
+            nap = min(2 * nap, _SELDOM)
+        return self.state == "late"
+
+    def leave(self) -> None:
+        """Leave. Who comes later finds no open meeting. Idempotent."""
+        with contextlib.suppress(RuntimeError):
+            for state in ("", "ahead", "over"):
+                if self._change(state, "closed"):
+                    break
+        self._job.rest()
+
+    def group(self, seconds: float) -> Group:
+        """Return the group of the ranks, all of which are here; *seconds*: how long to wait for an answer of one of them."""
+        return Group(self._store.part(self.state), self.rank, self.members, seconds)
+
+    def named(self, *ranks: int) -> str:
+        """Return *ranks* of those that meet in words, by their numbers in the job; without *ranks*, this one."""
+        return in_words([self.members[rank] for rank in ranks or (self.rank,)])
+
+    @property
+    def here(self) -> int:
+        """How many ranks have come, as far as the store answers."""
+        try:
+            return self._store.add("count", 0)
+        except RuntimeError:
+            return 1
+
+    def who_is_missing(self) -> str:
+        """Return the beginning of a sentence: ``only rank 0 of 2 called``, or ``rank 0 of 2 did not call``."""
+        try:
+            here = [each for each in range(self.size) if each == self.rank or self._store.has(f"here/{each}")]
+        except RuntimeError:
+            here = [self.rank]
+        if 0 in here:
+            return f"only {self.named(*here)} of {self.size} called"
+        return f"{self.named(*(each for each in range(self.size) if each not in here))} of {self.size} did not call"
+
+    # What those have begun that went ahead
+
+    def begun(self, named: str | None, seconds: float) -> dict[str, Any] | None:
+        """Return what another rank has begun, of which this one takes a part; None: it is on this rank to begin, and to tell.
+
+        Args:
+            named: what this rank would begin by itself, as a folder. Ranks of an earlier meeting, which this rank was not at, may
+                have begun it.
+            seconds: how long to wait for a rank that is about to begin.
+        """
+        self.begins = self.state != "closed"
+        try:
+            if self.begins:
+                if self.rank and self._store.has("here/0"):
+                    _until(lambda: self._store.has("begun"), _TURN)
+                if self._store.change("first", "", str(self.rank)) != str(self.rank):
+                    self.begins = False
+                    found = _until(lambda: self._store.has("begun"), seconds)
+                    return self._taken(json.loads(self._store.get("begun"))) if found else None
+            known = f"begun/{named}"
+            if named is not None and self._job.has(known) and not self._job.has(f"{known}/{self.rank}"):
+                told = self._job.get(known)
+                self._store.set("begun", told)
+                return self._taken(json.loads(told))
+        except RuntimeError:
+            self.begins = False
         return None
+
+    def _taken(self, told: dict[str, Any]) -> dict[str, Any]:
+        """Note that this rank takes its part in what was *told*, once."""
+        self._job.set(f"begun/{told['named']}/{self.rank}", "")
+        return told
+
+    def tell(self, named: str | None, told: Mapping[str, Any]) -> None:
+        """Tell the others, and those that come later, what this rank has begun: plain data."""
+        data = json.dumps({**told, "named": named})
+        with contextlib.suppress(RuntimeError):
+            self._job.set(f"begun/{named}", data)
+            self._job.set(f"begun/{named}/{self.rank}", "")
+            self._store.set("begun", data)
+
+
+class Group:
+    """Ranks that act together. Every method is called on all ranks, in the same order, and raises the same error on each.
+
+    Values travel as JSON through the store of the job, so that a rank that does not answer costs *seconds* and is named.
+
+    Attributes:
+        rank: of this process in the group, counted from 0.
+        size: the number of ranks.
+        members: the ranks of the job that the group is of, as messages name them.
+        seconds: how long to wait for an answer.
+        store: where the ranks of this group leave notes for each other.
+    """
+
+    @staticmethod
+    def join(name: str, *, seconds: float = 20.0) -> Group | None:
+        """Return the group of all ranks of this job, which call ``join`` with the same *name* at about the same time.
+
+        Args:
+            name: what the ranks meet for, in words for the error: ``"probe.merged()"``.
+            seconds: how long to wait for the others.
+
+        Returns:
+            The group; None where there is one process.
+
+        Raises:
+            ArgumentError: ``WORLD_SIZE`` says that there are several processes, but there is no process group.
+            RankError: not all ranks came.
+        """
+        meeting = Meeting.of(name)
+        if meeting is None:
+            return None
+        if meeting.wait(seconds, leave=True) == "all":
+            return meeting.group(seconds)
+        raise RankError(f"{meeting.who_is_missing()} {name} within {seconds:.4g} s: call it on all ranks")
 
     def __init__(self, store: Store, rank: int, members: Sequence[int], seconds: float) -> None:
         self.store = store
@@ -228,6 +390,14 @@ class Group:
 
     def _concluded(self, value: Any, judge: Callable[[list[Any]], Any]) -> Any:
         """Return on every rank what rank 0 concludes from the values of all ranks, or raise the same error on every rank."""
+        try:
+            return self._answered(value, judge)
+        except RuntimeError as error:
+            if isinstance(error, RankError):
+                raise
+            raise MissingRankError(f"the store of the job cannot be used: {error}") from error
+
+    def _answered(self, value: Any, judge: Callable[[list[Any]], Any]) -> Any:
         self._asked += 1
         keys = [f"{self._asked}/{rank}" for rank in range(self.size)]
         verdict = f"{self._asked}/verdict"
@@ -237,16 +407,16 @@ class Group:
             missing = [rank for rank, key in enumerate(keys) if not self.store.has(key)]
             try:
                 if missing:
-                    raise RankError(f"{self.named(*missing)} of {self.size} did not answer within {self.seconds:.4g} s")
+                    raise MissingRankError(f"{self.named(*missing)} of {self.size} did not answer within {self.seconds:.4g} s")
                 found = {"value": judge([json.loads(self.store.get(key)) for key in keys])}
             except RankError as error:
-                found = {"error": str(error)}
+                found = {"error": str(error), "missing": missing}
             self.store.set(verdict, json.dumps(found))
         elif not _until(lambda: self.store.has(verdict), 2 * self.seconds):
-            raise RankError(f"{self.named(0)} of {self.size} did not answer within {2 * self.seconds:.4g} s")
+            raise MissingRankError(f"{self.named(0)} of {self.size} did not answer within {2 * self.seconds:.4g} s")
         found = json.loads(self.store.get(verdict))
         if "error" in found:
-            raise RankError(found["error"])
+            raise (MissingRankError if found["missing"] else RankError)(found["error"])
         return found["value"]
 
     def _refuse_difference(self, answers: list[dict[str, Any]]) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
+from sonde.errors import RankError
 from sonde.stats.distributed.channel import Channel, LostError
 from sonde.stats.distributed.group import Group
 from sonde.stats.distributed.layout import Ints, KeyList, KeyUnion, digest, own
@@ -17,6 +21,7 @@ from sonde.stats.statistic import Statistic
 _MOST = 512  # lists of keys that are remembered
 _HEAD = 5  # when, minus when, 0 if the keys of a rank have no place in the layout; when and minus when of offers that are the last
 _NEVER = 2**62
+_MOMENT = 1.0  # seconds in which a thread ends, as a rule
 _KEPT = 64  # rounds for which keys that are not offered keep their place
 
 
@@ -40,8 +45,7 @@ class Merger:
     """
 
     def __init__(self, group: Group, *, timeout: float = 300.0, place: Callable[[], int] = lambda: 0) -> None:
-        group = group.again()
-        self._channel = Channel(group, timeout, place)
+        self._channel = Channel(group.again(), timeout, place)
         self._process = os.getpid()
         self._layout = KeyUnion(group.rank, [KeyList([]).text], [0] * group.size, None)
         self._held: dict[int, tuple[Statistic, Sequence[Key | None], int]] = {}  # by the id of the keys: the round, too
@@ -54,6 +58,21 @@ class Merger:
         if os.getpid() != self._process:
             return "this process was forked from the one that merges"
         return "" if self._channel.lost is None else str(self._channel.lost)
+
+    def begin(self, when: int, label: str = "") -> int:
+        """Return the latest *when* of all ranks, after which they merge: each has kept its rows up to its own. Wait for the others.
+
+        Called before the first offer, on all ranks or on none.
+        """
+        latest = torch.tensor([-when])
+        try:
+            if self.failed:
+                return when
+            self._channel.beats.tell(when, label)
+            self._channel.minimum(latest)
+        except LostError:
+            return when
+        return -int(latest)
 
     def merge(self, offer: Offer) -> Merged:
         """Return the rows of *offer*, merged with those of the other ranks of the same step. Wait for these ranks."""
@@ -69,8 +88,7 @@ class Merger:
                 pass
             except Exception as error:  # the others wait for collectives that this rank would not be in
                 self.close(f"{self._channel.group.named()} could not join {offer.label}: {type(error).__name__}: {error}")
-        alone = [own(block, self._channel.group.rank) for block in blocks]
-        return Merged(alone[:-1], totals_of(offer.totals, alone[-1]), self.failed)
+        return replace(unmerged(offer, self._channel.group.rank), failed=self.failed)
 
     def hurry(self, seconds: float) -> None:
         """Wait no longer than *seconds* from now on for other ranks: the training has ended. Called in any thread."""
@@ -143,3 +161,79 @@ class Merger:
             found = self._channel.gathered(torch.from_numpy(padded))
             pieces = [each.numpy() for each in found]
         self._layout = KeyUnion(self._channel.group.rank, texts, [different.index(number) for number in digests], pieces)
+
+
+def unmerged(offer: Offer, rank: int) -> Merged:
+    """Return what becomes of *offer* where nothing is merged: the rows stay those of *rank*."""
+    alone = [own(block, rank) for block in (*offer.blocks, rows_of(offer.totals, {}))]
+    return Merged(alone[:-1], totals_of(offer.totals, alone[-1]))
+
+
+class Joining:
+    """The way to a merger, in a thread of its own: this rank trains, whatever another rank does or leaves undone.
+
+    Args:
+        meet: returns the group, once all ranks are here; ends soon when the event is set that it is given. Called in the thread.
+        timeout, place: of the merger.
+
+    Attributes:
+        group: of all ranks; None until they have met.
+        merger: None until the ranks are connected.
+        failed: why they will not be, in words; ``""`` while they may.
+    """
+
+    def __init__(self, meet: Callable[[threading.Event], Group | None], timeout: float, place: Callable[[], int]) -> None:
+        self.group: Group | None = None
+        self.merger: Merger | None = None
+        self.failed = ""
+        self._meet = meet
+        self._timeout = timeout
+        self._place = place
+        self._leaving = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="sonde ranks meet", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            group = self._meet(self._leaving)
+            with self._lock:
+                if group is None or self._leaving.is_set():
+                    return
+                self.group = group
+            merger = Merger(group, timeout=self._timeout, place=self._place)
+        except RankError as error:
+            self.failed = str(error)
+        except Exception as error:
+            self.failed = f"the ranks could not connect with each other: {type(error).__name__}: {error}"
+        else:
+            with self._lock:
+                if self._leaving.is_set():
+                    merger.close()
+                else:
+                    self.merger = merger
+
+    def wait(self, seconds: float) -> None:
+        """Return when the ranks are connected, when they will not be, or after *seconds*."""
+        self._thread.join(seconds)
+
+    def hurry(self, seconds: float) -> None:
+        """The training has ended: meet no more, and wait for ranks that were met no longer than *seconds*."""
+        begin = time.monotonic()
+        with self._lock:
+            if self.group is None:
+                self._leaving.set()
+        if not self._leaving.is_set():
+            self._thread.join(seconds)  # it connects
+        if self.merger is not None:
+            self.merger.hurry(max(seconds - (time.monotonic() - begin), 0.0))
+
+    def close(self, why: str = "") -> None:
+        """Leave the other ranks; *why*: a sentence for them. Idempotent."""
+        self._leaving.set()
+        with self._lock:
+            merger = self.merger
+        if merger is None:
+            self._thread.join(_MOMENT)
+        else:
+            merger.close(why)

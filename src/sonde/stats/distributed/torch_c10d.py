@@ -5,13 +5,117 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
+import time
 import weakref
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 from datetime import timedelta
-from typing import Any
+from math import inf
+from queue import SimpleQueue
+from threading import Lock, Thread
+from typing import Any, TypeVar
 
 from torch import distributed
 
 _c10d: Any = distributed
+T = TypeVar("T")
+
+_PATIENCE = 10.0  # seconds that a request to the store may take
+_LEAST = 0.05  # the same when the time is over
+_SLICE = 0.2
+_SILENT = "the process that holds the store of the job (rank 0, as a rule) does not answer"
+
+
+class SilentStoreError(RuntimeError):
+    """The store does not answer, and its connection is open: the process that holds it is stopped, or its machine is frozen."""
+
+
+class _Line:
+    """A connection with the store, and the thread that uses it: a request ends, answered or not.
+
+    A call of torch's has no deadline where the process that holds the store is stopped: the system accepts its connections. The
+    thread then stays behind, until the store answers or the process ends; meanwhile each request raises at once.
+
+    Attributes:
+        patience: seconds that a request may take.
+        until: when the last request is to end, at the latest.
+    """
+
+    def __init__(self, connect: Callable[[], Any]) -> None:
+        self.patience = _PATIENCE
+        self.until = inf
+        self._process = os.getpid()
+        self._stuck: Future[Any] | None = None
+        self._asking = _Asking(connect)
+        self.rest = weakref.finalize(self, self._asking.rest)
+
+    def ask(self, request: Callable[[Any], T]) -> T:
+        """Return what *request* returns of the connection.
+
+        Raises:
+            SilentStoreError: it has not returned in time. Time in which this process was stopped does not count.
+            RuntimeError: the store cannot be used.
+        """
+        if os.getpid() != self._process:
+            raise RuntimeError("this process was forked from the one that is connected with the store")
+        self.check()
+        answer: Future[T] = Future()
+        self._asking.put(answer, request)
+        left = max(min(self.patience, self.until - time.monotonic()), _LEAST)
+        while left > 0:
+            begin = time.monotonic()
+            done, _ = wait([answer], min(left, _SLICE))
+            if done:
+                return answer.result()
+            left -= min(time.monotonic() - begin, 2 * _SLICE)
+        self._stuck = answer
+        raise SilentStoreError(_SILENT)
+
+    def check(self) -> None:
+        """Raise if a request waits for its answer beyond the time."""
+        if self._stuck is not None and not self._stuck.done():
+            raise SilentStoreError(_SILENT)
+
+
+class _Asking:
+    """Requests, and the thread that makes them, for as long as there may be more."""
+
+    def __init__(self, connect: Callable[[], Any]) -> None:
+        self._connect = connect
+        self._store: Any = None
+        self._requests: SimpleQueue[tuple[Future[Any], Callable[[Any], Any]] | None] = SimpleQueue()
+        self._lock = Lock()
+        self._runs = self._rests = False
+
+    def put(self, answer: Future[Any], request: Callable[[Any], Any]) -> None:
+        with self._lock:
+            self._requests.put((answer, request))
+            if not self._runs:
+                self._runs = True
+                Thread(target=self._run, name="sonde store", daemon=True).start()
+
+    def rest(self) -> None:
+        """End the thread now, and from now on after each request."""
+        with self._lock:
+            self._rests = True
+            self._requests.put(None)
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if self._rests and self._requests.empty():
+                    self._runs = False
+                    return
+            given = self._requests.get()
+            if given is None:
+                continue
+            answer, request = given
+            try:
+                self._store = self._connect() if self._store is None else self._store
+                answer.set_result(request(self._store))
+            except BaseException as error:
+                answer.set_exception(error)
+            del given, answer, request
 
 
 class Store:
@@ -19,16 +123,14 @@ class Store:
 
     Such a connection is not blocked by a thread that waits for a key, and lives on after ``destroy_process_group``. Where a process
     of the job holds the store, the store ends with that process, and torch writes pages to the standard error where it is used
-    then: :meth:`check_held` comes before uses that may come so late. Every method may raise a RuntimeError.
+    then: :meth:`check_held` comes before uses that may come so late. Every method may raise a RuntimeError, and ends: where the
+    process that holds the store is stopped, with a :class:`SilentStoreError`.
     """
 
-    def __init__(self, store: Any, prefix: str) -> None:
-        self.store: Any = _c10d.PrefixStore(prefix, store)
-        self._held_by: tuple[str, int] | None = None
-        while hasattr(store, "underlying_store"):
-            store = store.underlying_store
-        if hasattr(store, "port") and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
-            self._held_by = store.host, store.port
+    def __init__(self, line: _Line, prefix: str, held_by: tuple[str, int] | None) -> None:
+        self._line = line
+        self._prefix = prefix
+        self._held_by = held_by
 
     @classmethod
     def of_job(cls, prefix: str) -> Store:
@@ -38,52 +140,82 @@ class Store:
         """
         from torch.distributed import distributed_c10d
 
-        store: Any = distributed_c10d._get_default_store()
+        base: Any = distributed_c10d._get_default_store()
+        store = base
+        while hasattr(store, "underlying_store"):
+            store = store.underlying_store
+        is_held = hasattr(store, "port") and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        return cls(store.clone(), f"sonde/{attempt}/{prefix}")
+        return cls(_Line(base.clone), f"sonde/{attempt}/{prefix}", (store.host, store.port) if is_held else None)
 
     def part(self, prefix: str) -> Store:
         """Return the keys that begin with *prefix* as a store."""
-        return Store(self.store, prefix)
+        return Store(self._line, f"{self._prefix}/{prefix}", self._held_by)
+
+    def connected(self) -> Any:
+        """Return the store for torch itself, with a connection of its own, which may be waited with."""
+        return self._line.ask(lambda store: _c10d.PrefixStore(self._prefix, store.clone()))
+
+    def be_patient(self, seconds: float) -> None:
+        """Wait *seconds* for an answer, and no longer than usually."""
+        self._line.patience = min(seconds, _PATIENCE)
+
+    def hurry(self, seconds: float) -> None:
+        """Wait for no answer longer than *seconds* from now on."""
+        self._line.until = time.monotonic() + seconds
+
+    def rest(self) -> None:
+        """Keep no thread any more: little will be asked."""
+        self._line.rest()
 
     def check_held(self) -> None:
-        """Raise if the process that held the store has ended.
+        """Raise if the process that held the store has ended, or is stopped.
 
         Raises:
             RuntimeError: it has ended.
         """
+        self._line.check()
         if self._held_by is not None:
             try:
                 socket.create_connection(self._held_by, timeout=1.0).close()
+            except TimeoutError as error:
+                raise SilentStoreError(_SILENT) from error
             except OSError as error:
                 raise RuntimeError("the process that held the store of the job has ended (rank 0, as a rule)") from error
 
+    def _key(self, key: str) -> str:
+        return f"{self._prefix}/{key}"
+
     def add(self, key: str, number: int) -> int:
         """Add *number* to the number at *key*, which is 0 at first; return the sum."""
-        return int(self.store.add(key, number))
+        return int(self._line.ask(lambda store: store.add(self._key(key), number)))
 
     def set(self, key: str, text: str) -> None:
         """Set *key*."""
-        self.store.set(key, text)
+        self._line.ask(lambda store: store.set(self._key(key), text))
 
-    def set_first(self, key: str, text: str) -> None:
-        """Set *key*, unless it is set."""
-        self.store.compare_set(key, "", text)
+    def change(self, key: str, before: str, after: str) -> str:
+        """Set *key* to *after* if it is *before*, ``""`` for a key that is not set; return what it is then."""
+        text: bytes = self._line.ask(lambda store: store.compare_set(self._key(key), before, after))
+        return text.decode()
 
     def has(self, *keys: str) -> bool:
         """Return whether all *keys* are set."""
-        return bool(self.store.check(list(keys)))
+        return bool(self._line.ask(lambda store: store.check(list(map(self._key, keys)))))
 
     def get(self, key: str) -> str:
         """Return the text of *key*, which is set."""
-        text: bytes = self.store.get(key)
-        return text.decode()
+        return self.get_all([key])[0]
 
     def get_all(self, keys: list[str]) -> list[str]:
         """Return the texts of *keys*, which are set."""
-        return (
-            [text.decode() for text in self.store.multi_get(keys)] if self.store.has_extended_api() else list(map(self.get, keys))
-        )
+        named = list(map(self._key, keys))
+        return self._line.ask(lambda store: [text.decode() for text in _texts(store, named)])
+
+
+def _texts(store: Any, keys: list[str]) -> list[bytes]:
+    found: list[bytes] = store.multi_get(keys) if len(keys) > 1 and store.has_extended_api() else list(map(store.get, keys))
+    return found
 
 
 class Gloo:
@@ -106,7 +238,7 @@ class Gloo:
         if not distributed.is_gloo_available():
             raise RuntimeError("this torch was built without gloo")
         self._process = os.getpid()
-        self.group = _c10d.ProcessGroupGloo(store.store, rank, size, timedelta(seconds=seconds))
+        self.group = _c10d.ProcessGroupGloo(store.connected(), rank, size, timedelta(seconds=seconds))
         _groups.add(self)
 
     def reduce(self, tensor: Any, operation: Any) -> Any:
