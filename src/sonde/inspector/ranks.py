@@ -155,11 +155,10 @@ class Participation:
             ranks["members"] = list(self.meeting.members)
         return ({"ranks": ranks} if self.scope == "rank" else {}) | ({"job": job} if (job := this_job()) else {})
 
-    def meet(self, in_common: Mapping[str, Any], tell: Callable[[str], None]) -> Callable[[Event], Group | None]:
+    def meet(self, tell: Callable[[str], None]) -> Callable[[Event], Group | None]:
         """Return a function that returns the group of all processes once they are here, for a thread: see ``Joining``.
 
         Args:
-            in_common: what must be alike in all of them, or the function raises a RankError.
             tell: called with messages about those who are missing, while they are waited for.
         """
         meeting, group, timeout = self.meeting, self.group, self.timeout
@@ -172,9 +171,7 @@ class Participation:
                 tell(f"{meeting.who_is_missing()} sonde.watch within {seconds:.0f} s. They are waited for until {timeout:.4g} s")
 
             if meeting.arrived(timeout, leaving, waiting):
-                met = meeting.group(_ANSWER)
-                met.agree(in_common)
-                return met
+                return meeting.group(_ANSWER)
             if not leaving.is_set():
                 why = "and a rank has ended" if meeting.state == "closed" else f"within {timeout:.4g} s"
                 tell(f"{meeting.who_is_missing()} sonde.watch {why}: each rank records rows of its own to the end")
@@ -182,10 +179,9 @@ class Participation:
 
         return found
 
-    def leave(self) -> None:
-        """Leave the meeting: the training has ended."""
-        if self.meeting is not None:
-            self.meeting.leave()
+    def leave(self, seconds: float = 0.0) -> bool:
+        """Leave the meeting within *seconds*, since the training has ended; return whether all processes have come."""
+        return self.meeting is not None and self.meeting.leave(seconds or self.exit_timeout)
 
     def records_of_others(self, own: Record, group: Group | None, seconds: float) -> list[Record]:
         """Return on rank 0 the records of findings of other ranks that have written rows; send rank 0 one's *own*.

@@ -71,8 +71,8 @@ class WatchedTraining:
         self._ended_at: int | None = None
         merges = part.merges and part.meeting is not None
         self._verbose = verbose and part.leads
-        meet = part.meet(in_common, self._say)
-        self._joining = Joining(meet, part.timeout, self._place) if merges else None
+        compared = in_common if part.group is None else None
+        self._joining = Joining(part.meet(self._say), compared, part.leave, part.timeout, self._place) if merges else None
         self._join_until = 0.0  # the end of the training and of the waiting for other ranks
         self._chosen_at = -1  # the place in the training of the last interval that was offered to the other ranks
         self.schedule = schedule = self._timed(schedule)
@@ -152,7 +152,7 @@ class WatchedTraining:
                 if self._joining is not None:
                     self._joining.hurry(seconds)
                 self._writer.stop(self._write_ends, failed=LastError.is_bad(error))
-                self.part.leave()
+                self.part.leave(max(self._join_until - time.monotonic(), _MOMENT))
 
     def let_go(self) -> None:
         """Stop, since nobody holds the inspector any more; warn where no model has run before that."""

@@ -29,6 +29,8 @@ _SELDOM = 0.5  # seconds between two looks of a rank that trains meanwhile
 State = Literal["", "all", "ahead", "late", "over", "closed"]
 """Of a meeting: it waits; all came in time; a rank went ahead without the others; then all came; then no longer; a rank left."""
 
+_OPEN: tuple[State, ...] = ("", "ahead", "over")
+
 
 def in_words(ranks: Sequence[int]) -> str:
     """Return ``rank 0``, ``ranks 0, 1 and 3`` or ``ranks 0 to 7``."""
@@ -180,6 +182,7 @@ class Meeting:
                 if now >= told:
                     told += _TELLING
                     tell(now - begin)
+                self._job.check_held()
                 state = self._look()
                 if state == "ahead" and now - begin > seconds:
                     self._change("ahead", "over")
@@ -190,13 +193,15 @@ class Meeting:
             nap = min(2 * nap, _SELDOM)
         return self.state == "late"
 
-    def leave(self) -> None:
-        """Leave. Who comes later finds no open meeting. Idempotent."""
+    def leave(self, seconds: float) -> bool:
+        """Leave within *seconds*; return whether all have come before that. Who comes later finds no open meeting. Idempotent."""
+        self._job.hurry(seconds)
         with contextlib.suppress(RuntimeError):
-            for state in ("", "ahead", "over"):
-                if self._change(state, "closed"):
-                    break
+            if self.state not in ("all", "late"):
+                self._job.check_held()
+                any(self._change(state, "closed") for state in _OPEN)
         self._job.rest()
+        return self.state in ("all", "late")
 
     def group(self, seconds: float) -> Group:
         """Return the group of the ranks, all of which are here; *seconds*: how long to wait for an answer of one of them."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -174,6 +175,8 @@ class Joining:
 
     Args:
         meet: returns the group, once all ranks are here; ends soon when the event is set that it is given. Called in the thread.
+        in_common: what must be alike on all ranks; None: it is.
+        leave: leaves the meeting within some seconds, and returns whether all ranks are here.
         timeout, place: of the merger.
 
     Attributes:
@@ -182,11 +185,20 @@ class Joining:
         failed: why they will not be, in words; ``""`` while they may.
     """
 
-    def __init__(self, meet: Callable[[threading.Event], Group | None], timeout: float, place: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        meet: Callable[[threading.Event], Group | None],
+        in_common: Mapping[str, Any] | None,
+        leave: Callable[[float], bool],
+        timeout: float,
+        place: Callable[[], int],
+    ) -> None:
         self.group: Group | None = None
         self.merger: Merger | None = None
         self.failed = ""
         self._meet = meet
+        self._in_common = in_common
+        self._leave = leave
         self._timeout = timeout
         self._place = place
         self._leaving = threading.Event()
@@ -197,10 +209,11 @@ class Joining:
     def _run(self) -> None:
         try:
             group = self._meet(self._leaving)
-            with self._lock:
-                if group is None or self._leaving.is_set():
-                    return
-                self.group = group
+            if group is None:
+                return
+            self.group = group
+            if self._in_common is not None:
+                group.agree(self._in_common)
             merger = Merger(group, timeout=self._timeout, place=self._place)
         except RankError as error:
             self.failed = str(error)
@@ -220,11 +233,11 @@ class Joining:
     def hurry(self, seconds: float) -> None:
         """The training has ended: meet no more, and wait for ranks that were met no longer than *seconds*."""
         begin = time.monotonic()
-        with self._lock:
-            if self.group is None:
+        if self.merger is None:
+            if self._leave(seconds):
+                self._thread.join(seconds)  # it connects: the others wait for that
+            else:
                 self._leaving.set()
-        if not self._leaving.is_set():
-            self._thread.join(seconds)  # it connects
         if self.merger is not None:
             self.merger.hurry(max(seconds - (time.monotonic() - begin), 0.0))
 
