@@ -204,7 +204,7 @@ class Meeting:
         return self.state in ("all", "late")
 
     def group(self, seconds: float) -> Group:
-        """Return the group of the ranks, all of which are here; *seconds*: how long to wait for an answer of one of them."""
+        """Return the group of the ranks, which are all here; *seconds*: how long to wait for an answer of one of them."""
         return Group(self._store.part(self.state), self.rank, self.members, seconds)
 
     def named(self, *ranks: int) -> str:
@@ -232,7 +232,7 @@ class Meeting:
     # What those have begun that went ahead
 
     def begun(self, named: str | None, seconds: float) -> dict[str, Any] | None:
-        """Return what another rank has begun, of which this one takes a part; None: it is on this rank to begin, and to tell.
+        """Return what another rank has begun and this one takes part in; None: it is on this rank to begin, and to tell.
 
         Args:
             named: what this rank would begin by itself, as a folder. Ranks of an earlier meeting, which this rank was not at, may
