@@ -27,7 +27,7 @@ def refuse(where: str, held: object, wanted: str) -> NoReturn:
     raise StoreError(f"{where} is {held!r:.60}, not {wanted}")
 
 
-def anything(held: Any, where: str) -> Any:
+def anything(held: Any, _where: str) -> Any:
     """Return *held*, of whatever form: somebody else reads it."""
     return held
 

@@ -47,12 +47,13 @@ def test_the_step_of_a_spike_is_kept_as_before_it(
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
     with (
         device(monkeypatch, 0 if delay is None else delay) as far,
+        monkeypatch.context() as inside,
         pytest.warns(
             ObservationWarning, match=rf"step {SPIKE}: the gradient norm jumped to .* x its median.*largest gradient"
         ) as warned,
     ):
         if delay is None:
-            monkeypatch.setattr("sonde.inspector.sentinel.sentinel.answers_at_once", lambda _: True)
+            inside.setattr("sonde.inspector.sentinel.sentinel.answers_at_once", lambda _: True)
         with watched(model, None, tmp_path / "run", bad_steps=BadSteps(on_spike=10), rules=False) as inspector:
             before = train(model, inspector, pushes=pushes)
             far.may_wait = True

@@ -306,7 +306,7 @@ class StatisticHook(SiteHook):
 
     @hooks.not_compiled
     def _add_gradient(self, place: RowPlace, gradient: Tensor | None) -> None:
-        if (compiler := hooks.compiler_at_work()) is not None:
+        if not _is_traced() and (compiler := hooks.compiler_at_work()) is not None:
             hooks.undisturbed(compiler, self._add_gradient, place, gradient)
         # the engine gives None for an output of its node that nothing used
         elif gradient is not None and self.switch.on and not (blocks and self.is_quiet()):

@@ -43,7 +43,9 @@ _set_strategy: Callable[[Any, Any], None] = _dynamo.set_code_exec_strategy
 _SKIP = _dynamo._FrameExecStrategy(_dynamo._FrameAction.SKIP, _dynamo._FrameAction.DEFAULT)
 
 compiler_at_work: Callable[[], Any] = _dynamo.get_eval_frame_callback
-"""Return the compiler's callback if functions that are called now would be compiled, else None."""
+"""Return the compiler's callback if functions that are called now would be compiled, else None. Cannot be traced."""
+
+_is_traced: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 
 not_saved = unserializable_hook
 """Mark a hook, or a class of hooks, on a tensor: ``torch.save`` of the tensor leaves it out and says nothing."""
@@ -60,8 +62,9 @@ def undisturbed(callback: Any, function: Callable[..., Any], *args: Any) -> Any:
 
 def apart(function: Callable[..., Any], *args: Any) -> Any:
     """Return ``function(*args)``. Nothing of the call is compiled, also within a compiled function that holds a whole step."""
-    compiler = compiler_at_work()
-    return function(*args) if compiler is None else undisturbed(compiler, function, *args)
+    if _is_traced() or (compiler := compiler_at_work()) is None:
+        return function(*args)
+    return undisturbed(compiler, function, *args)
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -138,7 +141,7 @@ class Weak(Hook):
         hook = self.hook()
         if hook is None:
             return
-        if (compiler := compiler_at_work()) is None:
+        if _is_traced() or (compiler := compiler_at_work()) is None:
             hook(parameter)
         else:
             undisturbed(compiler, hook, parameter)
@@ -429,11 +432,11 @@ class GradientHooks:
     def __call__(self, gradient: Tensor | None) -> None:
         if gradient is None:  # the engine gives None for an output of a multi-output node that nothing used
             return
-        if (compiler := compiler_at_work()) is not None:
+        if _is_traced() or (compiler := compiler_at_work()) is None:
+            for listener in reversed(self.listeners):
+                listener(gradient)
+        else:
             undisturbed(compiler, self.__call__, gradient)
-            return
-        for listener in reversed(self.listeners):
-            listener(gradient)
 
 
 def listen(watched: dict[int, GradientHooks], tensor: Tensor, listener: Listener) -> None:

@@ -227,7 +227,7 @@ class Meeting:
             here = [self.rank]
         if 0 in here:
             return f"only {self.named(*here)} of {self.size} called"
-        return f"{self.named(*(each for each in range(self.size) if each not in here))} of {self.size} did not call"
+        return f"{self.named(*[each for each in range(self.size) if each not in here])} of {self.size} did not call"
 
     # What those have begun that went ahead
 
