@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 import torch
 from torch import nn
@@ -228,3 +229,15 @@ def test_no_database_draws_a_bar_in_the_terminal(tmp_path: Path) -> None:
         with connection:
             found.append(connection.execute(asked).fetchall())
     assert found == [[(False,)]] * 5
+
+
+def test_a_database_opens_where_duckdb_refuses_to_switch_its_bar_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a notebook without ipywidgets there is none, and DuckDB raises."""
+
+    class InNotebook:
+        def execute(self, sql: str) -> None:
+            raise duckdb.InvalidInputException(sql)
+
+    made: Any = InNotebook()
+    monkeypatch.setattr(duckdb, "connect", lambda *_, **__: made)
+    assert connect() is made

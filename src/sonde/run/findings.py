@@ -268,7 +268,7 @@ def grown(each: Finding, later: Finding) -> Finding:
     """Return a finding with what the same rule has found *later*: its last step, further places, and a graver severity."""
     last = max((step for step in (each.last_step, later.last_step) if step is not None), default=None)
     severity = min(each.severity, later.severity, key=_GRAVEST.index)
-    places = tuple(dict.fromkeys((*each.places, *later.places))) if each.places else ()
+    places = (*dict.fromkeys((*each.places, *later.places)),) if each.places else ()
     bare = each.message.removesuffix(others(each.places)) if each.places else each.message
     return replace(each, message=bare + others(places), places=places, last_step=last, severity=severity)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -39,7 +40,10 @@ def connect(settings: Mapping[str, str | int] | None = None) -> duckdb.DuckDBPyC
 
 
 def _without_bar(connection: duckdb.DuckDBPyConnection) -> duckdb.DuckDBPyConnection:
-    connection.execute("SET enable_progress_bar = false")
+    import duckdb
+
+    with suppress(duckdb.Error):  # in a notebook without ipywidgets there is no bar, and DuckDB refuses to switch it off
+        connection.execute("SET enable_progress_bar = false")
     return connection
 
 
