@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from sonde.engine import SiteHook
-from sonde.stats import in_memory, local
+from sonde.stats import HostCopy, in_memory, local
 from sonde.words import many
 
 _WATCHED = 3  # parameters: one alone may be equal on all ranks, as a bias before a normalisation is
@@ -66,12 +66,12 @@ class BetweenSteps:
                 if now is not None and (now.shape, now.device, now.dtype) == (before.shape, before.device, before.dtype):
                     found.setdefault(now.device, []).append((_bits(now) != _bits(before)).any())
             for device, changed in found.items():
-                times = torch.stack(changed).any().to(torch.int64)
+                times = torch.stack(changed).any().to(torch.float64)
                 self._times[device] = self._times[device] + times if device in self._times else times
 
     def said(self) -> str:
         """Return in words how often parameters have changed between steps; ``""`` for never. Waits for the device."""
-        times = max((int(each) for each in self._times.values()), default=0)
+        times = max((int(each) for each in HostCopy.of(list(self._times.values())).unpack()), default=0)
         if not times:
             return ""
         steps = many(self._looks, "logged step")
