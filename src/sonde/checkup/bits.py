@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.diagnosis import readable
-
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+from sonde.stats import bits_of
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
@@ -56,11 +55,7 @@ def _plain_difference(one: Tensor, other: Tensor) -> str:
         return f"shape {tuple(one.shape)} and {tuple(other.shape)}"
     if one.is_meta or one.numel() == 0:
         return ""
-    kind = _INTEGERS.get(one.element_size())
-    if kind is None or not one.is_floating_point():
-        differs = one != other
-    else:
-        differs = (one.contiguous().view(kind) != other.contiguous().view(kind)) & ~(one.isnan() & other.isnan())
+    differs = one != other if not one.is_floating_point() else (bits_of(one) != bits_of(other)) & ~(one.isnan() & other.isnan())
     count = int(differs.sum())
     if not count:
         return ""

@@ -45,10 +45,11 @@ class Inventory:
         self._lost: list[Any] = []  # references to what was freed since: another object may have its id by now
         lost = self._lost.append
         self._kinds = [weakref.ref(kind, lost) for kind in {type(module) for module in met.modules}]
-        self._modules = [weakref.ref(module, lost) for module in met.modules if not is_scripted(module)]
-        self._scripted = [weakref.ref(module, lost) for module in met.modules if is_scripted(module)]
-        self._outlines: list[list[int]] = []
-        self.know(met)
+        self._modules: list[weakref.ref[nn.Module]] = []
+        self._scripted: list[weakref.ref[nn.Module]] = []
+        for module in met.modules:
+            (self._scripted if is_scripted(module) else self._modules).append(weakref.ref(module, lost))
+        self._outlines = [self._outline()]
         self._all = [weakref.ref(parameter, lost) for parameter in met.parameters]
         self._memory: dict[Hashable, Any] = {}
         of_parameter = {id(parameter): reference for parameter, reference in zip(met.parameters, self._all, strict=True)}
@@ -73,14 +74,14 @@ class Inventory:
 
         Says nothing of what a walk sees besides: classes, frozen parameters, compiled modules.
         """
-        if self._lost:
-            return False
-        modules = [module for held in self._modules if (module := held()) is not None]
-        return outline(modules) in self._outlines
+        return not self._lost and self._outline() in self._outlines
 
-    def know(self, met: Walk) -> None:
-        """Remember that *met* is of the same names, since its fingerprint is the same: FSDP2 exchanges parameters for a while."""
-        self._outlines = [*self._outlines[-_MOST_OUTLINES:], outline(module for module in met.modules if not is_scripted(module))]
+    def know(self) -> None:
+        """Remember that what the modules hold now is of the same names: FSDP2 exchanges parameters for a while."""
+        self._outlines = [*self._outlines[-_MOST_OUTLINES:], self._outline()]
+
+    def _outline(self) -> list[int]:
+        return outline([module for held in self._modules if (module := held()) is not None])
 
     @property
     def members(self) -> list[Named]:
@@ -130,7 +131,7 @@ def inventory_of(model: nn.Module) -> Inventory:
     if known is None or not known.is_whole or known.fingerprint != met.fingerprint:
         known = _known[model] = Inventory(model, met)
     elif not known.is_current:
-        known.know(met)
+        known.know()
     return known
 
 

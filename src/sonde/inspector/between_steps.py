@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from sonde.engine import SiteHook
-from sonde.stats import HostCopy, in_memory, local
+from sonde.stats import HostCopy, bits_of, in_memory, local
 from sonde.words import many
 
 _WATCHED = 3  # parameters: one alone may be equal on all ranks, as a bias before a normalisation is
@@ -64,7 +64,7 @@ class BetweenSteps:
             for parameter, before in held:
                 now = _held_of(parameter)
                 if now is not None and (now.shape, now.device, now.dtype) == (before.shape, before.device, before.dtype):
-                    found.setdefault(now.device, []).append((_bits(now) != _bits(before)).any())
+                    found.setdefault(now.device, []).append((bits_of(now) != bits_of(before)).any())
             for device, changed in found.items():
                 times = torch.stack(changed).any().to(torch.float64)
                 self._times[device] = self._times[device] + times if device in self._times else times
@@ -79,14 +79,6 @@ class BetweenSteps:
             f"of the optimizer's step alone: after {times} of {steps} parameters were changed again before the next forward, as by "
             "an average over ranks, an outer optimizer or an exchange, and no row has that change"
         )
-
-
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    """Return the elements as integers of the same bits, so that NaN is equal to itself; complex ones as they are."""
-    return tensor if tensor.is_complex() else tensor.view(_INTEGERS[tensor.element_size()])
 
 
 def _held_of(parameter: Tensor) -> Tensor | None:

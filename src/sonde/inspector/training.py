@@ -344,7 +344,12 @@ class WatchedTraining:
         joins = merging is not None and merging.joins
         seen = self._writer.seen(waits=waits)
         apart = {} if merging is None else dict(merging.apart)
-        between = {id(each): watched.rows.between.said() for watched in self.watched for each in watched.rows.measurements}
+        between = {
+            id(each): said
+            for watched in self.watched
+            for said in [watched.rows.between.said()]
+            for each in watched.rows.measurements
+        }
         return coverage_of(
             self.measurements(), seen, self._writer.ended, attached=self.attached, joins=joins, apart=apart, between=between
         )

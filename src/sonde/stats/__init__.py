@@ -45,11 +45,11 @@ __all__ = [name for name, value in vars().items() if name[0] != "_" and not isin
 from sonde.stats.history import History as History
 from sonde.stats.host_copy import HostCopy as HostCopy
 from sonde.stats.lent import Lent as Lent
-from sonde.stats.lent import is_looked_at as is_looked_at
 from sonde.stats.running import as_number as as_number
 from sonde.stats.samples import MatrixCondition as MatrixCondition
 from sonde.stats.samples import SampleNorm as SampleNorm
 from sonde.stats.samples import Single as Single
+from sonde.stats.statistic import bits_of as bits_of
 from sonde.stats.statistic import dense as dense
 from sonde.stats.statistic import in_memory as in_memory
 from sonde.stats.statistic import unreadable as unreadable

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from sonde.stats.kernels.torch_private import version_of
 from sonde.stats.pieces import PLAIN
+from sonde.stats.statistic import bits_of
 
 
 class Lent:
@@ -59,4 +60,4 @@ def _has_same_bits(one: Tensor, other: Tensor) -> bool:
     one, other = one.detach(), other.detach()
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
-    return torch.equal(one.contiguous().reshape(-1).view(torch.uint8), other.contiguous().reshape(-1).view(torch.uint8))
+    return torch.equal(bits_of(one), bits_of(other))

@@ -323,6 +323,16 @@ def in_memory(tensor: Tensor) -> Tensor | None:
     return plain if type(plain) in PLAIN and plain.layout is torch.strided else None
 
 
+def bits_of(tensor: Tensor) -> Tensor:
+    """Return the elements of a dense *tensor* as integers of the same bits, of a complex one as pairs: NaN equals itself."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    return tensor.resolve_neg().view(_INTEGERS[tensor.element_size()])
+
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
 def _as_plain(tensor: Tensor) -> Tensor:
     """Return *tensor*, of a subclass, as a plain one, without running code of its class; itself if the class has other memory."""
     return tensor if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__ else tensor.as_subclass(Tensor)

@@ -20,9 +20,10 @@ from sonde.engine.probes.hook_set import HookSet
 from sonde.engine.probes.site_hook import SiteHook
 from sonde.engine.probes.statistic_hooks import StatisticHook
 from sonde.engine.probes.step_hooks import StepHook
-from sonde.engine.probes.targets import Target, Wanted, choose, is_scripted, sites_of
+from sonde.engine.probes.targets import Target, Wanted, choose, sites_of
 from sonde.engine.selection import Where
 from sonde.engine.torch_api import compiler_state
+from sonde.engine.torch_api.modules import is_scripted
 from sonde.schedule import Schedule, When
 from sonde.site import GRADIENT_PORTS, MODULE_PORTS, Port, Site
 from sonde.stats import Statistic, Table
@@ -151,8 +152,9 @@ class Attachment:
             for name in gone - {target.item.name for target in targets}:
                 self.hooks.drop(name, clock)
         for root in self.roots:
-            root.inventory = inventory_of(root.model)
-            learn(root.inventory)
+            if root.clock.inventory is not None:
+                root.inventory = root.clock.inventory
+                learn(root.inventory)
         if followed:
             self.hooks.sample_updates()
             told = self.roots[0].clock.followed

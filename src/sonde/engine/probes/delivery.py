@@ -18,7 +18,7 @@ from sonde.engine.torch_api import hooks
 from sonde.engine.unseen import next_number
 from sonde.errors import ArgumentError
 from sonde.site import Site
-from sonde.stats import Lent, Statistic, is_looked_at
+from sonde.stats import Lent, Statistic
 from sonde.warn import warn_user
 
 
@@ -91,7 +91,7 @@ class Delivery:
     def deliver(self, event: Event, count: int) -> None:
         """Call the subscriber with the event number *count*, from 1, of its site; its errors do not reach the training."""
         try:
-            (self.looking if is_looked_at(count) else self.subscriber)(event)
+            (self.subscriber if count & (count - 1) else self.looking)(event)
         except Exception as error:
             self.refuse(event.site, error)
 

@@ -6,12 +6,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 from torch import nn
 
 from sonde.engine import selection
 from sonde.engine.inventory import Inventory, Named, inventory_of
 from sonde.engine.selection import Where
+from sonde.engine.torch_api.modules import is_scripted
 from sonde.errors import ArgumentError, SelectionError
 from sonde.site import MODULE_PORTS, PARAMETER_PORTS, PORTS, Port, Site
 from sonde.suggest import nearest
@@ -105,11 +105,6 @@ def sites_of(names: Sequence[str], kind: Collection[Port], ports: Iterable[Port]
     """Return the sites of the modules or parameters called *names*, at those of *ports* that are of this *kind*."""
     here = [port for port in ports if port in kind]
     return [{port: Site(name, port, "", model) for port in here} for name in names]
-
-
-def is_scripted(module: nn.Module) -> bool:
-    """Return whether *module* is one of TorchScript, which takes no hooks."""
-    return isinstance(module, torch.jit.ScriptModule)
 
 
 def _is_called(module: nn.Module) -> bool:

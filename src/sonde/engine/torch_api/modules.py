@@ -114,7 +114,7 @@ _children_and_parameters = attrgetter("_modules", "_parameters")
 
 
 def is_scripted(module: nn.Module) -> bool:
-    """Return whether *module* is of TorchScript, whose structure is fixed."""
+    """Return whether *module* is of TorchScript, whose structure is fixed, and which takes no hooks."""
     return isinstance(module, torch.jit.ScriptModule)
 
 

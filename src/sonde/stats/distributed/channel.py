@@ -15,7 +15,7 @@ from torch import Tensor, distributed
 
 from sonde.errors import RankError
 from sonde.stats.distributed.group import Group
-from sonde.stats.distributed.torch_c10d import Gloo, SilentStoreError
+from sonde.stats.distributed.torch_c10d import HOLDER_ENDED, Gloo, SilentStoreError
 
 _SLICE = timedelta(seconds=0.2)  # between two looks whether the wait is to end
 _LOOK = 1.0  # seconds between two looks into the store, in a wait
@@ -24,7 +24,6 @@ _SELDOM = 8  # times in the time-out that a rank which waits reads the signs of 
 _DYING = 0.1  # seconds in which all connections of a process close that dies
 _MANY = 256
 _GONE = "gone"
-_HOLDER_ENDED = "the process that held the store of the job has ended (rank 0, as a rule)"
 
 
 class LostError(Exception):
@@ -251,7 +250,7 @@ class _Wait:
             signs = channel.beats.read()
             still = [rank for rank, sign in signs.items() if sign.number == before[rank].number]
         except RuntimeError as gone:
-            return str(gone) if isinstance(gone, SilentStoreError) else _HOLDER_ENDED
+            return str(gone) if isinstance(gone, SilentStoreError) else HOLDER_ENDED
         if still:
             return f"{channel.group.named(*still)} died, or closed the connection{_place(still, signs)}"
         return f"a connection was closed ({_first_line(error)})"

@@ -24,6 +24,7 @@ _PATIENCE = 10.0  # seconds that a request to the store may take
 _LEAST = 0.05  # the same when the time is over
 _SLICE = 0.2
 _SILENT = "the process that holds the store of the job (rank 0, as a rule) does not answer"
+HOLDER_ENDED = "the process that held the store of the job has ended (rank 0, as a rule)"
 
 
 class SilentStoreError(RuntimeError):
@@ -181,7 +182,7 @@ class Store:
             except TimeoutError as error:
                 raise SilentStoreError(_SILENT) from error
             except OSError as error:
-                raise RuntimeError("the process that held the store of the job has ended (rank 0, as a rule)") from error
+                raise RuntimeError(HOLDER_ENDED) from error
 
     def _key(self, key: str) -> str:
         return f"{self._prefix}/{key}"
