@@ -215,8 +215,7 @@ class Participation:
             return self._open_ahead(make, asked)
         made: list[Destinations] = []
         try:
-            self.group.agree(in_common)
-            self._open_together(self.group, make, asked, made)
+            self._open_together(self.group, make, asked, in_common, made)
         except MissingRankError as error:  # a rank that came and does not answer
             warn_user(f"{error}: {self.name} records rows of its own. The training goes on")
             alone = replace(self, group=None, meeting=None, first=0 if made else self.rank)
@@ -254,14 +253,21 @@ class Participation:
             destinations.recorded.writer.process = self.rank
         return destinations
 
-    def _open_together(self, group: Group, make: Callable[..., Destinations], asked: Any, made: list[Destinations]) -> None:
+    def _open_together(
+        self,
+        group: Group,
+        make: Callable[..., Destinations],
+        asked: Any,
+        in_common: Mapping[str, Any],
+        made: list[Destinations],
+    ) -> None:
         """Add the destinations to *made*: on rank 0 those of *make*."""
 
         def first() -> dict[str, Any]:
             made.append(make())
             return {**_plain(made[0]), "first": 0, "asked": _folder(asked)}
 
-        told = group.broadcast(first)
+        told = group.agree(in_common, first)
         group.together(lambda: None if made else made.append(self._join(told)))
         own, wanted = _folder(asked), told["asked"]
         if own is not None and wanted is not None and own != wanted:

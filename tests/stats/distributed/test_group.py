@@ -38,14 +38,14 @@ def agreeing() -> list[object]:
         error_of(lambda: group.agree({"lenses": ["moments"], "every": 10 + rank})),
         error_of(lambda: group.agree({"a": 1, **({"b": None} if rank else {})})),
         error_of(lambda: group.agree({"lens": f"{'a' * 500}{rank}{'z' * 500}"})),
-        group.broadcast(lambda: f"made by {rank}"),
-        error_of(lambda: group.broadcast(write if rank else lambda: 1 / 0)),
+        group.agree({}, lambda: f"made by {rank}"),
+        error_of(lambda: group.agree({}, write if rank else lambda: 1 / 0)),
         group.together(lambda: rank * 10),
         error_of(lambda: group.together(write)),
         group.gather({"of": rank}),
     ]
     again = joined()  # a second attach
-    found.append(again.broadcast(lambda: "again"))
+    found.append(again.agree({}, lambda: "again"))
     return found
 
 

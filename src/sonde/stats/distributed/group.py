@@ -19,16 +19,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_NAP = 0.005  # seconds between two looks into the store, at first
-_LONGEST_NAP = 0.1
 _LONGEST = 120  # characters of a value in an error
+_MOMENT = 0.1  # seconds
 _TELLING = 30.0  # seconds between two messages that say who is missing
 _TURN = 2.0  # seconds in which rank 0, if it is here, begins, before another rank does
-_SELDOM = 0.5  # seconds between two looks of a rank that trains meanwhile
+_LOOKS = 320  # a second, of all ranks that train meanwhile, at most
+_SELDOM = 16  # times in which a rank has looked for as long as it waits then for the next time
 
 State = Literal["", "all", "ahead", "late", "over", "closed"]
 """Of a meeting: it waits; all came in time; a rank went ahead without the others; then all came; then no longer; a rank left."""
 
+_LEFT = "left"  # the key of a meeting that is set once its state is not "" any more
+_BEGUN = "begun"
 _OPEN: tuple[State, ...] = ("", "ahead", "over")
 
 
@@ -42,17 +44,6 @@ def in_words(ranks: Sequence[int]) -> str:
     if len(ranks) > 8:
         return f"ranks {', '.join(shown)} and {len(ranks) - 8} more"
     return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
-
-
-def _until(found: Callable[[], T], seconds: float) -> T:
-    """Return what *found* gives, once that is true or *seconds* are over."""
-    end, nap = time.monotonic() + seconds, _NAP
-    while True:
-        got = found()
-        if got or time.monotonic() >= end:
-            return got
-        time.sleep(min(nap, max(end - time.monotonic(), 0.0)))
-        nap = min(2 * nap, _LONGEST_NAP)
 
 
 class MissingRankError(RankError):
@@ -124,7 +115,7 @@ class Meeting:
     def _come(self) -> None:
         """Come to the first meeting that this rank was not at and that is open."""
         last = f"last/{self.rank}"
-        number = int(self._job.get(last)) if self._job.has(last) else 0
+        number = int(self._job.read(last) or 0)
         while True:
             number += 1
             self._store = self._job.part(str(number))
@@ -144,12 +135,14 @@ class Meeting:
 
     def _look(self) -> State:
         """Return the state as it is now."""
-        self.state = cast(State, self._store.get("state") if self._store.has("state") else "")
+        self.state = cast(State, self._store.read("state"))
         return self.state
 
     def _change(self, before: State, after: State) -> bool:
         """Change the state from *before* to *after*, if it is *before*; return whether it is *after* now."""
         self.state = cast(State, self._store.change("state", before, after))
+        if self.state == after and not before:
+            self._store.set(_LEFT, "")  # not every store wakes those that wait for a key as it changes
         return self.state == after
 
     def wait(self, seconds: float, *, leave: bool = False) -> State:
@@ -158,9 +151,7 @@ class Meeting:
         A meeting that a rank has gone ahead of is waited for no more.
         """
         try:
-            if not self.state:
-                _until(self._look, seconds)
-            if not self.state:
+            if not self.state and not (self._store.wait(_LEFT, seconds) and self._look()):
                 self._change("", "closed" if leave else "ahead")
         except RuntimeError:
             self.state = "closed"
@@ -175,7 +166,7 @@ class Meeting:
             tell: called every half minute with the seconds since the beginning.
         """
         begin = time.monotonic()
-        told, nap = begin + _TELLING, _LONGEST_NAP
+        told, least = begin + _TELLING, max(_MOMENT, self.size / _LOOKS)
         while self.state == "ahead" and not leaving.is_set():
             now = time.monotonic()
             try:
@@ -189,8 +180,7 @@ class Meeting:
             except RuntimeError:
                 if now - begin > seconds:
                     return False
-            leaving.wait(nap)
-            nap = min(2 * nap, _SELDOM)
+            leaving.wait(max(least, min((time.monotonic() - begin) / _SELDOM, _TELLING)))
         return self.state == "late"
 
     def leave(self, seconds: float) -> bool:
@@ -243,15 +233,14 @@ class Meeting:
         try:
             if self.begins:
                 if self.rank and self._store.has("here/0"):
-                    _until(lambda: self._store.has("begun"), _TURN)
+                    self._store.wait(_BEGUN, _TURN)
                 if self._store.change("first", "", str(self.rank)) != str(self.rank):
                     self.begins = False
-                    found = _until(lambda: self._store.has("begun"), seconds)
-                    return self._taken(json.loads(self._store.get("begun"))) if found else None
+                    return self._taken(json.loads(self._store.get(_BEGUN))) if self._store.wait(_BEGUN, seconds) else None
             known = f"begun/{named}"
             if named is not None and self._job.has(known) and not self._job.has(f"{known}/{self.rank}"):
                 told = self._job.get(known)
-                self._store.set("begun", told)
+                self._store.set(_BEGUN, told)
                 return self._taken(json.loads(told))
         except RuntimeError:
             self.begins = False
@@ -268,7 +257,7 @@ class Meeting:
         with contextlib.suppress(RuntimeError):
             self._job.set(f"begun/{named}", data)
             self._job.set(f"begun/{named}/{self.rank}", "")
-            self._store.set("begun", data)
+            self._store.set(_BEGUN, data)
 
 
 class Group:
@@ -324,21 +313,29 @@ class Group:
         """Return *ranks* of the group in words, by their numbers in the job: ``rank 3``; without *ranks*, this one."""
         return in_words([self.members[rank] for rank in ranks or (self.rank,)])
 
-    def agree(self, what: Mapping[str, Any]) -> None:
-        """Return if *what* is equal on all ranks.
+    def agree(self, what: Mapping[str, Any], make: Callable[[], T] | None = None) -> T:
+        """Return on all ranks what *make*, called on rank 0 alone, returns there, if *what* is equal on all: JSON.
 
         Raises:
-            RankError: it is not: the message names the first key that differs, the ranks, and both values.
+            RankError: *what* is not: the message names the first key that differs, the ranks, and both values. Or *make* has raised
+                on rank 0 (there the exception itself is raised).
         """
-        self._concluded({key: json.loads(json.dumps(value)) for key, value in what.items()}, self._refuse_difference)
+        raised: list[BaseException] = []
 
-    def broadcast(self, make: Callable[[], T]) -> T:
-        """Return on all ranks what *make*, called on rank 0 alone, returns there: JSON.
+        def judged(answers: list[dict[str, Any]]) -> Any:
+            self._refuse_difference(answers)
+            try:
+                return None if make is None else make()
+            except BaseException as error:
+                raised.append(error)
+                raise RankError(f"{self.named(0)}: {type(error).__name__}: {error}") from error
 
-        Raises:
-            RankError: *make* has raised on rank 0 (there the exception itself is raised).
-        """
-        found: T = self._called(make if self.rank == 0 else None, lambda answers: answers[0])
+        try:
+            found: T = self._concluded({key: json.loads(json.dumps(value)) for key, value in what.items()}, judged)
+        except RankError:
+            if raised:
+                raise raised[0] from None
+            raise
         return found
 
     def together(self, do: Callable[[], T]) -> T:
@@ -348,50 +345,32 @@ class Group:
             RankError: *do* has raised on another rank; the message names the rank and the error (on that rank the exception itself
                 is raised).
         """
-        mine: list[T] = []
-        self._called(lambda: mine.append(do()), lambda answers: None)
-        return mine[0]
+        raised: BaseException | None = None
+        said = ""
+        try:
+            found = do()
+        except BaseException as error:
+            raised, said = error, f"{type(error).__name__}: {error}"
+        try:
+            self._concluded(said, self._refuse_error)
+        except RankError:
+            if raised is not None:
+                raise raised from None
+            raise
+        return found
 
     def gather(self, value: Any, *, seconds: float | None = None) -> dict[int, Any]:
         """Return on rank 0 the *value* of each rank that has answered within *seconds*; on other ranks nothing, without waiting.
 
         The one method that suits the end of a program: nothing is raised where other ranks are gone.
         """
-        self._asked += 1
-        keys = [f"{self._asked}/{rank}" for rank in range(self.size)]
+        asked = self._ask()
         try:
             self.store.check_held()
-            self.store.set(keys[self.rank], json.dumps(value))
-            if self.rank > 0:
-                return {}
-            _until(lambda: self.store.has(*keys), self.seconds if seconds is None else seconds)
-            return {rank: json.loads(self.store.get(key)) for rank, key in enumerate(keys) if self.store.has(key)}
+            self._answer(asked, value)
+            return self._answers(asked, self.seconds if seconds is None else seconds) if self.rank == 0 else {}
         except RuntimeError:  # the store went with the process that held it
             return {self.rank: value} if self.rank == 0 else {}
-
-    def _called(self, do: Callable[[], T] | None, judge: Callable[[list[Any]], Any]) -> Any:
-        """Call *do*, if it is given; return on all ranks what *judge* makes of the answers of all."""
-        raised: BaseException | None = None
-        answer: dict[str, Any] = {}
-        if do is not None:
-            try:
-                answer["value"] = do()
-            except BaseException as error:
-                raised = error
-                answer["error"] = f"{type(error).__name__}: {error}"
-
-        def judged(answers: list[dict[str, Any]]) -> Any:
-            for rank, given in enumerate(answers):
-                if "error" in given:
-                    raise RankError(f"{self.named(rank)}: {given['error']}")
-            return judge([given.get("value") for given in answers])
-
-        try:
-            return self._concluded(answer, judged)
-        except RankError:
-            if raised is not None:
-                raise raised from None
-            raise
 
     def _concluded(self, value: Any, judge: Callable[[list[Any]], Any]) -> Any:
         """Return on every rank what rank 0 concludes from the values of all ranks, or raise the same error on every rank."""
@@ -403,26 +382,56 @@ class Group:
             raise MissingRankError(f"the store of the job cannot be used: {error}") from error
 
     def _answered(self, value: Any, judge: Callable[[list[Any]], Any]) -> Any:
-        self._asked += 1
-        keys = [f"{self._asked}/{rank}" for rank in range(self.size)]
-        verdict = f"{self._asked}/verdict"
-        self.store.set(keys[self.rank], json.dumps(value))
+        """Return what *judge* makes on rank 0 of the values of all ranks. The requests of a rank are as many of any size."""
+        asked = self._ask()
+        self._answer(asked, value)
+        verdict, judged = f"{asked}/verdict", f"{asked}/judged"
+        found: dict[str, Any]
         if self.rank == 0:
-            _until(lambda: self.store.has(*keys), self.seconds)
-            missing = [rank for rank, key in enumerate(keys) if not self.store.has(key)]
+            answers = self._answers(asked, self.seconds)
+            missing = [rank for rank in range(self.size) if rank not in answers]
             try:
                 if missing:
                     raise MissingRankError(f"{self.named(*missing)} of {self.size} did not answer within {self.seconds:.4g} s")
-                found = {"value": judge([json.loads(self.store.get(key)) for key in keys])}
+                found = {"value": judge([answers[rank] for rank in range(self.size)])}
             except RankError as error:
                 found = {"error": str(error), "missing": missing}
-            self.store.set(verdict, json.dumps(found))
-        elif not _until(lambda: self.store.has(verdict), 2 * self.seconds):
-            raise MissingRankError(f"{self.named(0)} of {self.size} did not answer within {2 * self.seconds:.4g} s")
+        elif self.store.wait(judged, 2 * self.seconds):
+            found = {}
+        else:
+            found = {"error": f"{self.named(0)} of {self.size} did not answer within {2 * self.seconds:.4g} s", "missing": [0]}
+        if found:
+            self.store.change(verdict, "", json.dumps(found))  # the first holds for all
+            self.store.set(judged, "")
         found = json.loads(self.store.get(verdict))
         if "error" in found:
             raise (MissingRankError if found["missing"] else RankError)(found["error"])
         return found["value"]
+
+    def _ask(self) -> int:
+        """Return the number of the next question, which is the same on all ranks."""
+        self._asked += 1
+        return self._asked
+
+    def _answer(self, asked: int, value: Any) -> None:
+        """Give this rank's answer; the last rank that does says so."""
+        self.store.set(f"{asked}/{self.rank}", json.dumps(value))
+        if self.store.add(f"{asked}/count", 1) == self.size:
+            self.store.set(f"{asked}/all", "")
+
+    def _answers(self, asked: int, seconds: float) -> dict[int, Any]:
+        """Return the answers of the ranks that have given one within *seconds*."""
+        keys = {rank: f"{asked}/{rank}" for rank in range(self.size)}
+        if not self.store.wait(f"{asked}/all", seconds):
+            self.store.set(f"{asked}/all", "")
+            keys = {rank: key for rank, key in keys.items() if self.store.has(key)}
+        return dict(zip(keys, map(json.loads, self.store.get_all(list(keys.values()))), strict=True))
+
+    def _refuse_error(self, answers: list[str]) -> None:
+        """Raise if one of *answers* tells of an error."""
+        for rank, said in enumerate(answers):
+            if said:
+                raise RankError(f"{self.named(rank)}: {said}")
 
     def _refuse_difference(self, answers: list[dict[str, Any]]) -> None:
         """Raise if not all *answers* are equal."""

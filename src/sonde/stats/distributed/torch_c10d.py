@@ -23,6 +23,7 @@ T = TypeVar("T")
 _PATIENCE = 10.0  # seconds that a request to the store may take
 _LEAST = 0.05  # the same when the time is over
 _SLICE = 0.2
+_LONG = timedelta(days=20)  # a wait that ends in the store writes to the standard error
 _SILENT = "the process that holds the store of the job (rank 0, as a rule) does not answer"
 HOLDER_ENDED = "the process that held the store of the job has ended (rank 0, as a rule)"
 
@@ -47,8 +48,10 @@ class _Line:
         self.until = inf
         self._process = os.getpid()
         self._stuck: Future[Any] | None = None
+        self._connect = connect
         self._asking = _Asking(connect)
-        self.rest = weakref.finalize(self, self._asking.rest)
+        self._waiting: list[_Asking] = []
+        self._finish = weakref.finalize(self, self._asking.rest)
 
     def ask(self, request: Callable[[Any], T]) -> T:
         """Return what *request* returns of the connection.
@@ -57,23 +60,54 @@ class _Line:
             SilentStoreError: it has not returned in time. Time in which this process was stopped does not count.
             RuntimeError: the store cannot be used.
         """
-        if os.getpid() != self._process:
-            raise RuntimeError("this process was forked from the one that is connected with the store")
         self.check()
         answer: Future[T] = Future()
         self._asking.put(answer, request)
-        left = max(min(self.patience, self.until - time.monotonic()), _LEAST)
-        while left > 0:
-            begin = time.monotonic()
-            done, _ = wait([answer], min(left, _SLICE))
-            if done:
-                return answer.result()
-            left -= min(time.monotonic() - begin, 2 * _SLICE)
+        if self._has_come(answer, self.patience):
+            return answer.result()
         self._stuck = answer
         raise SilentStoreError(_SILENT)
 
+    def wait(self, key: str, seconds: float) -> bool:
+        """Return True once *key* is set, as the store tells by a connection of its own; False if it is not in *seconds*.
+
+        Another thread asks meanwhile. A thread stays behind where *key* was not set in time, until it is.
+
+        Raises:
+            RuntimeError: the store cannot be used.
+        """
+        self.check()
+        answer: Future[None] = Future()
+        asking = self._waiting.pop() if self._waiting else _Asking(self._connect)
+        asking.put(answer, lambda store: store.wait([key], _LONG))
+        asking.rest()
+        if not self._has_come(answer, seconds):
+            return False
+        answer.result()
+        self._waiting.append(asking)
+        return True
+
+    def _has_come(self, answer: Future[Any], seconds: float) -> bool:
+        """Return whether *answer* comes in *seconds* in which this process is not stopped, and before all is to end."""
+        left = max(seconds, _LEAST)
+        least = time.monotonic() + _LEAST
+        while True:
+            begin = time.monotonic()
+            left = min(left, max(self.until, least) - begin)
+            done, _ = wait([answer], max(min(left, _SLICE), 0.0))
+            if done or left <= 0:
+                return bool(done)
+            left -= min(time.monotonic() - begin, 2 * _SLICE)
+
+    def rest(self) -> None:
+        """Keep no thread any more, and no connection to wait by."""
+        self._waiting.clear()
+        self._finish()
+
     def check(self) -> None:
-        """Raise if a request waits for its answer beyond the time."""
+        """Raise if a request waits for its answer beyond the time, or where no request can be made."""
+        if os.getpid() != self._process:
+            raise RuntimeError("this process was forked from the one that is connected with the store")
         if self._stuck is not None and not self._stuck.done():
             raise SilentStoreError(_SILENT)
 
@@ -200,9 +234,20 @@ class Store:
         text: bytes = self._line.ask(lambda store: store.compare_set(self._key(key), before, after))
         return text.decode()
 
-    def has(self, *keys: str) -> bool:
-        """Return whether all *keys* are set."""
-        return bool(self._line.ask(lambda store: store.check(list(map(self._key, keys)))))
+    def wait(self, key: str, seconds: float) -> bool:
+        """Return True once *key* is set, by :meth:`set`, and False if it is not in *seconds*: the store tells, nothing asks again.
+
+        The one that gives up sets *key* where it can: a thread waits for it until then.
+        """
+        return self._line.wait(self._key(key), seconds)
+
+    def read(self, key: str) -> str:
+        """Return the text of *key*, ``""`` where it is not set."""
+        return self.change(key, "", "")  # one request, which never waits
+
+    def has(self, key: str) -> bool:
+        """Return whether *key* is set."""
+        return bool(self._line.ask(lambda store: store.check([self._key(key)])))
 
     def get(self, key: str) -> str:
         """Return the text of *key*, which is set."""
