@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import zlib
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,7 +121,10 @@ class KeyUnion:
         rank: this one.
         texts: the different key lists, as sent.
         of_rank: of each rank, the number of its list.
-        pieces: of each rank, the numbers of its pieces; None where those of equal lists are equal.
+        pieces: of this rank, the numbers of its pieces.
+        others: of the ranks that have one list and the same pieces, these ranks, and the numbers of their pieces; for all ranks.
+            None where all have the same.
+        add_up: adds up numbers over all ranks, in place; called where there are *others*.
 
     Attributes:
         head: how many integers lead the minima.
@@ -129,7 +132,15 @@ class KeyUnion:
         total: how many numbers are added up.
     """
 
-    def __init__(self, rank: int, texts: Sequence[bytes], of_rank: Sequence[int], pieces: Sequence[Ints] | None) -> None:
+    def __init__(
+        self,
+        rank: int,
+        texts: Sequence[bytes],
+        of_rank: Sequence[int],
+        pieces: Ints,
+        others: Iterable[tuple[Sequence[int], Ints]] | None = None,
+        add_up: Callable[[torch.Tensor], None] | None = None,
+    ) -> None:
         self.rank = rank
         self.ranks = len(of_rank)
         lists = [json.loads(zlib.decompress(text)) for text in texts]
@@ -145,7 +156,7 @@ class KeyUnion:
             kept = [place for place in places if sorts[name, place] is not None]
             self._places[name] = {place: number for number, place in enumerate(kept)}
             self._places[name] |= {place: _OWN for place in places if sorts[name, place] is None}
-        self._find_owners(lists, of_rank, pieces)
+        self._find_owners(lists, of_rank, pieces, others, add_up)
         low = total = 0
         for name, (form, _) in union.items():
             has_copies = bool((self._holders[name] > 0).any())
@@ -159,41 +170,75 @@ class KeyUnion:
         }
         self._known: dict[int, tuple[Sequence[Key | None], npt.NDArray[np.intp]]] = {}
 
-    def _find_owners(self, lists: Sequence[Any], of_rank: Sequence[int], pieces: Sequence[Ints] | None) -> None:
+    def _find_owners(
+        self,
+        lists: Sequence[Any],
+        of_rank: Sequence[int],
+        pieces: Ints,
+        others: Iterable[tuple[Sequence[int], Ints]] | None,
+        add_up: Callable[[torch.Tensor], None] | None,
+    ) -> None:
         """Find who counts: of the ranks that hold the same piece, the lowest; and how many ranks count of each key.
 
         Where all ranks hold the same piece, the lowest counts that has added to its row: an optimizer that is divided among ranks
         steps each parameter on one of them. Where it is cut into parts that several ranks hold each, find how to tell whether all
         holders of a part have the same: each adds its mark with a weight, and the weights of the holders of one part add up to 0.
+
+        The pieces of all ranks are as many numbers as there are ranks times keys: they are taken one after the other.
         """
         sizes = {name: sum(at != _OWN for at in places.values()) for name, places in self._places.items()}
-        held = {name: np.zeros((self.ranks, keys), np.int64) for name, keys in sizes.items()}
-        is_empty = {name: np.zeros(keys, bool) for name, keys in sizes.items()}
-        for number, each in enumerate(lists):
-            ranks = [rank for rank, other in enumerate(of_rank) if other == number]
-            start = 0
-            for name, _, keys in each:
-                at = np.array([self._places[name][tuple(parts[:-2])] for parts in keys], np.intp)
-                chosen = np.flatnonzero((at != _OWN) & np.array([parts[-1] for parts in keys], bool))
-                for rank in ranks:
-                    held[name][rank, at[chosen]] = 1 if pieces is None else pieces[rank][start + chosen]
-                    if rank == self.rank:
-                        is_empty[name][at[chosen]] = held[name][rank, at[chosen]] == 0
-                start += len(keys)
-        for name, matrix in held.items():
-            mine = matrix[self.rank]
-            self._counts[name] = ~(is_empty[name] | ((mine != 0) & (matrix[: self.rank] == mine).any(axis=0)))
-            ordered = np.sort(matrix, axis=0)
-            self._expected[name] = (ordered[:1] != 0).sum(axis=0) + (np.diff(ordered, axis=0) != 0).sum(axis=0)
-            self._is_replica[name] = (mine != 0) & (self._expected[name] == 1)
-            holders = (matrix != 0).sum(axis=0)
-            self._holders[name] = np.where((self._expected[name] > 1) & (holders > self._expected[name]), holders, 0)
-            alike = matrix == mine
-            weights = 1 + np.arange(alike.sum(axis=0).max(initial=1)) * _GOLDEN % 1  # of the holders of a part, after the first
-            place = alike[: self.rank].sum(axis=0)
-            of_first = np.cumsum(weights)[alike.sum(axis=0) - 1] - weights[0]
-            chosen = np.where(place == 0, of_first, -weights[place])
-            self._copies[name] = np.where((mine != 0) & (self._holders[name] > 0), chosen, 0.0)
+        ends = np.cumsum([0, *sizes.values()])
+        spans = {name: slice(ends[at], ends[at + 1]) for at, name in enumerate(sizes)}
+        columns = [self._columns(each, spans) for each in lists]
+        own = of_rank[self.rank]
+        if others is None:
+            others, pieces = [(range(self.ranks), np.ones_like(pieces))], np.ones_like(pieces)
+
+        def held(number: int, pieces: Ints) -> Ints:
+            at, chosen = columns[number]
+            found = np.zeros(ends[-1], np.int64)
+            found[at] = pieces[chosen]
+            return found
+
+        mine = held(own, pieces)
+        alike, lower, holders = (np.zeros(ends[-1], np.intp) for _ in range(3))
+        for ranks, numbers in others:
+            found = held(of_rank[ranks[0]], numbers)
+            is_mine = (found == mine) & (mine != 0)
+            alike[is_mine] += len(ranks)
+            lower[is_mine] += sum(rank < self.rank for rank in ranks)
+            holders[found != 0] += len(ranks)
+        different = (mine != 0).astype(np.int64)
+        if add_up is not None:
+            different[lower > 0] = 0
+            add_up(torch.from_numpy(different))
+        at, chosen = columns[own]
+        is_empty = np.zeros(ends[-1], bool)
+        is_empty[at] = pieces[chosen] == 0
+        weights = 1 + np.arange(alike.max(initial=1)) * _GOLDEN % 1  # of the holders of a part, after the first
+        of_first = np.cumsum(weights)[alike - 1] - weights[0]
+        is_cut = (different > 1) & (holders > different)
+        counts = ~(is_empty | ((mine != 0) & (lower > 0)))
+        copies = np.where((mine != 0) & is_cut, np.where(lower == 0, of_first, -weights[lower]), 0.0)
+        for name, span in spans.items():
+            self._counts[name] = counts[span]
+            self._expected[name] = different[span]
+            self._is_replica[name] = (mine[span] != 0) & (different[span] == 1)
+            self._holders[name] = np.where(is_cut, holders, 0)[span]
+            self._copies[name] = copies[span]
+
+    def _columns(self, keys: Any, spans: Mapping[str, slice]) -> tuple[Ints, Ints]:
+        """Return, of the keys of a list that have pieces, the places in the union, and those in the list."""
+        found: list[tuple[int, int]] = []
+        number = 0
+        for name, _, each in keys:
+            places, start = self._places[name], int(spans[name].start)
+            for parts in each:
+                if parts[-1] and (at := places[tuple(parts[:-2])]) != _OWN:
+                    found.append((start + at, number))
+                number += 1
+        pairs = np.array(found, np.int64).reshape(-1, 2)
+        return pairs[:, 0], pairs[:, 1]
 
     def positions(self, block: RankRows) -> npt.NDArray[np.intp] | None:
         """Return the place of each row of *block*, -1 for a row that stays of this rank; None if a key has no place."""

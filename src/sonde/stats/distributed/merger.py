@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -48,7 +48,8 @@ class Merger:
     def __init__(self, group: Group, *, timeout: float = 300.0, place: Callable[[], int] = lambda: 0) -> None:
         self._channel = Channel(group.again(), timeout, place)
         self._process = os.getpid()
-        self._layout = KeyUnion(group.rank, [KeyList([]).text], [0] * group.size, None)
+        nothing = KeyList([])
+        self._layout = KeyUnion(group.rank, [nothing.text], [0] * group.size, nothing.pieces)
         self._held: dict[int, tuple[Statistic, Sequence[Key | None], int]] = {}  # by the id of the keys: the round, too
         self._rounds = 0
         self._total_keys: dict[tuple[str, ...], list[Key]] = {}
@@ -145,23 +146,30 @@ class Merger:
     def _exchange(self) -> None:
         """Make a layout of the keys of all ranks."""
         self._forget()
+        channel = self._channel
         mine = KeyList((statistic, keys) for statistic, keys, _ in self._held.values())
-        head = torch.tensor([digest(mine.text), len(mine.text), digest(mine.pieces.tobytes())])
-        heads = torch.stack(self._channel.gathered(head)).numpy()
-        digests = heads[:, 0].tolist()
+        head = torch.tensor([digest(mine.text), len(mine.text), digest(mine.pieces.tobytes()), len(mine.pieces)])
+        heads = [tuple(each.tolist()) for each in channel.gathered(head)]
+        digests = [each[0] for each in heads]
         different = list(dict.fromkeys(digests))
-        texts = [
-            self._channel.sent(mine.text, int(heads[root, 1]), root) for root in (digests.index(number) for number in different)
-        ]
-        pieces = None
-        if len({tuple(row) for row in heads.tolist()}) > 1:
-            lengths = self._channel.gathered(torch.tensor([len(mine.pieces)]))
-            most = max(int(length) for length in lengths)
-            padded = np.zeros(most, np.int64)
-            padded[: len(mine.pieces)] = mine.pieces
-            found = self._channel.gathered(torch.from_numpy(padded))
-            pieces = [each.numpy() for each in found]
-        self._layout = KeyUnion(self._channel.group.rank, texts, [different.index(number) for number in digests], pieces)
+        roots = [digests.index(each) for each in different]
+        texts = [channel.sent(mine.text, heads[root][1], root) for root in roots]
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for rank, each in enumerate(heads):
+            alike.setdefault(each, []).append(rank)
+
+        def pieces() -> Iterator[tuple[Sequence[int], Ints]]:
+            for (_, _, _, keys), ranks in alike.items():
+                sent = channel.sent(mine.pieces.tobytes(), keys * mine.pieces.itemsize, ranks[0])
+                yield ranks, np.frombuffer(sent, np.int64)
+
+        self._layout = KeyUnion(
+            channel.group.rank,
+            texts,
+            [different.index(each) for each in digests],
+            mine.pieces,
+            *((pieces(), channel.sum) if len(alike) > 1 else ()),
+        )
 
 
 def unmerged(offer: Offer, rank: int) -> Merged:
