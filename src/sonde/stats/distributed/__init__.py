@@ -15,6 +15,9 @@ keys are exchanged before the round is repeated: 24 bytes of each rank, the key 
 whose list is another, and where ranks hold different pieces of parameters 8 bytes of each key and rank. With 1,024 ranks and
 10,000 keys that is 82 MB for each rank, and 2 s, when the training begins; a round is 1.3 MB for each rank.
 
+At the start a rank makes as many requests to the store, however many ranks there are, and the store tells it when the others have
+come. Of the gloo group two ranks connect when an operation first needs it.
+
 A rank that waits looks for signs of life in the store: one write of each rank every 2 s, from 256 ranks on more rarely. So gloo
 needs no time-out, which closes connections, and a long evaluation is no failure.
 """

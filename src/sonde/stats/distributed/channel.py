@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, distributed
 
 from sonde.errors import RankError
-from sonde.stats.distributed.group import Group
+from sonde.stats.distributed.group import Group, MissingRankError
 from sonde.stats.distributed.torch_c10d import HOLDER_ENDED, Gloo, SilentStoreError
 
 _SLICE = timedelta(seconds=0.2)  # between two looks whether the wait is to end
@@ -58,11 +58,19 @@ class Channel:
         group.store.be_patient(timeout / 4)
         self.beats = _Beats(group, place, min(_BEAT * max(1.0, group.size / _MANY), timeout / 4))
         try:
-            self._gloo = Gloo(group.store.part("gloo"), group.rank, group.size, group.seconds)
+            self._gloo = group.together(self._connected)
+        except MissingRankError:
+            self.beats.stop()
+            raise
         except RuntimeError as error:
+            self.beats.stop()
             raise RankError(f"the {group.size} ranks could not connect with each other (gloo): {_first_line(error)}") from error
-        self.beats.start()
         weakref.finalize(self, Channel._exit, weakref.ref(self))  # when the program ends, after the exit functions
+
+    def _connected(self) -> Gloo:
+        """Return this rank's part of the group, with a first sign of life, for which others look from then on."""
+        self.beats.start()
+        return Gloo(self.group.store.part("gloo"), self.group.rank, self.group.size, self.group.seconds)
 
     @staticmethod
     def _exit(reference: weakref.ref[Channel]) -> None:

@@ -271,11 +271,14 @@ class Gloo:
     any moment, also while an operation waits for a rank that never comes: the group is then left to the operating system, since
     its destructor would wait for the operation.
 
+    Two ranks connect when an operation first needs it: each with a handful of others, as operations go along rings and trees. So
+    all ranks make their part before the first operation.
+
     Args:
-        seconds: how long the ranks may take to meet.
+        seconds: how long two ranks may take to connect.
 
     Raises:
-        RuntimeError: a rank did not come in time.
+        RuntimeError: gloo finds no network, or the store cannot be used.
     """
 
     def __init__(self, store: Store, rank: int, size: int, seconds: float) -> None:
@@ -284,7 +287,7 @@ class Gloo:
         if not distributed.is_gloo_available():
             raise RuntimeError("this torch was built without gloo")
         self._process = os.getpid()
-        self.group = _c10d.ProcessGroupGloo(store.connected(), rank, size, timedelta(seconds=seconds))
+        self.group = _c10d.ProcessGroupGloo(store.connected(), rank, size, _options(timedelta(seconds=seconds)))
         _groups.add(self)
 
     def reduce(self, tensor: Any, operation: Any) -> Any:
@@ -318,6 +321,17 @@ class Gloo:
 
     def __del__(self) -> None:
         self.close()
+
+
+def _options(seconds: timedelta) -> Any:
+    """Return the options of a gloo group, with the devices that torch chooses by default."""
+    gloo = _c10d.ProcessGroupGloo
+    named = [{"interface": name} for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+    make = gloo.create_device if named else gloo.create_default_device
+    devices = [make(**each, lazy_init=True) for each in named or [{}]]
+    options = gloo._Options()
+    options._devices, options._threads, options._timeout = devices, 2 * len(devices), seconds
+    return options
 
 
 _EVER = timedelta(days=365)
