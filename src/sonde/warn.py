@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
+from collections import deque
 from pathlib import Path
 
 from sonde.errors import ObservationWarning
@@ -23,7 +24,7 @@ def warn_user(text: str) -> None:
 
 
 class WarnOnce:
-    """Keep the first problem, noted in any thread, and warn of it once, in the thread that the user sees.
+    """Keep the first problem, noted in any thread, and each event, and warn of them once, in the thread that the user sees.
 
     Args:
         message: the text of the warning, with ``{}`` where the problem stands.
@@ -36,13 +37,20 @@ class WarnOnce:
         self.problem = ""
         self._message = message
         self._warned = False
+        self._events: deque[str] = deque()
 
     def note(self, problem: str) -> None:
         """Keep *problem*, if it is the first."""
         self.problem = self.problem or problem
 
+    def add(self, event: str) -> None:
+        """Keep *event*, however many there were: what each of them says, no other does."""
+        self._events.append(event)
+
     def warn(self) -> None:
-        """Warn, if a problem was noted and no warning was given yet."""
+        """Warn of the events, and of the problem, if one was noted, unless that was done."""
+        while self._events:
+            warn_user(self._message.format(self._events.popleft()))
         if self.problem and not self._warned:
             self._warned = True
             warn_user(self._message.format(self.problem))

@@ -108,15 +108,16 @@ class Participation:
     @property
     def name(self) -> str:
         """This process in words, by its rank in the job: ``rank 3``."""
-        return self._named(self.rank)
+        return self.named(self.rank)
 
     @property
     def leader(self) -> str:
         """The process that leads, in words."""
-        return self._named(self.first)
+        return self.named(self.first)
 
-    def _named(self, rank: int) -> str:
-        return f"rank {rank}" if self.meeting is None else self.meeting.named(rank)
+    def named(self, *ranks: int) -> str:
+        """*ranks* in words, by their numbers in the job."""
+        return f"rank {ranks[0]}" if self.meeting is None else self.meeting.named(*ranks)
 
     @property
     def leads(self) -> bool:
@@ -183,17 +184,18 @@ class Participation:
         """Leave the meeting within *seconds*, since the training has ended; return whether all processes have come."""
         return self.meeting is not None and self.meeting.leave(seconds or self.exit_timeout)
 
-    def records_of_others(self, own: Record, group: Group | None, seconds: float) -> list[Record]:
+    def records_of_others(self, own: Record, group: Group | None, seconds: float, left: Sequence[int]) -> list[Record]:
         """Return on rank 0 the records of findings of other ranks that have written rows; send rank 0 one's *own*.
 
         Args:
             own: of this rank.
             group: of all ranks, if they have met.
             seconds: how long to wait for the others.
+            left: those of the ranks that are waited for.
         """
         if group is None or not self.merges:
             return []
-        told = group.gather(own.to_data(), seconds=seconds)
+        told = group.gather(own.to_data(), seconds=seconds, of=left)
         read = [Record.read(given) for rank, given in sorted(told.items()) if rank != self.rank]
         return [each for each in read if each is not None]
 
@@ -288,7 +290,7 @@ class Participation:
                 writer.process = self.rank
             except (StoreError, OSError) as error:
                 raise StoreError(
-                    f"{socket.gethostname()} cannot write to the run that {self._named(told['first'])} has begun in "
+                    f"{socket.gethostname()} cannot write to the run that {self.named(told['first'])} has begun in "
                     f"{told['path']}: {error}. Give a folder that all ranks share in to=, or ranks='first', "
                     "and rank 0 records alone"
                 ) from None

@@ -454,7 +454,7 @@ class WatchedTraining:
             if each not in self._alarmed:
                 self._writer.alert(each)  # to the sinks; a warning or the closing lines say it
         seconds = self._join_until - time.monotonic() if have_ended else 0.0
-        self._told = self.part.records_of_others(record, group, seconds)
+        self._told = self.part.records_of_others(record, group, seconds, [] if merging is None else merging.members)
         if merging is None or not merging.has_begun:
             self._describe_ranks(joined=False)
 

@@ -45,8 +45,8 @@ def merged_rows(attachment: Attachment, group: Any, seconds: float) -> list[dict
     merger = Merger(ranks)
     try:
         merged = merger.merge(Offer(0, [RankRows(table.statistic, keys, rows)]))
-        if merged.failed:
-            raise RankError(f"merged() could not join the rows: {merged.failed}")
+        if merged.failed or merged.lost:
+            raise RankError(f"merged() could not join the rows: {merged.failed or merged.lost}")
     finally:
         merger.close()
     (block,) = merged.blocks

@@ -96,7 +96,7 @@ class BatchWriter:
         )
         norms = self._finishing.norms_before
         begun = (lambda: None) if joined is None else weakref.WeakMethod(joined)
-        self.merging = None if joining is None else Merging(part, joining, norms, self._problems.note, self._not_written, begun)
+        self.merging = None if joining is None else Merging(part, joining, norms, self._problems, self._not_written, begun)
         self._asides: list[tuple[str, RowBlock]] = []  # rows that are not written, for the rules
         self._counted: dict[RowIndex, npt.NDArray[np.float64]] = {}
         self._at_once = 1  # batches to a piece; the first piece shows how long they take

@@ -18,6 +18,7 @@ from sonde.inspector.ranks import Participation
 from sonde.rows import Scalar, Scope
 from sonde.site import Site
 from sonde.stats import HostCopy, Joining, Key, Merged, MergedRows, Offer, Piece, RankRows, Total, unmerged
+from sonde.warn import WarnOnce
 
 WITHIN_STEP = 1024
 """How far the places of two steps in the training are apart: further moments of a step lie between."""
@@ -41,15 +42,15 @@ class Merging:
         part: how this process takes part in the run.
         joining: the way to the merger of the offers. Until the ranks have met, rows are of this rank.
         norms: returns the norms of the steps before some batches (None: all norms), as squares.
-        note: called with the reason why nothing is joined any more.
+        problems: notes each loss of ranks, and why nothing is joined any more.
         lost: called with an error that does not go away, and the number of batches that are lost by it.
         begun: returns what is called once rows are joined, or None.
 
     Attributes:
         counted: by row index, how often something was added here to each row.
         interval: the place of a logged step, and the number of steps between logged ones that rank 0 has chosen then.
-        has_failed: whether ranks were lost, so that rows are of this rank alone from then on.
-        all_have_ended: whether all ranks have made their last offers, and they were joined.
+        has_failed: whether ranks were lost, so that nothing is joined from then on.
+        all_have_ended: whether all ranks that are left have made their last offers, and they were joined.
         apart: by family and site, why its rows stay of this rank: other ranks hold other values under its name.
     """
 
@@ -58,7 +59,7 @@ class Merging:
         part: Participation,
         joining: Joining,
         norms: Callable[[Sequence[Batch] | None], list[PendingScalar]],
-        note: Callable[[str], None],
+        problems: WarnOnce,
         lost: Callable[[Exception, int], None],
         begun: Callable[[], Callable[[], None] | None],
     ) -> None:
@@ -73,9 +74,11 @@ class Merging:
         self._begun = begun
         self._own_until = -1  # the place of the last offer that was not merged with those of other ranks
         self._joined_after: int | None = None  # the place after which offers are merged
+        self._members: Sequence[int] = ()  # those that have joined the last offer
+        self._silence = ""  # why this rank records nothing more
         self._is_apart = True  # the last offer was not merged, and the ranks may still meet
         self._norms = norms
-        self._note = note
+        self._problems = problems
         self._lost = lost
         self._part = part
         self._waiting: list[_Taken] = []
@@ -102,6 +105,12 @@ class Merging:
     def has_begun(self) -> bool:
         """Whether the ranks have met and agreed from when on rows are joined."""
         return self._joined_after is not None
+
+    @property
+    def members(self) -> Sequence[int]:
+        """The ranks whose rows are joined: all, but those that were lost."""
+        merger = self._joining.merger
+        return range(self._part.size) if merger is None else merger.members
 
     @property
     def _ending(self) -> str:
@@ -145,7 +154,10 @@ class Merging:
         for index, counts in counted:
             self.counted[index] = self.counted[index] + counts if index in self.counted else counts
         merged = self._merged(offer)
-        yield from steadily(lambda: self._found(together, when, of_all, own, merged.blocks, merged.totals, is_end=is_end))
+        if merged.members and self._members and merged.members != self._members:
+            of_all = []  # who was lost has taken its squares of the step before with it
+        yield from steadily(lambda: self._found(together, when, of_all, own, merged, is_end=is_end))
+        self._members = merged.members
 
     def _offer(
         self, together: Sequence[_Taken], when: int, of_all: Sequence[_Norm], base: tuple[int, int], *, is_end: bool
@@ -162,7 +174,7 @@ class Merging:
                 blocks.append(RankRows(raw.index.statistic, (None,) * len(rows) if keys is None else keys, rows))
             totals += [_total(scalar, scalar.read_total(arrays), base) for scalar in _pending(batch)]
             if batch.interval:
-                totals.append(Total(_INTERVAL, batch.interval if self._part.rank == 0 else math.nan, how="lowest"))
+                totals.append(Total(_INTERVAL, batch.interval if self._part.rank == min(self.members) else math.nan, how="lowest"))
         if is_end:
             totals.append(Total(_END, 1.0, how="sum"))
         totals += [total for norm in of_all for total in norm.totals(base, self._part, self._told)]
@@ -174,24 +186,23 @@ class Merging:
         when: int,
         of_all: Sequence[_Norm],
         own: Sequence[_Norm],
-        blocks: Sequence[MergedRows],
-        totals: Sequence[tuple[float, int, bool]],
+        joined: Merged,
         *,
         is_end: bool,
     ) -> list[_Taken]:
         """Return batches with what has become of their rows and scalars, and the norms."""
-        merged, numbers = iter(blocks), (_Number(*total) for total in totals)
+        merged, numbers = iter(joined.blocks), (_Number(*total) for total in joined.totals)
         taken: list[_Taken] = []
         for batch, arrays in together:
             made: list[npt.NDArray[np.float64]] = list(arrays)
             found = [each for raw in batch.rows for each in self._rows(raw, next(merged), made, arrays)]
             scalars = [next(numbers).of(scalar) for scalar in _pending(batch)]
             if batch.interval:
-                chosen = next(numbers).value  # NaN where rank 0 did not log this step
+                chosen = next(numbers).value  # NaN where the first rank that is left did not log this step
                 self.interval = when, self.interval[1] if math.isnan(chosen) else round(chosen)
             taken.append((replace(batch, rows=found, scalars=[each for each in scalars if each is not None]), made))
-        self.all_have_ended = is_end and next(numbers).value == self._part.size
-        last = [norm.scalar(numbers, self._part, self._told) for norm in of_all] + [norm.alone for norm in own]
+        self.all_have_ended = is_end and next(numbers).value == len(joined.members)
+        last = [norm.scalar(numbers, self._part, joined.members, self._told) for norm in of_all] + [norm.alone for norm in own]
         if last:
             taken.append((Batch(HostCopy.of([]), scalars=[each for each in last if each is not None]), ()))
         return taken
@@ -210,9 +221,17 @@ class Merging:
         else:
             self._is_apart = False
             merged = merger.merge(offer)
+        if merged.lost and not merged.failed:
+            left = self._part.named(*self.members)
+            self._problems.add(f"{merged.lost}: from step {self._step} on {left} go on joined")
         if merged.failed and not (offer.is_last and merged.failed == self._ending):
             self.has_failed = True
-            self._note(f"{merged.failed}: from step {self._step} on each rank records numbers of its own")
+            who = "each rank records numbers of its own"
+            if merger is not None and len(merger.sample) < len(merger.members):
+                who = f"{len(merger.sample)} of {len(merger.members):,} ranks record numbers of their own, and the others none"
+                if merger.is_silent:
+                    self._silence = f"nothing of this rank from step {self._step} on: {who}"
+            self._problems.note(f"{merged.failed}: from step {self._step} on {who}")
         return merged
 
     def _rows(self, raw: RawRows, merged: MergedRows, made: list[npt.NDArray[np.float64]], arrays: Arrays) -> Iterator[RawRows]:
@@ -240,6 +259,8 @@ class Merging:
                 if (raw.index.family, site) not in self._noted:
                     self._noted.add((raw.index.family, site))
                     self.apart[raw.index.family, Site.parse(site).at("")] = _WHY[_join_of([key])]
+        if self._silence and raw.role == "hooks":
+            self.apart.update({(raw.index.family, Site.parse(site).at("")): self._silence for site in raw.index.layout.site})
         if self._part.rows_beside and raw.index.joins and not raw.hidden:
             beside = rows(raw.index.beside, raw.index.rows_in(arrays[raw.blocks]), None)
             yield replace(beside, norms=frozenset(), ranks=None)
@@ -310,7 +331,7 @@ class _Norm:
             for rank in range(part.size):
                 yield Total(f"{common.name} of {rank}", self._own if rank == part.rank else 0.0, how="sum")
 
-    def scalar(self, numbers: Iterator[_Number], part: Participation, told: set[str]) -> Scalar | None:
+    def scalar(self, numbers: Iterator[_Number], part: Participation, members: Sequence[int], told: set[str]) -> Scalar | None:
         """Return the norm from what has become of the totals; None where another rank writes it.
 
         It is of all parameters, each once, where they make up one model. Where ranks have models of their own, it is that of this
@@ -319,7 +340,7 @@ class _Norm:
         common, kind = next(numbers), next(numbers)
         each = [next(numbers).value for _ in range(part.size)] if self._tells else []
         if not common.is_merged:  # other ranks were lost
-            return self.alone
+            return self.alone if common.ranks else None
         if not kind.value:
             return common.of(self._scalar)
         told.add(self._scalar.name)
@@ -327,9 +348,10 @@ class _Norm:
         if join == "shard" or not each:  # at a step at which this rank did not know yet that others hold what it does not
             return None
         if join == "part":
-            apart = [own for place, own in enumerate(each) if not any(_is_alike(own, other) for other in each[:place])]
+            held = [each[rank] for rank in members]
+            apart = [own for place, own in enumerate(held) if not any(_is_alike(own, other) for other in held[:place])]
             return common._replace(value=common.value + sum(apart)).of(self._scalar)
-        alike = [rank for rank, own in enumerate(each) if rank == part.rank or _is_alike(own, self._own)]
+        alike = [rank for rank in members if rank == part.rank or _is_alike(each[rank], self._own)]
         return self._scalar.of(common.value + self._own, "rank", len(alike)) if min(alike) == part.rank else None
 
 

@@ -359,16 +359,19 @@ class Group:
             raise
         return found
 
-    def gather(self, value: Any, *, seconds: float | None = None) -> dict[int, Any]:
+    def gather(self, value: Any, *, seconds: float | None = None, of: Sequence[int] | None = None) -> dict[int, Any]:
         """Return on rank 0 the *value* of each rank that has answered within *seconds*; on other ranks nothing, without waiting.
 
         The one method that suits the end of a program: nothing is raised where other ranks are gone.
+
+        Args:
+            of: the ranks that are waited for; None: all. Of the others, what is there is returned.
         """
         asked = self._ask()
         try:
             self.store.check_held()
             self._answer(asked, value)
-            return self._answers(asked, self.seconds if seconds is None else seconds) if self.rank == 0 else {}
+            return self._answers(asked, self.seconds if seconds is None else seconds, of) if self.rank == 0 else {}
         except RuntimeError:  # the store went with the process that held it
             return {self.rank: value} if self.rank == 0 else {}
 
@@ -419,13 +422,23 @@ class Group:
         if self.store.add(f"{asked}/count", 1) == self.size:
             self.store.set(f"{asked}/all", "")
 
-    def _answers(self, asked: int, seconds: float) -> dict[int, Any]:
-        """Return the answers of the ranks that have given one within *seconds*."""
+    def _answers(self, asked: int, seconds: float, of: Sequence[int] | None = None) -> dict[int, Any]:
+        """Return the answers of the ranks that have given one within *seconds*; wait for those *of* some alone, or of all."""
         keys = {rank: f"{asked}/{rank}" for rank in range(self.size)}
-        if not self.store.wait(f"{asked}/all", seconds):
+        everyone = of is None or len(of) == self.size
+        if not everyone:
+            self._wait_for([keys[rank] for rank in of or ()], seconds)
+        if not (everyone and self.store.wait(f"{asked}/all", seconds)):
             self.store.set(f"{asked}/all", "")
             keys = {rank: key for rank, key in keys.items() if self.store.has(key)}
         return dict(zip(keys, map(json.loads, self.store.get_all(list(keys.values()))), strict=True))
+
+    def _wait_for(self, keys: Sequence[str], seconds: float) -> None:
+        """Wait until *keys* are set, *seconds* at most: after a loss no rank knows that it is the last."""
+        end = time.monotonic() + seconds
+        for key in keys:
+            while not self.store.has(key) and time.monotonic() < end:
+                time.sleep(_MOMENT)
 
     def _refuse_error(self, answers: list[str]) -> None:
         """Raise if one of *answers* tells of an error."""

@@ -22,6 +22,8 @@ Ints = npt.NDArray[np.int64]
 _POSITIVE = np.int64(2**63 - 1)
 _NAN = np.int64(-(2**63))
 _OWN = -1
+_PART = 2
+_UNKNOWN = 2**31  # into so many pieces a parameter is cut of which it is not known: they are never all here
 _ALIKE = 1e-10  # difference of marks up to which replicas are the same: another processor forms a sum in another order, see _marks
 _LEAD = 2  # numbers before the sums of a row: see _Span
 _COPIES = 2  # numbers after them, where several ranks hold one part of a parameter: see _Span
@@ -72,7 +74,7 @@ class KeyList:
             of_name = held.setdefault(name, {})
             for key in keys:
                 if key is not None:
-                    of_name[(*key.place, key.group, key.sort, key.piece is not None)] = key.piece
+                    of_name[(*key.place, key.group, key.sort, _kind(key.piece))] = key.piece
         plain = []
         pieces = []
         for name in sorted(held):
@@ -82,6 +84,11 @@ class KeyList:
             pieces += [_number(piece) for _, piece in found]
         self.text = zlib.compress(json.dumps(plain).encode(), 1)
         self.pieces: Ints = np.array(pieces, np.int64)
+
+
+def _kind(piece: Any) -> int:
+    """Return 0 without a *piece*, _PART for one that is not the whole tensor, else 1."""
+    return 0 if piece is None else 1 if getattr(piece, "is_whole", True) else _PART
 
 
 def _number(piece: Any) -> int:
@@ -125,8 +132,11 @@ class KeyUnion:
         others: of the ranks that have one list and the same pieces, these ranks, and the numbers of their pieces; for all ranks.
             None where all have the same.
         add_up: adds up numbers over all ranks, in place; called where there are *others*.
+        before: the *pieces* of the union before ranks were lost: what they held parts of is whole no more. Nor is it known to be
+            where there are parts that were not known then. None where no rank was lost.
 
     Attributes:
+        pieces: by the name of the statistic and the place of a parameter that is held in parts, into how many it is cut.
         head: how many integers lead the minima.
         low: how many integers are reduced to their minima, without the head.
         total: how many numbers are added up.
@@ -140,6 +150,7 @@ class KeyUnion:
         pieces: Ints,
         others: Iterable[tuple[Sequence[int], Ints]] | None = None,
         add_up: Callable[[torch.Tensor], None] | None = None,
+        before: Mapping[tuple[Any, ...], int] | None = None,
     ) -> None:
         self.rank = rank
         self.ranks = len(of_rank)
@@ -157,6 +168,15 @@ class KeyUnion:
             self._places[name] = {place: number for number, place in enumerate(kept)}
             self._places[name] |= {place: _OWN for place in places if sorts[name, place] is None}
         self._find_owners(lists, of_rank, pieces, others, add_up)
+        parts = {(name, *key[:-2]) for each in lists for name, _, keys in each for key in keys if key[-1] == _PART}
+        self.pieces: dict[tuple[Any, ...], int] = {}
+        for name, *place in parts:
+            at = self._places[name][tuple(place)]
+            if at != _OWN:
+                found = int(self._expected[name][at])
+                if before is not None:
+                    self._expected[name][at] = found = max(found, before.get((name, *place), _UNKNOWN))
+                self.pieces[name, *place] = found
         low = total = 0
         for name, (form, _) in union.items():
             has_copies = bool((self._holders[name] > 0).any())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -16,12 +17,14 @@ from sonde.errors import RankError
 from sonde.stats.distributed.channel import Channel, LostError
 from sonde.stats.distributed.group import Group
 from sonde.stats.distributed.layout import Ints, KeyList, KeyUnion, digest, own
+from sonde.stats.distributed.regrouping import regrouped
 from sonde.stats.distributed.rows import Array, Key, Merged, MergedRows, Offer, RankRows, rows_of, totals_of
 from sonde.stats.statistic import Statistic
 
 _MOST = 512  # lists of keys that are remembered
 _HEAD = 5  # when, minus when, 0 if the keys of a rank have no place in the layout; when and minus when of offers that are the last
 _NEVER = 2**62
+_SAMPLE = 16  # ranks that keep rows of their own, where nothing can be merged
 _MOMENT = 1.0  # seconds in which a thread ends, as a rule
 _KEPT = 64  # rounds for which keys that are not offered keep their place
 
@@ -34,7 +37,9 @@ class Merger:
     rows are empty, and its offer waits for its turn. The last offer of a rank that ends before the others joins the next one of
     these: there they have what belongs to the step before.
 
-    After a failure nothing is merged any more: each rank keeps its rows.
+    Where a rank is lost, the others regroup, and go on without it: a round that some of them had finished is finished on all of
+    them, any other is repeated. Of a parameter whose parts went with the lost rank each keeps its own rows. Where the ranks cannot
+    regroup, nothing is merged any more: each of up to 16 ranks, evenly spread, keeps its rows, and the others keep none.
 
     Args:
         group: of all ranks; on each, a Merger is made at the same place.
@@ -43,13 +48,26 @@ class Merger:
 
     Raises:
         RankError: the ranks could not connect with each other.
+
+    Attributes:
+        members: the ranks of *group* that merge, ascending.
     """
 
     def __init__(self, group: Group, *, timeout: float = 300.0, place: Callable[[], int] = lambda: 0) -> None:
         self._channel = Channel(group.again(), timeout, place)
         self._process = os.getpid()
-        nothing = KeyList([])
-        self._layout = KeyUnion(group.rank, [nothing.text], [0] * group.size, nothing.pieces)
+        self._rank = group.rank
+        self.members: tuple[int, ...] = tuple(range(group.size))
+        self._failed = ""
+        self._lost: list[str] = []  # whom, since the last offer
+        self._deadline: tuple[float, float] | None = None
+        self._is_leaving = False
+        self._why = ""
+        self._layout = self._first_layout()
+        self._expected: Mapping[tuple[Any, ...], int] | None = None  # before the last loss; None without one
+        self._latest = _NEVER  # that all ranks began with
+        self._summed = self._exchanges = 0  # how often sums and keys were merged, on the way to one ...
+        self._sums = torch.zeros(0, dtype=torch.float64)  # ... and what came of the last sum
         self._held: dict[int, tuple[Statistic, Sequence[Key | None], int]] = {}  # by the id of the keys: the round, too
         self._rounds = 0
         self._total_keys: dict[tuple[str, ...], list[Key]] = {}
@@ -59,55 +77,128 @@ class Merger:
         """Why nothing is merged any more, in words; ``""`` while all is well."""
         if os.getpid() != self._process:
             return "this process was forked from the one that merges"
-        return "" if self._channel.lost is None else str(self._channel.lost)
+        return self._failed or ("" if self._channel.lost is None else str(self._channel.lost))
+
+    @property
+    def sample(self) -> frozenset[int]:
+        """The ranks that keep rows of their own where nothing is merged any more, by their places in :attr:`members`."""
+        size = len(self.members)
+        chosen = min(size, _SAMPLE)
+        return frozenset(number * size // chosen for number in range(chosen))
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether this rank keeps no rows, since nothing is merged any more and there are many ranks."""
+        return bool(self.failed) and self._channel.group.rank not in self.sample
 
     def begin(self, when: int, label: str = "") -> int:
         """Return the latest *when* of all ranks, after which they merge: each has kept its rows up to its own. Wait for the others.
 
         Called before the first offer, on all ranks or on none.
         """
-        latest = torch.tensor([-when])
-        try:
-            if self.failed:
-                return when
-            self._channel.beats.tell(when, label)
-            self._channel.minimum(latest)
-        except LostError:
-            return when
-        return -int(latest)
+        while not self.failed and self._latest == _NEVER:
+            latest = torch.tensor([-when])
+            try:
+                self._channel.beats.tell(when, label)
+                self._channel.minimum(latest)
+                self._latest = -int(latest)
+            except LostError:
+                self._regroup()
+        return when if self._latest == _NEVER else self._latest
 
     def merge(self, offer: Offer) -> Merged:
         """Return the rows of *offer*, merged with those of the other ranks of the same step. Wait for these ranks."""
         blocks = [*offer.blocks, rows_of(offer.totals, self._total_keys)]
-        if not self.failed:
+        while not self.failed:
             try:
                 self._channel.beats.tell(offer.when, offer.label)
                 if offer.is_last:
                     self._channel.ending = f"{self._channel.group.named()} ended after {offer.label}"
-                merged = self._merged(offer, blocks)
-                return Merged(merged[:-1], totals_of(offer.totals, merged[-1]))
-            except LostError:
-                pass
+                try:
+                    members, merged = self._merged(offer, blocks)
+                    return Merged(merged[:-1], totals_of(offer.totals, merged[-1]), lost=self._news(), members=members)
+                except LostError:
+                    self._regroup()
             except Exception as error:  # the others wait for collectives that this rank would not be in
                 self.close(f"{self._channel.group.named()} could not join {offer.label}: {type(error).__name__}: {error}")
-        return replace(unmerged(offer, self._channel.group.rank), failed=self.failed)
+        return replace(unmerged(offer, self._rank, is_silent=self.is_silent), failed=self.failed, lost=self._news())
+
+    def _news(self) -> str:
+        """Return which ranks were lost since the last offer, in words."""
+        lost, self._lost = self._lost, []
+        return "; ".join(lost)
 
     def hurry(self, seconds: float) -> None:
         """Wait no longer than *seconds* from now on for other ranks: the training has ended. Called in any thread."""
+        self._deadline = time.monotonic() + seconds, seconds
         self._channel.hurry(seconds)
 
     def close(self, why: str = "") -> None:
-        """Leave the other ranks. They keep their own rows from here, and do not wait for this rank. Idempotent.
+        """Leave the other ranks, which go on without this one, and do not wait for it. Idempotent.
 
         Args:
             why: a sentence for the other ranks, as ``"rank 1 ended after step 30"``.
         """
         if os.getpid() == self._process:
+            self._why, self._is_leaving = self._why or why, True
             self._channel.close(why)
+
+    # Losses
+
+    def _regroup(self) -> None:
+        """Go on with the ranks that are left, or for good without them."""
+        if self._failed:
+            return
+        self._expected = {**(self._expected or {}), **self._layout.pieces}
+        while True:
+            before = self._channel
+            channel, why = regrouped(before, lambda: self._is_leaving)
+            if channel is None:
+                self._failed = why
+                before.close()
+                return
+            self._channel = channel
+            channel.deadline = self._deadline or channel.deadline
+            if self._is_leaving:  # said in another thread, of the channel before
+                channel.close(self._why)
+            places = dict(zip(before.group.members, self.members, strict=True))
+            self.members = tuple(places[rank] for rank in channel.group.members)
+            self._lost.append(why)
+            try:
+                self._catch_up()
+            except LostError:
+                continue
+            self._layout = self._first_layout()
+            return
+
+    def _first_layout(self) -> KeyUnion:
+        """Return the layout of no keys."""
+        group = self._channel.group
+        nothing = KeyList([])
+        return KeyUnion(group.rank, [nothing.text], [0] * group.size, nothing.pieces)
+
+    def _catch_up(self) -> None:
+        """Take from the ranks that had come further than this one before the loss what they have: one step, at most."""
+        channel = self._channel
+        sums = self._sums.numpy().tobytes()
+        expected = json.dumps([[*key, pieces] for key, pieces in (self._expected or {}).items()]).encode()
+        head = torch.tensor([-self._latest, self._summed, self._exchanges, len(sums), len(expected)])
+        heads = torch.stack(channel.gathered(head)).numpy()
+        self._latest = -int(heads[:, 0].max())
+        root = int(heads[:, 1].argmax())
+        if (heads[:, 1] < heads[root, 1]).any():
+            found = channel.sent(sums, int(heads[root, 3]), root)
+            self._sums, self._summed = torch.frombuffer(bytearray(found), dtype=torch.float64), int(heads[root, 1])
+        root = int(heads[:, 2].argmax())
+        if (heads[:, 2] < heads[root, 2]).any():
+            found = channel.sent(expected, int(heads[root, 4]), root)
+            self._expected = {tuple(key): pieces for *key, pieces in json.loads(found)}
+            self._exchanges = int(heads[root, 2])
 
     # Rounds
 
-    def _merged(self, offer: Offer, blocks: Sequence[RankRows]) -> list[MergedRows]:
+    def _merged(self, offer: Offer, blocks: Sequence[RankRows]) -> tuple[tuple[int, ...], list[MergedRows]]:
+        """Return the ranks that have merged *offer*, and its rows."""
         when = offer.when
         self._rounds += 1
         for block in blocks:
@@ -132,11 +223,20 @@ class Merger:
                 self._channel.minimum(minima)
             low: Ints = minima.numpy()[_HEAD:]
             sums = self._layout.sums(here, low)
-            self._channel.sum(sums)
+            layout, members, summed = self._layout, self.members, self._summed
+            try:
+                self._channel.sum(sums)
+                self._sums, self._summed = sums, summed + 1
+            except LostError:
+                self._regroup()
+                if self._summed == summed:  # no rank that is left has finished the round
+                    if self.failed:
+                        raise
+                    continue
             if has_turn:
-                total: Array = sums.numpy()
-                differing = self._layout.differing(low, total)
-                return [self._layout.merged(block, low, total, differing) for block in blocks]
+                total: Array = self._sums.numpy()
+                differing = layout.differing(low, total)
+                return members, [layout.merged(block, low, total, differing) for block in blocks]
 
     def _forget(self) -> None:
         """Forget keys that were not offered for long."""
@@ -163,18 +263,17 @@ class Merger:
                 sent = channel.sent(mine.pieces.tobytes(), keys * mine.pieces.itemsize, ranks[0])
                 yield ranks, np.frombuffer(sent, np.int64)
 
-        self._layout = KeyUnion(
-            channel.group.rank,
-            texts,
-            [different.index(each) for each in digests],
-            mine.pieces,
-            *((pieces(), channel.sum) if len(alike) > 1 else ()),
-        )
+        others, add_up = (pieces(), channel.sum) if len(alike) > 1 else (None, None)
+        numbers = [different.index(each) for each in digests]
+        self._layout = KeyUnion(channel.group.rank, texts, numbers, mine.pieces, others, add_up, self._expected)
+        self._exchanges += 1
 
 
-def unmerged(offer: Offer, rank: int) -> Merged:
-    """Return what becomes of *offer* where nothing is merged: the rows stay those of *rank*."""
+def unmerged(offer: Offer, rank: int, *, is_silent: bool = False) -> Merged:
+    """Return what becomes of *offer* where nothing is merged: the rows stay those of *rank*; one that *is_silent* writes none."""
     alone = [own(block, rank) for block in (*offer.blocks, rows_of(offer.totals, {}))]
+    if is_silent:
+        alone = [replace(block, ranks=np.zeros_like(block.ranks)) for block in alone]
     return Merged(alone[:-1], totals_of(offer.totals, alone[-1]))
 
 

@@ -140,11 +140,15 @@ class Merged:
         blocks: one for each block of the offer.
         totals: one for each total of the offer.
         failed: why nothing is merged from now on, in words; ``""`` while all is well.
+        lost: which ranks were lost since the offer before, in words, where the others have gone on without them.
+        members: the ranks of the group that have merged the offer; none where nothing is merged.
     """
 
     blocks: Sequence[MergedRows]
     totals: Sequence[MergedTotal] = ()
     failed: str = ""
+    lost: str = ""
+    members: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
