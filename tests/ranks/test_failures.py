@@ -70,8 +70,11 @@ def train(folder: Path | str, plan: dict[int, str], **options: Any) -> dict[str,
     return {"steps": step + 1, "closing": time.monotonic() - ended}
 
 
-def merged_and_own(run: Run, steps: dict[int, int]) -> tuple[list[int], dict[int, list[int]]]:
-    """Check every row of ``embed:output``; return the steps with merged rows, and of each rank the steps with rows of its own."""
+def merged_and_own(run: Run, steps: dict[int, int], lost: int | None = None) -> tuple[list[int], dict[int, list[int]]]:
+    """Check every row of ``embed:output``; return the steps with merged rows, and of each rank the steps with rows of its own.
+
+    The last steps of a rank that was *lost* may be joined without it.
+    """
     ranks = len(steps)
     seen = {rank: trained(net(rank), (rank, ranks), steps=count)[0] for rank, count in steps.items()}
     merged, own = [], {rank: [] for rank in steps}
@@ -80,8 +83,11 @@ def merged_and_own(run: Run, steps: dict[int, int]) -> tuple[list[int], dict[int
             continue
         step = row["step"]
         if row["scope"] == "data-parallel":
-            assert row["rank"] == 0
             who = [rank for rank, count in steps.items() if step < count]
+            if lost in who and row["ranks"] < len(who):
+                assert step >= steps[lost] - 2
+                who.remove(lost)
+            assert row["rank"] == who[0]
             assert row["ranks"] == len(who)
             merged.append(step)
         else:
@@ -107,18 +113,36 @@ def clean_but(ranks: list[Rank], *left: int) -> str:
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_killed_leaves_the_others_with_rows_of_their_own(tmp_path: Path) -> None:
-    ranks = on_ranks(3, train, tmp_path / "run", {1: "killed"}, check=False, limit=PATIENCE)
-    warning = clean_but(ranks, 1)
-    assert ranks[1].code == -signal.SIGKILL
-    assert "rank 1" in warning
-    assert re.search(r"from step \d+ on", warning)
-    assert [ranks[rank].value["steps"] for rank in (0, 2)] == [STEPS, STEPS]
+@pytest.mark.parametrize("who", [1, 0])
+def test_a_rank_that_is_killed_leaves_the_others_joined(tmp_path: Path, who: int) -> None:
+    """Also the one that wrote their rows: the next one writes them then, and they are read as before."""
+    ranks = on_ranks(3, train_patiently, tmp_path / "run", {who: "killed"}, check=False, limit=PATIENCE)
+    warning = clean_but(ranks, who)
+    left = [rank for rank in range(3) if rank != who]
+    assert ranks[who].code == -signal.SIGKILL
+    assert f"rank {who}" in warning
+    assert f"from step 0 on ranks {left[0]} and {left[1]} go on joined" in warning
+    assert [ranks[rank].value["steps"] for rank in left] == [STEPS, STEPS]
+    run = open_run(tmp_path / "run")
+    merged, own = merged_and_own(run, {rank: WHEN if rank == who else STEPS for rank in range(3)}, who)
+    assert own == {0: [], 1: [], 2: []}
+    assert merged[-(STEPS - WHEN) :] == list(range(WHEN, STEPS))
+    if who:
+        assert merged == list(range(STEPS))  # what rank 0 had not written yet went with it
+    assert run.series("embed", "norm")[0].tolist() == merged
+    steps, places = run.scalar("place")
+    expected = [100.0 * sum(left) / 2 + step for step in range(WHEN, STEPS)]
+    assert dict(zip(steps.tolist(), places.tolist(), strict=True)) | dict(zip(range(WHEN, STEPS), expected, strict=True)) == dict(
+        zip(steps.tolist(), places.tolist(), strict=True)
+    )
+
+
+@pytest.mark.slow
+def test_a_rank_that_runs_fewer_steps_leaves_the_others_joined(tmp_path: Path) -> None:
+    ranks = on_ranks(3, train_patiently, tmp_path / "run", {1: "ends early"}, check=False, limit=PATIENCE)
+    assert f"rank 1 ended after step {WHEN - 1}: from step 0 on ranks 0 and 2 go on joined" in clean_but(ranks, 1)
     merged, own = merged_and_own(open_run(tmp_path / "run"), {0: STEPS, 1: WHEN, 2: STEPS})
-    assert merged == list(range(len(merged)))
-    assert len(merged) >= WHEN - 2
-    assert merged + own[0] == list(range(STEPS))
-    assert own[2] == own[0]
+    assert (merged, own) == (list(range(STEPS)), {0: [], 1: [], 2: []})
 
 
 @pytest.mark.slow

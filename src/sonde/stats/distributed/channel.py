@@ -24,6 +24,7 @@ _BEAT = 2.0  # seconds between two signs of life, of up to _MANY ranks
 _SELDOM = 8  # times in the time-out that a rank which waits reads the signs of life of all others: they are many
 _DYING = 0.1  # seconds in which all connections of a process close that dies
 _MANY = 256
+_LEAST = 0.1  # seconds to connect in, however little is left
 _GONE = "gone"
 LEFT = -1
 """The number of the last sign of life of a rank that has left the others."""
@@ -92,7 +93,8 @@ class Channel:
         if begins:
             self.beats.start()
         group = self.group
-        return Gloo(group.store.part("gloo"), group.rank, group.size, min(group.seconds, self.seconds_left))
+        seconds = max(min(group.seconds, self.seconds_left), _LEAST)
+        return Gloo(group.store.part("gloo"), group.rank, group.size, seconds)
 
     @staticmethod
     def _exit(reference: weakref.ref[Channel]) -> None:
