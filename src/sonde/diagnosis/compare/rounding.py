@@ -17,7 +17,7 @@ class RoundingMode(OperatorMode):
     """While entered, multiply each floating result of an operation by ``1 + d``, with random ``|d|`` up to its type's ``eps``.
 
     Elements that are whole numbers stay, since operations on whole numbers are exact and may become indices; so do infinities,
-    and numbers that would overflow. Views, and types other than plain tensors, stay too. Gradients are disturbed like other
+    and numbers that would overflow. Views, types other than plain tensors, and what a collective still writes stay too. Gradients are disturbed like other
     results. The random numbers come from a generator of the mode's own.
 
     Args:
@@ -31,7 +31,7 @@ class RoundingMode(OperatorMode):
 
     def operator(self, call: OperatorCall) -> Any:
         result = call.run()
-        if call.is_view:
+        if call.is_view or call.is_unfinished:
             return result
         name = getattr(call.function, "__name__", "")
         for tensor in [result] if isinstance(result, Tensor) else flatten(result)[0]:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from sonde.diagnosis.nonfinite.origins import Kind
-from sonde.diagnosis.nonfinite.tensor_facts import dense
-from sonde.engine import OperatorCall, is_floating
+from sonde.diagnosis.nonfinite.tensor_facts import dense, of_this_rank
+from sonde.engine import OperatorCall, is_floating, remap
 
 _OVERWRITES = {"copy", "fill", "zero", "normal", "uniform", "bernoulli", "exponential", "random", "set"}
 """Operators whose first argument is only written."""
@@ -40,7 +40,8 @@ class Operation:
     """One operator that ran, or one position of an operator that takes lists of tensors.
 
     Attributes:
-        call: the operator with the arguments as they were before it; tensors that it wrote into are copies.
+        call: the operator with the arguments as they were before it; tensors that it wrote into are copies, and of distributed
+            ones there is what this rank holds: an operation on them would wait for the other ranks.
         name: without namespace, overload and marks of its kind: ``softmax`` of ``aten::_softmax.default``.
         tensors: the floating-point operands by the names of the arguments.
         others: the operands of integers and truth values.
@@ -188,7 +189,8 @@ def operations_of(call: OperatorCall, result: Any, written: dict[str, Any]) -> I
     outputs = [result if foreach else _tensors(result), *(given.get(key) for key in sorted(call.written))]
     by_element = name in _BY_ELEMENT or any(getattr(tag, "name", "") == "pointwise" for tag in getattr(function, "tags", ()))
     before_args = tuple(written.get(key, value) for key, value in zip(names, call.args, strict=False)) or call.args
-    was = OperatorCall(function, before_args, {key: written.get(key, value) for key, value in call.kwargs.items()})
+    before_kwargs = {key: written.get(key, value) for key, value in call.kwargs.items()}
+    was = OperatorCall(function, remap(before_args, of_this_rank), remap(before_kwargs, of_this_rank))
     seen: set[int] = set()
     for value in outputs:
         for position, tensor in enumerate(value if isinstance(value, list | tuple) else [value]):

@@ -26,6 +26,7 @@ from sonde.engine import (
     OperatorMode,
     autograd_state,
     class_of,
+    flatten,
     is_floating,
     parameters,
     unwrap,
@@ -139,7 +140,7 @@ class OperationObserver(OperatorMode):
         index = _first(bad)
         value = held[index].item()
         what: Kind = "NaN" if facts.nan else "inf"
-        word = {"outside": "the tensor", "rank": "what a collective has brought,", "uninitialised": "uninitialised memory"}.get(
+        word = {"outside": "the tensor", "rank": "what a collective has brought", "uninitialised": "uninitialised memory"}.get(
             source, f"the {source}"
         )
         sentence = f"{word} {name} holds {facts.numbers}; the first at {list(index)}".replace("  ", " ")
@@ -152,7 +153,9 @@ class OperationObserver(OperatorMode):
 
     def unexplained(self, name: str, tensor: Tensor) -> Origin:
         """Return the origin of bad values in *tensor* that no operation was seen to make."""
-        return self._given("outside", name, tensor, ModulePlace(None, "", None, "forward"))
+        stored = self.flow.of(tensor)
+        source, shown = ("rank", "") if stored is not None and stored.is_of_ranks else ("outside", name)
+        return self._given(source, shown, tensor, ModulePlace(None, "", None, "forward"))
 
     # Operations
 
@@ -185,6 +188,9 @@ class OperationObserver(OperatorMode):
             return
         if name in _EMPTY:
             self._note_uninitialised(result)
+            return
+        if call.is_unfinished:
+            self._note_unfinished(call, result)
             return
         sizes = [(output, largest(output)) for output in _floating(result, call)]
         if any(size is not None and not math.isfinite(size) for _, size in sizes):
@@ -232,8 +238,9 @@ class OperationObserver(OperatorMode):
             origins = () if stored is None else stored.origins
             if not origins:
                 lines = lines_of(calling_frames())
-                shown = _name_of(name, operation, lines)
                 is_of_ranks = any("/torch/distributed/" in line.file for line in lines)
+                is_of_ranks = is_of_ranks or (stored is not None and stored.is_of_ranks)
+                shown = "" if is_of_ranks else _name_of(name, operation, lines)
                 origin = self._given("rank" if is_of_ranks else "outside", shown, tensor, self._place())
                 origin.lines = [] if is_of_ranks else lines
                 if tensor.dim() == 0 and operation.name in ("copy", "fill"):  # x[0] = math.nan
@@ -329,6 +336,13 @@ class OperationObserver(OperatorMode):
             size = largest(result)
             if size is not None and not math.isfinite(size):
                 self.flow.note(result, (self._given("uninitialised", "", result, self._place()),), None)
+
+    def _note_unfinished(self, call: OperatorCall, result: Any) -> None:
+        """Note where bad values of what a collective brings come from, if they are of this rank; it is read when it is there."""
+        given = [self.flow.of(part) for part in flatten((call.args, call.kwargs))[0] if isinstance(part, Tensor)]
+        known = {each.number: each for held in given if held is not None for each in held.origins if each.source != "uninitialised"}
+        for output in _floating(result, call):
+            self.flow.note(output, tuple(known.values()), None, is_of_ranks=True)
 
     # Places
 

@@ -152,6 +152,7 @@ class _Stored:
     origins: tuple[Origin, ...] = ()
     producer: Producer | None = None
     holds_constant: bool = False  # of the size of the format's limit
+    is_of_ranks: bool = False  # a collective writes it
 
 
 class Flow:
@@ -169,7 +170,15 @@ class Flow:
         held = self._stored.get(reference.cdata)
         return held if held is not None and not held.memory.expired() else None
 
-    def note(self, tensor: Tensor, origins: tuple[Origin, ...], producer: Producer | None, *, holds_constant: bool = False) -> None:
+    def note(
+        self,
+        tensor: Tensor,
+        origins: tuple[Origin, ...],
+        producer: Producer | None,
+        *,
+        holds_constant: bool = False,
+        is_of_ranks: bool = False,
+    ) -> None:
         """Note that *producer* wrote into the memory of *tensor*, and where its non-finite values come from."""
         reference = memory_of(tensor)
         if reference is None:
@@ -177,7 +186,7 @@ class Flow:
         before = self.of(tensor)
         if before is not None and before.origins and not _covers(tensor):
             origins = (*before.origins, *(origin for origin in origins if origin not in before.origins))
-        self._stored[reference.cdata] = _Stored(reference, origins, producer, holds_constant)
+        self._stored[reference.cdata] = _Stored(reference, origins, producer, holds_constant, is_of_ranks)
         self._written += 1
         if self._written % 4096 == 0:
             self._stored = {key: held for key, held in self._stored.items() if not held.memory.expired()}

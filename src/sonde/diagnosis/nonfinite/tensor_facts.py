@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sonde.engine import torch_tensors
-from sonde.stats import PLAIN, local
+from sonde.stats import PLAIN, Piece, local
 from sonde.words import number_text, shape_text
 
 _UNREADABLE = (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError)
@@ -79,14 +79,23 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def of_this_rank(tensor: Tensor) -> Tensor | None:
+    """Return what this rank holds of *tensor*, also an addend of it; *tensor* itself if it is not distributed."""
+    if not Piece.is_partial_sum(tensor):
+        return local(tensor)
+    with torch.no_grad():
+        held: Tensor = tensor.to_local()  # type: ignore[operator]
+        return local(held)
+
+
 def dense(tensor: Tensor) -> Tensor | None:
     """Return the stored numbers of *tensor* as a plain tensor; None where there are none in memory, or none that can be read.
 
-    Of a sparse or nested tensor these are its values; of a distributed one the part that this rank holds.
+    Of a sparse or nested tensor these are its values; of a distributed one the part, or the addend, that this rank holds.
     """
     with contextlib.suppress(*_UNREADABLE):
         if type(tensor) not in PLAIN:
-            part = local(tensor)
+            part = of_this_rank(tensor)
             if part is None:
                 return None
             tensor = part

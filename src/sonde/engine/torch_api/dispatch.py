@@ -60,6 +60,15 @@ class OperatorCall:
             return False
         return any(value.alias_info is not None and not value.alias_info.is_write for value in schema.returns)
 
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether what the operator returns may not be there yet: a collective writes it, until somebody waits for its end."""
+        schema = getattr(self.function, "_schema", None)
+        if schema is None or not schema.returns:
+            return False
+        namespace, _, name = schema.name.partition("::")
+        return namespace in _OF_RANKS and name != "wait_tensor"
+
 
 class OperatorMode(TorchDispatchMode, ABC):
     """Calls :meth:`operator` in place of each operator that runs while the mode is entered.
@@ -81,6 +90,9 @@ class OperatorMode(TorchDispatchMode, ABC):
         context: AbstractContextManager[Any] = _disable_current_modes()
         return context
 
+
+_OF_RANKS = ("c10d", "_c10d_functional", "fsdp")
+"""Where torch keeps collectives, and what FSDP2 prepares for them."""
 
 _UNDECLARED = {"aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm"}
 """Operators that write the running statistics, which their schemas do not declare."""
