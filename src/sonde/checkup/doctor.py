@@ -14,7 +14,7 @@ from sonde.answer import Cell, Check, Grid, ModelChecks, Part, Verdict
 from sonde.checkup.examination import Cost, Examination
 from sonde.checkup.judgements import CHECKS, numbers_of
 from sonde.diagnosis import Subject
-from sonde.engine import Where, check_model
+from sonde.engine import Where, check_model, communicates
 from sonde.errors import ArgumentError
 from sonde.lens import AnyLens, Lens, LossMetrics
 from sonde.preprocessor import AbstractPreprocessor
@@ -148,8 +148,8 @@ def doctor(
 
     Raises:
         ModelError: *model* is no module.
-        ArgumentError: an argument cannot be used, the model has no numbers (device ``meta``, or lazy parameters), or the loss is
-            no scalar.
+        ArgumentError: an argument cannot be used, the model has no numbers (device ``meta``, or lazy parameters), several ranks
+            hold it (FSDP, tensor parallel), this is not rank 0, or the loss is no scalar.
         Exception: what the model raises without an observer.
     """
     check_model(model)
@@ -157,6 +157,11 @@ def doctor(
         raise ArgumentError(f"every={every!r}: give the number of steps from one logged step to the next, 1 or more")
     if compile not in (None, True, False):
         raise ArgumentError(f"compile={compile!r}: give True, False, or None for models that are compiled")
+    if reason := communicates(model):
+        raise ArgumentError(
+            f"{reason}, and doctor runs copies on one rank alone, which would wait for the others: ask about the same model in one "
+            "process, before it is divided"
+        )
     if _rank():
         raise ArgumentError(
             f"this is rank {_rank()}: call doctor on rank 0 alone, which runs a copy and communicates with no other"

@@ -58,6 +58,7 @@ from sonde.engine.torch_api.modules import class_of as class_of
 from sonde.engine.torch_api.modules import is_called_compiled as is_called_compiled
 from sonde.engine.torch_api.modules import parameters_in as parameters_in
 from sonde.engine.torch_api.modules import parameters_of as parameters_of
+from sonde.engine.torch_api.modules import sharded_parameters as sharded_parameters
 from sonde.engine.torch_api.modules import unwrap as unwrap
 
 # isort: split
@@ -94,6 +95,7 @@ from sonde.engine.torch_api import autograd_state as autograd_state
 from sonde.engine.torch_api import compiler_state as compiler_state
 from sonde.engine.torch_api import hooks as hooks
 from sonde.engine.torch_api import torch_tensors as torch_tensors
+from sonde.engine.torch_api.data_parallel import communicates as communicates
 from sonde.engine.torch_api.data_parallel import ranks_of as ranks_of
 from sonde.engine.torch_api.dispatch import Derivative as Derivative
 from sonde.engine.torch_api.dispatch import OperatorCall as OperatorCall

@@ -18,7 +18,7 @@ from sonde.engine.random_state import RandomState
 from sonde.engine.selection import members, parameters
 from sonde.engine.stand_in import StandIn
 from sonde.engine.torch_api import hooks
-from sonde.engine.torch_api.modules import buffers_of, holds_parameters_elsewhere
+from sonde.engine.torch_api.modules import buffers_of, class_of, holds_parameters_elsewhere, parameters_in
 from sonde.engine.torch_api.torch_tensors import version_of
 from sonde.engine.unseen import quiet
 from sonde.warn import warn_user
@@ -64,13 +64,14 @@ def set_apart(model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str,
     except Exception as error:
         stand_in = None
         warn_user(
-            f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}), so that the model itself runs. Buffers, "
-            "attributes, hooks, gradients and random state are put back afterwards; anything else that its forward changes stays."
+            f"{class_of(model).__name__} cannot be copied ({type(error).__name__}: {error}), so that the model itself runs. "
+            "Buffers, attributes, hooks, gradients and random state are put back afterwards; anything else that its forward "
+            "changes stays."
         )
     if stand_in is not None and stand_in.kept:
         shown = ", ".join(f"{place} (a {kind})" for place, kind in list(stand_in.kept.items())[:4])
         warn_user(
-            f"a copy of {type(model).__name__} runs, but {shown} cannot be copied: what the forward changes there stays changed"
+            f"a copy of {class_of(model).__name__} runs, but {shown} cannot be copied: what the forward changes there stays changed"
         )
     given = [tensor for _, tensor in structure.walk((apart.args, apart.kwargs))]
     used = (*apart.model.parameters(), *apart.model.buffers(), *given)
@@ -86,7 +87,7 @@ def set_apart(model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str,
 @contextlib.contextmanager
 def _preserved(model: nn.Module, given: list[Tensor]) -> Iterator[None]:
     """Take sonde's hooks off *model*; restore *model* and the tensors *given* at the end, whatever runs inside."""
-    leaves = [*model.parameters(), *(tensor for tensor in given if tensor.is_leaf)]
+    leaves = [*parameters_in(model), *(tensor for tensor in given if tensor.is_leaf)]
     with hooks.taken_out(list(model.modules())), gradients_put_aside(leaves):
         contents = [_content(tensor) for tensor in (*model.buffers(), *_renormed(model), *given) if not is_lazy(tensor)]
         attributes = [(module, dict(vars(module)), dict(buffers_of(module))) for module in _own_modules(model)]

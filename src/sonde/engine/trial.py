@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from sonde.engine.loss_function import check_loss, own_loss
 from sonde.engine.restore import Apart, gradients_put_aside, set_apart
 from sonde.engine.structure import walk
-from sonde.engine.torch_api.modules import compile_parts_like, compiled_like, without_parallel_wrappers
+from sonde.engine.torch_api.modules import compile_parts_like, compiled_like, parameters_in, without_parallel_wrappers
 from sonde.errors import ArgumentError
 
 
@@ -60,14 +60,14 @@ class Trial:
             optimizer: an optimizer, which is copied with its state; a function is left to :meth:`make_optimizer`.
         """
         given = optimizer if hasattr(optimizer, "step") and not isinstance(optimizer, type) else None
-        leaves = [*model.parameters(), *(tensor for _, tensor in walk((args, kwargs)) if tensor.is_leaf)]
+        leaves = [*parameters_in(model), *(tensor for _, tensor in walk((args, kwargs)) if tensor.is_leaf)]
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.inference_mode(False))  # else the copies could not be differentiated
             apart = stack.enter_context(set_apart(model, (args, dict(kwargs), loss_fn, given)))
             stack.enter_context(gradients_put_aside(leaves))
             stack.enter_context(torch.enable_grad())
             args, kwargs, loss_fn, given = apart.args
-            for leaf in (*apart.model.parameters(), *(tensor for _, tensor in walk((args, kwargs)) if tensor.is_leaf)):
+            for leaf in (*parameters_in(apart.model), *(tensor for _, tensor in walk((args, kwargs)) if tensor.is_leaf)):
                 leaf.grad = None
             yield cls(apart.model, args, dict(kwargs), loss_fn, given, apart.undoes_writes, apart, model)
 

@@ -11,7 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from sonde.engine import Probe, autograd_state, children_of, class_of, parameters, parameters_of, unwrap
+from sonde.engine import (
+    Probe,
+    autograd_state,
+    children_of,
+    class_of,
+    parameters,
+    parameters_in,
+    parameters_of,
+    sharded_parameters,
+    unwrap,
+)
 from sonde.keep import Tally, annotate, numbers_of
 from sonde.model_summary.table import Shapes, Summary, SummaryRow, is_within
 from sonde.view import Note, notes_of
@@ -69,8 +79,9 @@ def assemble(
     reasons = {line.site.path: line.reason for line in probe.coverage().missing if line.site.port == "output"}
     if outcome.error is not None and outcome.stage == "forward":
         reasons = dict.fromkeys(reasons, "not reached")
-    rows = [_row(place, seen.get(place.name), owners) for place in places]
-    held: list[Tensor] = list(model.parameters())
+    sharded = sharded_parameters(model)
+    rows = [_row(place, seen.get(place.name), owners, sharded) for place in places]
+    held: list[Tensor] = list(parameters_in(model))
     buffers = list(model.buffers())
     return Summary(
         title=_title(places, outcome, failed),
@@ -109,9 +120,14 @@ def _places(model: nn.Module) -> list[_TreeEntry]:
     return found
 
 
-def _row(place: _TreeEntry, seen: Seen | None, owners: dict[int, str]) -> SummaryRow:
-    """The row with all its numbers; *owners* names the module that each parameter is counted at."""
-    held = {id(parameter): parameter for parameter in place.module.parameters()}
+def _row(place: _TreeEntry, seen: Seen | None, owners: dict[int, str], sharded: dict[int, nn.Parameter]) -> SummaryRow:
+    """The row with all its numbers; *owners* names the module that each parameter is counted at.
+
+    Args:
+        sharded: by the ids of parameters that FSDP2 has gathered, those that are counted in their place.
+    """
+    own = (sharded.get(id(parameter), parameter) for parameter in place.module.parameters())
+    held = {id(parameter): parameter for parameter in own}
     new = {key for key in held if place.first is None and is_within(owners.get(key, ""), place.name)}
     row = SummaryRow(
         place.name,

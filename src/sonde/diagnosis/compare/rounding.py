@@ -17,8 +17,8 @@ class RoundingMode(OperatorMode):
     """While entered, multiply each floating result of an operation by ``1 + d``, with random ``|d|`` up to its type's ``eps``.
 
     Elements that are whole numbers stay, since operations on whole numbers are exact and may become indices; so do infinities,
-    and numbers that would overflow. Views, types other than plain tensors, and what a collective still writes stay too. Gradients are disturbed like other
-    results. The random numbers come from a generator of the mode's own.
+    and numbers that would overflow. Views, types other than plain tensors, and what a collective still writes stay too. Gradients
+    are disturbed like other results. The random numbers come from a generator of the mode's own.
 
     Args:
         seed: of the random numbers.

@@ -154,8 +154,10 @@ class OperationObserver(OperatorMode):
     def unexplained(self, name: str, tensor: Tensor) -> Origin:
         """Return the origin of bad values in *tensor* that no operation was seen to make."""
         stored = self.flow.of(tensor)
-        source, shown = ("rank", "") if stored is not None and stored.is_of_ranks else ("outside", name)
-        return self._given(source, shown, tensor, ModulePlace(None, "", None, "forward"))
+        place = ModulePlace(None, "", None, "forward")
+        if stored is not None and stored.is_of_ranks:
+            return self._given("rank", "", tensor, place)
+        return self._given("outside", name, tensor, place)
 
     # Operations
 

@@ -84,7 +84,7 @@ def of_this_rank(tensor: Tensor) -> Tensor | None:
     if not Piece.is_partial_sum(tensor):
         return local(tensor)
     with torch.no_grad():
-        held: Tensor = tensor.to_local()  # type: ignore[operator]
+        held: Tensor = tensor.to_local()  # type: ignore[attr-defined]
         return local(held)
 
 

@@ -12,6 +12,7 @@ import torch
 from sonde import rules
 from sonde.answer import Check
 from sonde.diagnosis.preflight.subject import Subject, UnjudgedError
+from sonde.engine import parameters
 from sonde.rules import Finding
 from sonde.words import short
 
@@ -23,7 +24,7 @@ _TINY = 2.0**-24  # the smallest number of float16
 
 def depth(subject: Subject) -> Check:
     """Judge how outputs and gradients grow or fade through the layers."""
-    weighty = {name.rpartition(".")[0] for name, parameter in subject.model.named_parameters() if parameter.dim() > 1}
+    weighty = {name.rpartition(".")[0] for name, parameter, _ in parameters(subject.model) if parameter.dim() > 1}
     ran = [layer for layer in subject.ran.layers if layer.name in weighty and layer.output is not None and layer.output.count]
     sizes = [layer.output.rms for layer in ran if layer.output is not None]
     back = [layer.gradient.norm for layer in ran if layer.gradient is not None and layer.gradient.norm > 0]

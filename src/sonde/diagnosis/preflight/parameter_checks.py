@@ -14,7 +14,7 @@ from torch import nn
 from sonde import rules
 from sonde.answer import Check
 from sonde.diagnosis.preflight.subject import Subject, UnjudgedError, norm_of
-from sonde.engine import Trial, parameters
+from sonde.engine import Trial, parameters, unwrap
 from sonde.rules import Finding
 from sonde.words import names_text, short
 
@@ -45,7 +45,7 @@ def gradients(subject: Subject) -> Check:
             Finding("gradient_zero", words, f"{zero[0]}:grad", value=0.0, severity="bad" if every else "note", advice=advice)
         )
     reached = sum(size is not None and size > 0 for size in ran.gradients.values())
-    tied = _tied(subject.model)
+    tied = _tied(unwrap(subject.model))
     said = f"{reached:,} of {len(ran.gradients):,} trainable parameters have one"
     said += f"; {len(frozen):,} frozen" if frozen else ""
     said += f"; tied: {names_text([' = '.join(names) for names in tied])}" if tied else ""

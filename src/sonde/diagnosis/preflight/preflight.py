@@ -140,7 +140,8 @@ def preflight(
         checks: the names of the checks to make; the default is all of them.
         skip: the names of checks to leave out.
         steps: of the training on the one batch.
-        seconds: after this time no further training step is taken; a check that has too few steps is not made.
+        seconds: after this time no further training step is taken; a check that has too few steps is not made. Of a model that
+            several ranks hold (tensor parallel) all steps are taken, since the ranks have no clock in common.
         verbose: show the progress.
 
     Returns:

@@ -25,9 +25,11 @@ from sonde.engine import (
     check_model,
     check_numbers,
     class_of,
+    communicates,
     is_floating,
     observe,
     parameters,
+    unwrap,
     walk,
 )
 from sonde.errors import ArgumentError, ObservationWarning
@@ -92,16 +94,17 @@ class Subject:
         self.curve: list[float] = []
         self.learnt: tuple[list[float], Callable[[Trial], torch.optim.Optimizer]] | None = None
         self._deadline = time.monotonic() + seconds
+        self._communicates = bool(communicates(model))
 
     @property
     def time_left(self) -> float:
-        """Seconds until no further training step is taken."""
-        return self._deadline - time.monotonic()
+        """Seconds until no further training step is taken; of a model on several ranks, whose clocks differ, no end."""
+        return math.inf if self._communicates else self._deadline - time.monotonic()
 
     @property
     def name(self) -> str:
         """The class of the model."""
-        return class_of(self.model).__name__
+        return class_of(unwrap(self.model)).__name__
 
     @contextlib.contextmanager
     def trial(self) -> Iterator[Trial]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sonde.engine.torch_api.modules import holds_parameters_elsewhere
+from sonde.engine.torch_api.modules import class_of, holds_parameters_elsewhere, is_fully_sharded
 
 
 def data_parallel_ranks(model: nn.Module) -> tuple[int, ...] | None:
@@ -26,6 +26,23 @@ def data_parallel_ranks(model: nn.Module) -> tuple[int, ...] | None:
             return ranks_of(mesh)
         is_distributed = is_distributed or any(hasattr(each, "device_mesh") for each in module.parameters(recurse=False))
     return (torch.distributed.get_rank(),) if is_distributed else None
+
+
+def communicates(model: nn.Module) -> str:
+    """Return in words why a call of *model*, without a wrapper of DDP, needs other ranks; ``""`` where one rank can run it."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()) or torch.distributed.get_world_size() < 2:
+        return ""
+    for name, module in model.named_modules():
+        kind = f"{class_of(module).__name__} {name}".rstrip()
+        if is_fully_sharded(module):
+            return f"FSDP keeps the parameters of {kind} on several ranks"
+        if isinstance(module, nn.SyncBatchNorm):
+            return f"{kind} averages over several ranks"
+        held = (*module.named_parameters(kind, recurse=False), *module.named_buffers(kind, recurse=False))
+        split = [own for own, tensor in held if hasattr(tensor, "device_mesh") and tensor.device_mesh.size() > 1]
+        if split:
+            return f"{split[0]} is distributed over several ranks"
+    return ""
 
 
 def spread_parameters(model: nn.Module) -> set[int]:
