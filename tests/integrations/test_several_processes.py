@@ -88,3 +88,58 @@ def test_the_example_of_a_plain_loop_goes_on_from_its_checkpoint(tmp_path: Path)
     for _ in range(2):
         run = run_of(tmp_path, EXAMPLES / "torchrun_loop.py")
     assert run.scalar("grad_norm")[0].tolist() == list(range(0, 200, 10))
+
+
+ACCELERATE = """
+import sys
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+import sonde
+from sonde.integrations import AccelerateTracker
+
+torch.manual_seed(0)
+tracker = AccelerateTracker(every=1, to="runs/run", verbose=False) if sys.argv[1] == "tracker" else None
+accelerator = Accelerator(cpu=True, log_with=tracker, gradient_accumulation_steps=2)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+data = DataLoader(TensorDataset(torch.randn(48, 4)), batch_size=6)
+model, optimizer, data = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), data)
+if tracker is not None:
+    accelerator.init_trackers("name", config={"lr": 0.1})
+    observed = tracker.watch(model)
+else:
+    observed = sonde.watch(model, optimizer, every=1, to="runs/run", verbose=False)
+with observed as inspector:
+    for (x,) in data:
+        with accelerator.accumulate(model):
+            loss = model(x).square().mean()
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        if tracker is None:
+            inspector.push_loss(loss, train=True)
+        elif accelerator.sync_gradients:
+            accelerator.log({"loss": float(loss)})
+accelerator.end_training()
+"""
+
+
+@pytest.mark.parametrize("how", ["watch", "tracker"])
+def test_accelerate_launch_with_two_processes(tmp_path: Path, how: str) -> None:
+    """The rows of a step hold two micro-batches of 6 on each of two processes, with 8 numbers a sample."""
+    (tmp_path / "train.py").write_text(ACCELERATE)
+    launch = (
+        "-m",
+        "accelerate.commands.launch",
+        "--multi_gpu",
+        "--num_processes",
+        "2",
+        "--num_machines",
+        "1",
+    )  # else it starts one
+    chosen = ("--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0")
+    run = run_of(tmp_path, *launch, *chosen, "train.py", how)
+    assert run.state == "ended"
+    assert outputs(run, "0") == [(step, 2, 2 * 2 * 6 * 8) for step in range(2)]
+    assert run.scalar("loss")[0].tolist() == [0, 1]

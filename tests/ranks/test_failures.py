@@ -288,6 +288,39 @@ def unwritable(folder: Path) -> str:
     return str(caught.value)
 
 
+def in_a_folder_of_its_own(folder: Path, there: str) -> str:
+    """Watch where ``runs`` leads elsewhere on rank 1: to a file, to a folder without the run, or to the run by another name."""
+    rank = dist.get_rank()
+    own = folder / str(rank)
+    own.mkdir()
+    os.chdir(own)
+    if rank == 0:
+        (folder / "0" / "runs").mkdir(exist_ok=True)
+    dist.barrier()
+    if rank == 1:
+        if there == "a file":
+            (own / "runs").write_text("")
+        elif there == "the same folder":
+            (own / "runs").symlink_to(folder / "0" / "runs")
+    training = plain()
+    try:
+        with sonde.watch(training.model, training.optimizer, every=1, to="runs/run", verbose=False, ranks=TIMES):
+            for step in range(2):
+                training.step(step)
+    except sonde.errors.SondeError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("there", ["a file", "another folder", "the same folder"])
+def test_ranks_whose_paths_are_their_own_write_into_the_folder_of_rank_0(tmp_path: Path, there: str) -> None:
+    """A relative path is that of rank 0, which all ranks can reach: what the name leads to elsewhere is of no matter."""
+    ranks = on_ranks(2, in_a_folder_of_its_own, tmp_path, there, check=False)
+    assert values(ranks) == ["", ""], "\n".join(map(str, ranks))
+    assert merged_and_own(open_run(tmp_path / "0" / "runs" / "run"), {0: 2, 1: 2}) == ([0, 1], {0: [], 1: []})
+    assert (tmp_path / "1" / "runs").is_file() == (there == "a file")
+
+
 @pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="root alone can become a user who may not write")
 def test_a_folder_that_not_all_ranks_can_write_is_an_error_on_every_rank() -> None:
     with tempfile.TemporaryDirectory() as folder:  # pytest's own are of the user alone
@@ -378,8 +411,43 @@ def test_a_script_that_ends_without_detach_keeps_every_step(tmp_path: Path, dest
     assert merged_and_own(open_run(tmp_path / "run"), {0: 3, 1: 3}) == ([0, 1, 2], {0: [], 1: []})
 
 
+def killed_in_ddp(folder: Path) -> int:
+    """Train under DDP; rank 1 dies in a step, and the collective of the other one raises."""
+    training = TRAININGS["DDP"][1]()
+    with sonde.watch(training.model, training.optimizer, every=1, to=folder, verbose=False, ranks=TIMES) as inspector:
+        for step in range(STEPS):
+            if step == WHEN and dist.get_rank() == 1:
+                begin = time.monotonic()
+                while inspector.run.last_step < WHEN - 2 and time.monotonic() < begin + 10:
+                    time.sleep(0.1)
+                os.kill(os.getpid(), signal.SIGKILL)
+            training.step(step)
+    return STEPS
+
+
+@pytest.mark.slow
+def test_a_training_under_ddp_whose_rank_is_killed_ends_with_torchs_error_and_leaves_a_whole_run(tmp_path: Path) -> None:
+    ranks = on_ranks(2, killed_in_ddp, tmp_path / "run", check=False, limit=60)
+    shown = "\n".join(map(str, ranks))
+    assert ranks[1].code == -signal.SIGKILL
+    assert not ranks[0].hung, shown
+    assert "loss.backward()" in (ranks[0].error or ""), shown
+    assert ranks[0].error is not None
+    assert ranks[0].error.strip().splitlines()[-1].startswith(("RuntimeError", "torch.distributed.DistBackendError")), shown
+    run = open_run(tmp_path / "run")
+    assert run.state == "failed"
+    assert run.end is not None
+    assert (run.end.rank, run.end.step) == (0, WHEN), run.end
+    assert run.end.line is not None
+    assert "loss.backward()" in run.end.line
+    rows = run.sql("SELECT DISTINCT step, ranks FROM moments WHERE site = 'embed:output' ORDER BY step").fetchall()
+    assert [step for step, _ in rows][: WHEN - 1] == list(range(WHEN - 1))
+    assert {number for step, number in rows if step < WHEN - 1} == {2}
+    assert any("rank 1" in warning for warning in ranks[0].warnings), shown
+
+
 ELASTIC = """
-import os, sys
+import os, signal, sys, time
 from pathlib import Path
 
 import torch
@@ -396,7 +464,11 @@ first = int(Path("checkpoint").read_text()) if restarts else 0
 with sonde.watch(model, optimizer, every=1, to="run", step=first, lenses=[sonde.lens.moments()], verbose=False):
     for step in range(first, 10):
         if step == 6 and restarts == 0 and dist.get_rank() == 1:
-            raise RuntimeError("the only failure")
+            print("the only failure", file=sys.stderr, flush=True)
+            if sys.argv[1] == "killed":
+                time.sleep(2)  # the steps of the last half second are not joined
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise RuntimeError("of the user")
         model(torch.full((2, 4), float(step))).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -407,9 +479,10 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_a_job_that_torchrun_restarts_resumes_its_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["raises", "killed"])
+def test_a_job_that_torchrun_restarts_resumes_its_run(tmp_path: Path, how: str) -> None:
     """Nothing is said about the restart: from the step of the checkpoint on, the rows are those of the second attempt."""
-    done = torchrun(2, ELASTIC, folder=tmp_path, max_restarts=1)
+    done = torchrun(2, ELASTIC, how, folder=tmp_path, max_restarts=1)
     assert done.code == 0, done.err
     assert "the only failure" in done.err
     run = open_run(tmp_path / "run")
@@ -418,3 +491,5 @@ def test_a_job_that_torchrun_restarts_resumes_its_run(tmp_path: Path) -> None:
     found = sorted(tuple(row)[:4] for row in rows.fetchall())
     assert [row[0] for row in found] == sorted({row[0] for row in found})
     assert [row for row in found if row[0] >= 4] == [(step, 0, 2, "data-parallel") for step in range(4, 10)]
+    assert [row[0] for row in found if row[0] < 4] == list(range(4))
+    assert run.state == "ended"
