@@ -251,6 +251,17 @@ def test_under_ddp_one_rank_alone_may_ask() -> None:
     assert found[-1].startswith("this is rank 1: call doctor on rank 0 alone")
 
 
+def with_averages_in_common() -> str:
+    """Ask about a layer that averages over ranks in its forward, of which no parameter tells."""
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4)))
+    return str(doctor(model, batch(0)[0].float(), batch(0)[1])["refused"])
+
+
+def test_doctor_refuses_layers_that_average_over_ranks() -> None:
+    for said in values(on_ranks(RANKS, with_averages_in_common)):
+        assert said.startswith("SyncBatchNorm 1 averages over several ranks"), said
+
+
 # Answers that are not the same on each rank
 
 
