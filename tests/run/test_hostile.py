@@ -43,6 +43,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         log(second, range(2, 5))
         with join_run(top / "run", rank=1, attempt=2) as other:
             log(other, range(2, 4))
+    (top / "run" / ".lock-r0000").touch()  # as a killed writer leaves it
     tensors = {key: torch.arange(6.0).reshape(3, 2) for key in KEYS}
     write_tensors(top / "store", [({"site": key.split("/")[1], "value": {"tensor": key}}, {key: tensors[key]}) for key in KEYS])
     return top

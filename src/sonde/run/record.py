@@ -75,6 +75,12 @@ class Record:
         """All of them, the gravest first."""
         return combined(self.seen, self.judged)
 
+    def tells_more_than(self, other: Record) -> bool:
+        """Return whether it has rows, losses, or a finding or a place of one that *other* does not have."""
+        known = {_key(each): {each.site, *each.places} for each in (*other.seen, *other.judged)}
+        found = any(not {each.site, *each.places} <= known.get(_key(each), set()) for each in (*self.seen, *self.judged))
+        return bool(found or self.rows or self.lost_rows or self.lost_steps or self.failed)
+
     @property
     def able(self) -> int:
         """How many rules could find something."""
@@ -195,11 +201,16 @@ class Record:
 def _one_of_each(parts: Sequence[Sequence[Finding]]) -> tuple[Finding, ...]:
     found: dict[Any, Finding] = {}
     for each in (each for part in parts for each in part):
-        key = each.identity if each.rule else (each.message, each.step, each.site)
+        key = _key(each)
         known = found.get(key)
         first = each if known is None or each.begun < known.begun else known
         found[key] = first if known is None else grown(first, each if first is known else known)
     return tuple(sorted(found.values(), key=gravity))
+
+
+def _key(each: Finding) -> tuple[object, ...]:
+    """Return what tells a finding apart from others; one without a rule is told apart by its words and its place."""
+    return each.identity if each.rule else (each.message, each.step, each.site)
 
 
 def counted(findings: Sequence[Finding]) -> str:

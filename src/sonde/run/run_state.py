@@ -48,6 +48,6 @@ def why_empty(source: Source) -> str:
     if state != "running":
         return f"the run is {state}, and nothing was recorded" + (f"; {end.words}" if end is not None else "")
     return (
-        "nothing is recorded there yet. The first rows can be read two seconds after the first logged step (Flushing.first, 1 by "
-        "default), or when the writer flushes or closes"
+        "nothing is recorded there yet. The first rows can be read a second after the first logged step, or when the "
+        "writer flushes or closes"
     )

@@ -242,7 +242,7 @@ def test_before_the_first_rows_the_error_says_when_they_come(tmp_path: Path) -> 
         run = writer.run()
         for ask in (lambda: run.table("moments"), lambda: run.sql("FROM moments"), lambda: run.scalar("loss")):
             with pytest.raises(
-                UnknownSiteError, match=r"nothing is recorded there yet\. The first rows can be read two seconds after"
+                UnknownSiteError, match=r"nothing is recorded there yet\. The first rows can be read a second after"
             ):
                 ask()
 

@@ -29,7 +29,7 @@ from sonde.stats import Joining
 from sonde.warn import WarnOnce
 from sonde.words import many
 
-LIMITS = QueueLimits(seconds=0.5, size=4 << 20, limit=64 << 20, patience=10.0)
+LIMITS = QueueLimits(seconds=0.5, size=4 << 20, limit=64 << 20, patience=10.0, first=0.05)
 """When batches are finished, and how many bytes of them may wait."""
 
 _RULES = "rules="
@@ -299,6 +299,8 @@ class BatchWriter:
     def _replay(self, writer: RunWriter) -> None:
         """Judge what earlier processes have written of a run that is continued. Its findings were printed then."""
         run = writer.run()
+        if writer.rank and writer.process not in run.ranks:  # nothing to go on from: others have written what it has joined
+            return
         rank = writer.process if len(run.ranks) > 1 else None
         self._judge(lambda: judge_rows(run, self.findings, rank=rank, before=writer.first_step))
         self.findings.fresh()

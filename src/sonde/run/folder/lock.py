@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import struct
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,10 +16,12 @@ from sonde.errors import StoreError
 from sonde.run.folder.files import descriptor_of
 
 _held: set[Path] = set()  # by this process: the operating system would let it lock twice
+_changing = [threading.RLock()]  # a thread that looks at a file and closes it would release the lock that another just took
+_TRIES = 20
 
 
 class Lock:
-    """The right to write parts as one rank of the run in *folder*.
+    """The right to write parts as one rank of the run in *folder*: a locked file, which goes when the right is given back.
 
     Where the file system or the operating system has no such locks, writers of other processes are not noticed.
 
@@ -30,71 +33,86 @@ class Lock:
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
-        self._path = folder.resolve() / f".lock-r{rank:04d}"
+        self._path = _file(folder, rank)
         self._process = os.getpid()
         self._descriptor: int | None = None
         self.is_held = True
-        if self._path in _held:
-            raise StoreError(
-                f"{folder} is being written by this very process: close that writer first, or detach() the inspector that writes"
-            )
+        with _changing[0]:
+            if self._path in _held:
+                own = "close that writer first, or detach() the inspector that writes"
+                raise StoreError(f"{folder} is being written by this very process: {own}")
+            for tries_left in reversed(range(_TRIES)):
+                if self._is_taken(folder, is_last=not tries_left):
+                    break
+            _held.add(self._path)
+
+    def _is_taken(self, folder: Path, *, is_last: bool) -> bool:
+        """Take the lock, as far as there are locks; return whether the file that was locked is the one in its place.
+
+        Where another process gave the file back between opening and locking it, a third one may hold a new file. The last try
+        believes in the lock: there may be file systems that never tell the same of a file.
+        """
         try:
             import fcntl
         except ImportError:  # no POSIX
-            _held.add(self._path)
-            return
-        self._descriptor = descriptor_of(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)  # nothing is written behind a link
+            return True
+        descriptor = descriptor_of(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)  # nothing is written behind a link
         try:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
-            owner = os.read(self._descriptor, 200).decode(errors="replace") or "unknown"
-            os.close(self._descriptor)
+            owner = os.read(descriptor, 200).decode(errors="replace") or "unknown"
+            os.close(descriptor)
             raise StoreError(f"{folder} is being written by another process ({owner}): end it, or give another folder") from None
         except OSError:  # a file system without locks
-            os.close(self._descriptor)
-            self._descriptor = None
-        else:
-            with suppress(OSError):  # on a full disk the lock holds without saying whose it is
-                os.ftruncate(self._descriptor, 0)
-                os.pwrite(self._descriptor, f"process {self._process} on {os.uname().nodename}".encode(), 0)
-        _held.add(self._path)
+            os.close(descriptor)
+            return True
+        if not (is_last or self._is_in_place(descriptor)):
+            os.close(descriptor)
+            return False
+        with suppress(OSError):  # on a full disk the lock holds without saying whose it is
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {self._process} on {os.uname().nodename}".encode(), 0)
+        self._descriptor = descriptor
+        return True
+
+    def _is_in_place(self, descriptor: int) -> bool:
+        with suppress(OSError):
+            return os.path.samestat(os.fstat(descriptor), self._path.lstat())
+        return False
 
     def release(self) -> None:
-        """Give the right back. Idempotent. A forked child never had it.
-
-        The file stays: after its removal one process could lock the old file, which it has open, and another one a new file.
-        """
+        """Give the right back, and remove the file while it is locked. Idempotent. A forked child never had it."""
         if os.getpid() != self._process or not self.is_held:
             return
         self.is_held = False
-        _held.discard(self._path)
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        with _changing[0]:
+            _held.discard(self._path)
+            if self._descriptor is not None:
+                with suppress(OSError):
+                    if self._is_in_place(self._descriptor):
+                        self._path.unlink()
+                os.close(self._descriptor)
+                self._descriptor = None
 
 
-def is_free(folder: Path, rank: int) -> bool:
-    """Return whether no process writes as *rank* to the run in *folder*."""
-    try:
-        Lock(folder, rank).release()
-    except (StoreError, OSError):
-        return False
-    return True
+def _file(folder: Path, rank: int) -> Path:
+    return folder.resolve() / f".lock-r{rank:04d}"
 
 
-def is_locked(folder: Path) -> bool | None:
-    """Return whether a process writes to the run in *folder*, as any rank; None where that cannot be known.
+def is_locked(folder: Path, rank: int | None = None) -> bool | None:
+    """Return whether a process writes to the run in *folder*, as *rank* or as any; None where that cannot be known.
 
     Nothing is locked or written meanwhile: a training may begin at this very moment. Writers on other machines are seen as far as
     the file system tells.
     """
-    paths = list(folder.resolve().glob(".lock-r*"))
-    if any(path in _held for path in paths):  # and closing a descriptor of the file would release the lock
-        return True
-    try:
-        return any(_is_locked(path) for path in paths)
-    except (ImportError, OSError):
-        return None
+    with _changing[0]:
+        paths = list(folder.resolve().glob(".lock-r*")) if rank is None else [_file(folder, rank)]
+        if any(path in _held for path in paths):  # and closing a descriptor of the file would release the lock
+            return True
+        try:
+            return any(_is_locked(path) for path in paths)
+        except (ImportError, OSError):
+            return None
 
 
 def _is_locked(path: Path) -> bool:
@@ -102,9 +120,20 @@ def _is_locked(path: Path) -> bool:
 
     described = "qqihh" if sys.platform == "darwin" else "hhqqi4x"  # struct flock: there start, length, process, type, whence
     asked = (0, 0, 0, fcntl.F_WRLCK, os.SEEK_SET) if sys.platform == "darwin" else (fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-    descriptor = descriptor_of(path)
+    try:
+        descriptor = descriptor_of(path)
+    except FileNotFoundError:  # it was given back
+        return False
     try:
         found = struct.unpack(described, fcntl.fcntl(descriptor, fcntl.F_GETLK, struct.pack(described, *asked)))
     finally:
         os.close(descriptor)
     return bool(found[3 if sys.platform == "darwin" else 0] != fcntl.F_UNLCK)
+
+
+def _forked() -> None:
+    _changing[0] = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

@@ -15,6 +15,7 @@ from sonde.run.folder.parts import Part
 from sonde.run.schema import SCALARS, check_number
 
 if TYPE_CHECKING:
+    import pyarrow
     import pyarrow.parquet
 
 
@@ -31,22 +32,29 @@ def kinds_of(path: Path) -> dict[str, str]:
         OSError, pyarrow.ArrowException: the file cannot be read.
         TypeError, ValueError: a column holds something else, or more values than a file of its size can be meant to have.
     """
-    import pyarrow
     import pyarrow.parquet
-
-    def kind(given: pyarrow.DataType) -> str:
-        if pyarrow.types.is_string(given) or pyarrow.types.is_large_string(given):
-            return "text"
-        if pyarrow.types.is_list(given) and kind(given.value_type) not in ("text", "list"):
-            return "list"
-        if pyarrow.types.is_integer(given) or pyarrow.types.is_floating(given) or pyarrow.types.is_boolean(given):
-            return str(given)
-        raise TypeError(f"a column holds {given}")
 
     size = check_regular(path).st_size
     with pyarrow.parquet.ParquetFile(path) as file:
         _check_size(file.metadata, size)
-        return {column.name: kind(column.type) for column in file.schema_arrow}
+        return {column.name: kind_of(column.type) for column in file.schema_arrow}
+
+
+def kind_of(given: pyarrow.DataType) -> str:
+    """Return the kind of a column of this type.
+
+    Raises:
+        TypeError: no part has such a column.
+    """
+    import pyarrow
+
+    if pyarrow.types.is_string(given) or pyarrow.types.is_large_string(given):
+        return "text"
+    if pyarrow.types.is_list(given) and kind_of(given.value_type) not in ("text", "list"):
+        return "list"
+    if pyarrow.types.is_integer(given) or pyarrow.types.is_floating(given) or pyarrow.types.is_boolean(given):
+        return str(given)
+    raise TypeError(f"a column holds {given}")
 
 
 def _check_size(metadata: pyarrow.parquet.FileMetaData, size: int) -> None:

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,7 +26,7 @@ from sonde.run.folder.lock import Lock
 from sonde.run.folder.parts import Part, live_parts, parts_in, prefix_of
 from sonde.run.folder.records import record_file, record_in
 from sonde.run.folder.run_json import Description
-from sonde.run.folder.verify import class_of, kinds_of
+from sonde.run.folder.verify import class_of, kind_of, kinds_of
 from sonde.run.folder.written import Written
 from sonde.run.record import Record
 from sonde.run.store.compaction import Merger, sweep
@@ -44,7 +44,8 @@ _FAN_IN = 64  # parts of one generation that become one while the run is written
 _TRIES = 5  # of a table that cannot be written for another reason than the disk's
 _AT_THE_END = 3  # how often the end of a run is tried to be written
 _PAUSE = 0.1  # seconds between
-_NEEDED_AT_EXIT = ("duckdb", "pyarrow.parquet", "concurrent.futures.thread")  # the last by pandas, which cannot import it then
+_TEXTS = (*KEYS, "name")  # columns whose values come again and again
+_NEEDED_AT_EXIT = ("duckdb", "pyarrow.parquet")  # loaded with the first part: 0.3 s, which a rank without rows need not spend
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class Flushing(QueueLimits):
 
     Attributes:
         seconds: rows are written no longer than this after they were appended. A kill can lose the rows of this time.
-        first: the same for the first rows. Each writing doubles the time, up to *seconds*.
+        first: the same for the first rows. Each writing makes the time a quarter longer, up to *seconds*.
         size: bytes of waiting rows that are written at once.
         limit: bytes that may wait in memory.
         patience: seconds that ``append`` waits for room before rows are dropped and counted, with one warning.
@@ -68,7 +69,7 @@ class Flushing(QueueLimits):
     size: int = 8 << 20
     limit: int = 128 << 20
     patience: float = 10.0
-    first: float = 1.0
+    first: float = 0.1
     sync: bool = True
     fan_in: int = _FAN_IN
 
@@ -83,7 +84,7 @@ def publish(folder: Path, part: Part, table: Any, *, sync: bool) -> Path:
     import pyarrow.parquet
 
     folder.mkdir(exist_ok=True)
-    texts = [name for name in (*KEYS, "name") if name in table.column_names]
+    texts = [name for name in _TEXTS if name in table.column_names]
     names: list[str] = []
 
     def name(written: Path) -> str:
@@ -119,6 +120,9 @@ class DiskWriter(RunWriter):
     written is kept and tried again after the same interval, as long as the disk refuses it; what fails for another reason, a few
     times. Under an inspector the same thread finishes the rows.
 
+    Rank 0 has the lock from the start. Another rank may never have anything to write, as where its rows are joined with those of
+    others: it takes its lock, and looks what is there of it, before its first file, and leaves none without.
+
     Attributes:
         path: the run's folder.
         lost: rows for which there was no room, or that could not be written at the end.
@@ -126,9 +130,8 @@ class DiskWriter(RunWriter):
 
     thread: WriterThread
 
-    def __init__(self, path: Path, rank: int, description: Description, lock: Lock, flushing: Flushing) -> None:
-        for module in _NEEDED_AT_EXIT:
-            import_module(module)
+    def __init__(self, path: Path, rank: int, description: Description, flushing: Flushing, lock: Lock | None = None) -> None:
+        import_module("concurrent.futures.thread")  # pandas, which duckdb loads, cannot import it at exit
         attempt = description.attempts[-1]
         super().__init__(rank, attempt.first_step, room=flushing.limit)
         self.path = path
@@ -143,19 +146,16 @@ class DiskWriter(RunWriter):
             "counted"
         )
         self._merging = True
-        self._describing = threading.Lock()
-        self._written = self._noted = _written(path, rank)
+        self._changing = threading.RLock()  # the description, and what was written; garbage collection may come in between
+        self._has_begun = False
+        self._written = self._noted = Written()
         known = record_in(path, rank)
         self.before = Record() if known is None else known.up_to(self.first_step - 1)
         self._recorded = Record() if known is None else known  # what the file holds
-        self._numbers: dict[str, int] = dict(self._written.families)  # the last flush of each family
+        self._numbers: dict[str, int] = {}  # the last flush of each family
         self._unwritten: list[_Unwritten] = []  # in order; of the thread alone
-        for folder in self._families():
-            remove_leftovers(folder, prefix_of(rank))
-            sweep(folder, rank)
-            last = max((part.last for part in parts_in(folder) if part.rank == rank), default=0)
-            self._numbers[folder.name] = max(last, self._numbers.get(folder.name, 0))
-            self._remember_kinds(folder)
+        if lock is not None:
+            self._begin()
         self.thread = WriterThread()
         self._queue: WriteQueue[RowBlock | Lines] = WriteQueue(
             self.thread,
@@ -166,24 +166,65 @@ class DiskWriter(RunWriter):
             f"the disk did not keep up for {flushing.patience:g} seconds",
         )
         self._last_error = LastError()
-        self._write_record(sync=False)  # what was found in rows that are superseded now is none of them
+        if known is not None:  # what was found in rows that are superseded now is none of them
+            self._write_record(sync=False)
         atexit.register(self._close_at_exit)
 
-    def _families(self) -> list[Path]:
-        return [folder for folder in sorted(self.path.iterdir()) if folder.is_dir() and parts_in(folder)]
+    def _begin(self) -> None:
+        """Before the first file: take the lock, remove what a killed writer has left, and find what is there of this rank.
 
-    def _remember_kinds(self, folder: Path) -> None:
-        """Remember the kinds of columns that earlier attempts wrote: a column of two kinds would make the family unreadable."""
-        for part in live_parts(parts_in(folder)):
+        Raises:
+            StoreError: another process writes as this rank, or has begun the run anew.
+            OSError: the folder cannot be written.
+        """
+        with self._changing:
+            if self._has_begun:
+                return
+            if self._lock is None:
+                lock = Lock(self.path, self.rank)
+                if self._is_begun_anew():
+                    lock.release()
+                    raise StoreError(f"{self.path} was begun anew by another process, after rank {self.rank} had joined it")
+                self._lock = lock
+            there = _written(self.path, self.rank)
+            documents, ends = there.documents | self._written.documents, (*there.ends, *self._written.ends)
+            numbers = dict(there.families)
+            for folder in [each for each in sorted(self.path.iterdir()) if each.is_dir() and parts_in(each)]:
+                remove_leftovers(folder, prefix_of(self.rank))
+                sweep(folder, self.rank)
+                parts = parts_in(folder)
+                last = max((part.last for part in parts if part.rank == self.rank), default=0)
+                numbers[folder.name] = max(last, numbers.get(folder.name, 0))
+                self._remember_kinds(folder, parts)
+            self._accepted.clear()
+            self._numbers = numbers
+            self._written, self._noted = replace(there, documents=documents, ends=ends), there
+            self._has_begun = True
+
+    def _is_begun_anew(self) -> bool:
+        """Return whether the run is not in the attempt any more that this rank takes part in."""
+        own = self._description.attempts[-1]
+        with suppress(StoreError):  # damaged: a reader says so
+            last = Description.read(self.path).attempts[-1:]
+            return [(each.attempt, each.started) for each in last] != [(own.attempt, own.started)]
+        return False
+
+    def _remember_kinds(self, folder: Path, parts: Sequence[Part]) -> None:
+        """Remember the kinds of columns that earlier attempts wrote, by the parts of this rank and of the first that has any.
+
+        A column of two kinds would make the family unreadable.
+        """
+        first = min((part.rank for part in parts), default=0)
+        for part in live_parts(part for part in parts if part.attempt < self.attempt and part.rank in (first, self.rank)):
             with suppress(Exception):  # a damaged part, with an error of thrift's or arrow's; the reader names it
                 for name, kind in kinds_of(folder / part.name).items():
-                    self._kinds.setdefault((folder.name, name.lower()), class_of(kind))
+                    self._kinds[folder.name, name.lower()] = class_of(kind)
 
     def describe(self, **about: Any) -> None:
         self._must_be_open()
         if self.rank:
             raise ArgumentError(f"rank 0 describes the run; this is rank {self.rank}")
-        with self._describing:
+        with self._changing:
             self._description = self._description.telling(about)
             try:
                 self._description.write(self.path, sync=self._flushing.sync)
@@ -193,23 +234,29 @@ class DiskWriter(RunWriter):
     def _write_document(self, name: str, data: Any) -> None:
         file = f"{name}.json" if self.rank == 0 else f"{name}-r{self.rank:04d}.json"
         try:
-            write_json(self.path / file, data, sync=self._flushing.sync)
-            self._written = replace(self._written, documents=self._written.documents | {name})
-        except OSError as error:
+            with self._changing:
+                self._begin()
+                write_json(self.path / file, data, sync=self._flushing.sync)
+                self._written = replace(self._written, documents=self._written.documents | {name})
+        except (OSError, StoreError) as error:
             self._failed(f"{file}: {error}")
 
     def _record_changed(self) -> None:
         """The next flush writes it."""
 
     def _write_record(self, *, sync: bool) -> None:
-        """Write the record of findings if it has changed."""
+        """Write the record of findings if it has changed; of a rank without rows, if it tells more than that of rank 0."""
         record = self.record
         if record == self._recorded:
             return
+        if self.rank and not self._has_begun and not record.tells_more_than(record_in(self.path, 0) or Record()):
+            return
         try:
-            write_json(self.path / record_file(self.rank), record.to_data(), sync=sync)
-            self._recorded = record
-            self._written = replace(self._written, documents=self._written.documents | {"findings"})
+            with self._changing:
+                self._begin()
+                write_json(self.path / record_file(self.rank), record.to_data(), sync=sync)
+                self._recorded = record
+                self._written = replace(self._written, documents=self._written.documents | {"findings"})
         except Exception as error:  # the next flush tries it again
             self._problems.note(f"{record_file(self.rank)}: {error}")
 
@@ -271,6 +318,10 @@ class DiskWriter(RunWriter):
 
     def _publish(self, family: str, table: Any) -> None:
         """Write one part, and now and then merge many into one."""
+        for module in _NEEDED_AT_EXIT:
+            import_module(module)
+        self._begin()
+        self._check_kinds(family, table)
         number = self._numbers.get(family, 0) + 1
         folder, part = self.path / family, Part(self.rank, number, number, 0, self.attempt)
         try:
@@ -284,6 +335,14 @@ class DiskWriter(RunWriter):
             with suppress(Exception):  # the part is there, whatever comes of this
                 self._merging = self._compact([folder], fan_in=self._flushing.fan_in, threads=1)
 
+    def _check_kinds(self, family: str, table: Any) -> None:
+        """Raise if a column of *table* is of another kind than earlier attempts wrote, as the rank knows once it has begun."""
+        for field in table.schema:
+            if field.name not in _TEXTS:
+                kind = class_of(kind_of(field.type))
+                if (known := self._kinds.get((family, field.name.lower()), kind)) != kind:
+                    raise ArgumentError(f"{field.name!r} of {family!r} held a {known} in each row before, and now a {kind}")
+
     def _is_there(self, folder: Path, number: int) -> bool:
         """Whether the part *number* has its name, though writing it has raised: a second one would hold its rows twice."""
         with suppress(OSError):  # if nobody can look, the same bytes get the same name again
@@ -292,11 +351,13 @@ class DiskWriter(RunWriter):
 
     def _note_written(self, *, sync: bool) -> None:
         """Write down the last flush of each family. If it fails, the file counts fewer parts than there are."""
-        self._written = replace(self._written, families={family: last for family, last in self._numbers.items() if last})
-        if sync or self._written != self._noted:
-            with suppress(Exception):
-                self._written.write(self.path, self.rank, sync=sync)
-                self._noted = self._written
+        with self._changing:
+            self._written = replace(self._written, families={family: last for family, last in self._numbers.items() if last})
+            if (sync and self._has_begun) or self._written != self._noted:
+                with suppress(Exception):
+                    self._begin()
+                    self._written.write(self.path, self.rank, sync=sync)
+                    self._noted = self._written
 
     def _compact(self, folders: Iterable[Path], *, fan_in: int, threads: int) -> bool:
         """Merge parts; return whether it worked. If not (a full disk), the parts stay, which costs readers only time."""
@@ -316,7 +377,8 @@ class DiskWriter(RunWriter):
         note() if self.thread.is_current else self.thread.ask(note)  # at once: the end of the writing may take long, or be cut off
 
     def _note_in_file(self, end: End) -> None:
-        self._written = replace(self._written, ends=(*self._written.ends, end))
+        with self._changing:
+            self._written = replace(self._written, ends=(*self._written.ends, end))
         self._note_written(sync=self._flushing.sync)
 
     def _close_at_exit(self) -> None:
@@ -325,7 +387,7 @@ class DiskWriter(RunWriter):
         if error is not None:
             self.note_end(error)
         self.close()
-        if self._lock.is_held:  # Ctrl-C has cut off an end before
+        if self._lock is not None and self._lock.is_held:  # Ctrl-C has cut off an end before
             self._end()
 
     def _end(self) -> None:
@@ -338,12 +400,14 @@ class DiskWriter(RunWriter):
             self._unwritten.clear()
         finally:
             with suppress(Exception):  # of a full disk, or of a folder that was removed: the parts stay as they are
-                self._compact(self._families(), fan_in=1, threads=min(4, os.cpu_count() or 1))
+                folders = [self.path / family for family in sorted(self._numbers)]
+                self._compact(folders, fan_in=1, threads=min(4, os.cpu_count() or 1))
             self._write_record(sync=self._flushing.sync)
             self._note_written(sync=self._flushing.sync)
             if self.rank == 0:
                 self._write_end()
-            self._lock.release()
+            if self._lock is not None:
+                self._lock.release()
             atexit.unregister(self._close_at_exit)
             if not self.thread.is_current:
                 self._problems.warn()

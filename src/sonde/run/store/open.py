@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from typing import Any, Literal
 from sonde.errors import ArgumentError, StoreError
 from sonde.paths import absolute_path
 from sonde.run.folder.files import FILE, remove_leftovers
-from sonde.run.folder.lock import Lock, is_free
+from sonde.run.folder.lock import Lock, is_locked
 from sonde.run.folder.parts import parts_in, prefix_of
 from sonde.run.folder.run_json import Description, is_run
 from sonde.run.folder.written import PATTERN
@@ -73,7 +74,8 @@ def start_run(
 def join_run(path: str | os.PathLike[str], *, rank: int, attempt: int, flushing: Flushing | None = None) -> DiskWriter:
     """Write to the run that rank 0 has started, as another rank.
 
-    Rank 0 calls :func:`start_run` and sends ``writer.path`` and ``writer.attempt`` to the others.
+    Rank 0 calls :func:`start_run` and sends ``writer.path`` and ``writer.attempt`` to the others. A rank leaves no file before it
+    has something to write.
 
     Raises:
         ArgumentError: *rank* is not above 0.
@@ -87,12 +89,11 @@ def join_run(path: str | os.PathLike[str], *, rank: int, attempt: int, flushing:
         attempts = ", ".join(str(each.attempt) for each in description.attempts) or "none"
         raise StoreError(f"attempt {attempt} is not the one that {folder} is in (its attempts: {attempts}): rank 0 starts it first")
     try:
-        lock = Lock(folder, rank)
-        try:
-            return DiskWriter(folder, rank, description, lock, flushing or Flushing())
-        except BaseException:
-            lock.release()
-            raise
+        if is_locked(folder, rank):
+            Lock(folder, rank).release()  # which says who has it
+        if not os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+            raise PermissionError(errno.EACCES, "files cannot be made in it", str(folder))
+        return DiskWriter(folder, rank, description, flushing or Flushing())
     except OSError as error:
         raise StoreError(f"rank {rank} cannot write to {folder}: {error}") from error
 
@@ -137,7 +138,7 @@ def _begin(
         first_step = _next_step(folder) if step is None else first_step
     description = description.telling(about).begun(first_step)
     description.write(folder, sync=flushing.sync)
-    return DiskWriter(folder, 0, description, lock, flushing)
+    return DiskWriter(folder, 0, description, flushing, lock)
 
 
 def _remove_leftovers(folder: Path) -> None:
@@ -146,7 +147,7 @@ def _remove_leftovers(folder: Path) -> None:
     for family in [entry for entry in folder.iterdir() if entry.is_dir() and may_be_family(entry.name)]:
         of_parts = [found for path in family.iterdir() if (found := _LEFTOVER.match(path.name))]
         for rank in {int(found[1]) for found in of_parts}:
-            if rank == 0 or is_free(folder, rank):
+            if rank == 0 or not is_locked(folder, rank):
                 remove_leftovers(family, prefix_of(rank))
 
 

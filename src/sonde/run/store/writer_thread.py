@@ -16,6 +16,7 @@ from typing import Generic, Protocol, TypeVar
 from sonde.warn import WarnOnce
 
 _PAUSES = (0.0, 1.0, 2.0, 4.0)  # seconds after each failure of what is written; after the next one an item is given up
+_GROWTH = 1.25  # of the time between two writings while a queue is young
 _AT_ONCE = 2  # how often in a row what fails is tried where somebody waits, or where several items may hold one that fails
 _AT_LAST = 3  # how often an item is tried at the end, without pauses
 
@@ -37,7 +38,8 @@ class QueueLimits:
         size: bytes of waiting items that are written at once, however short they have waited.
         limit: bytes that may wait or be under way.
         patience: seconds that ``put`` waits for room.
-        first: as *seconds* at first; each writing doubles the time, up to *seconds*. Much that goes wrong does so at the beginning.
+        first: as *seconds* at first; each writing makes the time a quarter longer, up to *seconds*. Much that goes wrong does so at
+            the beginning: what a kill loses is about a fifth of the time since then.
     """
 
     seconds: float
@@ -372,7 +374,7 @@ class WriteQueue(Generic[Item]):
             self._taken_bytes = sum(item.nbytes for item in self._taken)
             self._kept_bytes = kept
             self._impatient = self._impatient and self.is_failing
-            self._interval = min(2 * self._interval, self.limits.seconds)
+            self._interval = min(_GROWTH * self._interval, self.limits.seconds)
             self._following = time.monotonic() + self._interval
             if self._failures:
                 self._due = time.monotonic() + pause
