@@ -248,7 +248,7 @@ def test_what_is_no_saved_recorder(tmp_path: Path, about: dict[str, Any], record
     folder = holding(torch.ones(1)).save(tmp_path / "saved")
     index = json.loads((folder / "index.json").read_text())
     index["about"] |= about
-    index["records"] = index["records"] if records is None else records
+    index["shards"][0]["records"] = index["shards"][0]["records"] if records is None else records
     del index["checksum"]
     write_json(folder / "index.json", index, sync=False)  # with its right checksum, as somebody does who forges one
     with pytest.raises(StoreError, match="not whole"):

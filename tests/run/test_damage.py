@@ -13,10 +13,10 @@ import pytest
 
 from sonde.errors import ObservationWarning, SondeError
 from sonde.rows import Layout
+from sonde.run import TensorStore, open_tensors, write_tensors
 from sonde.run.run import Run, open_run
 from sonde.run.store.open import join_run, start_run
 from sonde.run.store.writer import RunWriter
-from sonde.run.tensors import TensorStore, open_tensors, write_tensors
 
 LAYOUT = Layout(["fc:output", "head:output"])
 

@@ -61,12 +61,14 @@ from .graph.data import Node as Node
 from .graph.data import Value as Value
 
 # Tensors on disk
-from .tensors import Entry as Entry
-from .tensors import TensorStore as TensorStore
-from .tensors import open_tensors as open_tensors
-from .tensors import read_tensor_file as read_tensor_file
-from .tensors import write_tensor_file as write_tensor_file
-from .tensors import write_tensors as write_tensors
+from .tensors.store import TensorStore as TensorStore
+from .tensors.store import open_tensors as open_tensors
+from .tensors.writers import Entry as Entry
+from .tensors.writers import write_tensors as write_tensors
+from .tensors.writers import RowWriter as RowWriter
+from .tensors.writers import remove_tensors as remove_tensors
+from .tensors.files import read_tensor_file as read_tensor_file
+from .tensors.files import write_tensor_file as write_tensor_file
 
 # Documents: JSON with a checksum, the forms that it may have, and files that appear whole
 from . import form as form

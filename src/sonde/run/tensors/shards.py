@@ -1,0 +1,98 @@
+"""Open shards of a store of tensors: map each into memory, and check it against its line."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+from sonde.errors import StoreError
+from sonde.paths import is_inside
+from sonde.run.tensors.files import header_checksum, is_pairs, joined_pairs, tensor_checksum
+from sonde.run.tensors.index import Line
+from sonde.words import shape_text
+
+_MOST = 8_192  # shards that are mapped at once: the system allows a process 65,530 mappings
+
+
+class Shards:
+    """The shards of one folder, each mapped into memory when it is first asked for.
+
+    Args:
+        folder: where they are.
+        verify: compare the checksum of each tensor when it is read for the first time.
+    """
+
+    def __init__(self, folder: Path, *, verify: bool = True) -> None:
+        self.folder = folder
+        self.verify = verify
+        self._checked: set[tuple[str, str]] = set()
+        self._open: OrderedDict[str, tuple[Any, dict[str, Any]]] = OrderedDict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return this without what is mapped, for another process."""
+        return self.__dict__ | {"_open": OrderedDict()}
+
+    def tensor(self, line: Line, key: str) -> Any:
+        """Return the tensor *key* of the shard of this *line*. It is mapped: what is written into it is read by the next who asks.
+
+        Raises:
+            StoreError: the shard is not there, not whole, damaged, or not what its line says; the message says which.
+        """
+        from safetensors import SafetensorError
+
+        name = line["shard"]
+        try:
+            shard, held = self._shard(line)
+            if key not in held:
+                held[key] = self._checked_tensor(line, key, shard.get_tensor(key))
+            return held[key]
+        except (OSError, SafetensorError, RuntimeError) as error:
+            raise StoreError(f"{self.folder / name}, a shard of this folder, cannot be read: {error}") from None
+
+    def _checked_tensor(self, line: Line, key: str, read: Any) -> Any:
+        name = line["shard"]
+        expected, dtype, shape = line["tensors"][key]
+        if self.verify and expected is not None and (name, key) not in self._checked:
+            if tensor_checksum(read) != expected:
+                raise StoreError(f"the tensor {key!r} in {self.folder / name} is damaged: the checksum of its bytes does not fit")
+            self._checked.add((name, key))
+        tensor = joined_pairs(read) if is_pairs(dtype) else read
+        if (str(tensor.dtype), tuple(tensor.shape)) != (f"torch.{dtype}", shape):
+            kind = f"{tensor.dtype} of the shape {shape_text(tensor.shape)}"
+            raise StoreError(f"the tensor {key!r} in {self.folder / name} is {kind}, which its index does not say")
+        return tensor
+
+    def _shard(self, line: Line) -> tuple[Any, dict[str, Any]]:
+        """The open shard of this *line*, and those of its tensors that were read."""
+        name = line["shard"]
+        if name in self._open:
+            self._open.move_to_end(name)
+            return self._open[name]
+        from safetensors import safe_open
+
+        file = self.folder / name
+        if not is_inside(self.folder, file):
+            raise StoreError(f"{file} is a link out of this folder, and is not followed")
+        check_size(self.folder, line)
+        if line["header"] is not None and header_checksum(file) != line["header"]:
+            raise StoreError(f"{file} is damaged: the checksum of its header does not fit")
+        self._open[name] = safe_open(file, framework="pt"), {}
+        if len(self._open) > _MOST:
+            self._open.popitem(last=False)
+        return self._open[name]
+
+
+def check_size(folder: Path, line: Line) -> None:
+    """Refuse a shard that is not there, or has not the bytes that its *line* says.
+
+    Raises:
+        StoreError: see above.
+    """
+    file = folder / line["shard"]
+    try:
+        size = file.stat().st_size
+    except OSError as error:
+        raise StoreError(f"{file}, a shard of this folder, cannot be read: {error}") from None
+    if size != line["bytes"]:
+        raise StoreError(f"{file} is not whole: it has {size:,} bytes of {line['bytes']:,}")
