@@ -13,7 +13,6 @@ from sonde import Limits, lens
 from sonde.engine.clock.parameter_copies import one_in_each, sample
 from sonde.errors import ArgumentError
 from sonde.inspector import watch
-from sonde.inspector.settings import bytes_of
 
 
 @pytest.mark.parametrize(
@@ -22,14 +21,14 @@ from sonde.inspector.settings import bytes_of
 )
 def test_sizes_are_read(given: Any, expected: float) -> None:
     """With their units, or as numbers."""
-    assert bytes_of(given) == expected
+    assert Limits(memory=given).memory_bytes() == expected
 
 
 @pytest.mark.parametrize("given", ["much", "1 TB of it", 0, -1, True, "0GB", [1]])
 def test_what_is_no_size_is_refused(given: Any) -> None:
     """With what to give."""
-    with pytest.raises(ArgumentError, match="memory="):
-        bytes_of(given)
+    with pytest.raises(ArgumentError, match=r"Limits\(memory\)="):
+        Limits(memory=given)
 
 
 def test_a_sampled_update_stands_for_the_whole() -> None:

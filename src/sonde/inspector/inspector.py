@@ -22,7 +22,7 @@ from sonde.inspector.budget import share_of
 from sonde.inspector.loss_listeners import LossListener, LossReader
 from sonde.inspector.ranks import How, Ranks, participate
 from sonde.inspector.report import described
-from sonde.inspector.settings import GRADIENTS, BadSteps, Gradients, Limits, OnNonFinite, Settings, bytes_of
+from sonde.inspector.settings import GRADIENTS, BadSteps, Gradients, Limits, OnNonFinite, Settings
 from sonde.inspector.sinks.base import RunSink
 from sonde.inspector.sinks.destinations import Destinations, open_destinations
 from sonde.inspector.sinks.to_argument import with_visualizers
@@ -132,7 +132,7 @@ class Inspector(Observer):
             evaluation,
             scaler,
             strict,
-            bytes_of(limits.memory),
+            limits.memory_bytes(),
             rows_for_calls(calls),
             bad_steps=bad_steps if isinstance(bad_steps, BadSteps) else BadSteps(bad_steps),
             rules=Chosen.of(rules),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal
@@ -15,6 +14,7 @@ from sonde.inspector.ranks import Participation
 from sonde.lens import Choice, Lens
 from sonde.rules import Chosen
 from sonde.run import VERSION
+from sonde.sizes import bytes_of
 
 Gradients = Literal["step", "micro_step", "both"]
 """Which gradients of parameters are recorded: as the optimizer saw them, after each backward pass, or both."""
@@ -83,7 +83,11 @@ class Limits:
 
     def __post_init__(self) -> None:
         share_of(self.budget)
-        bytes_of(self.memory)
+        self.memory_bytes()
+
+    def memory_bytes(self) -> float:
+        """Return *memory* in bytes."""
+        return bytes_of(self.memory, "Limits(memory)", "that copies of parameters may take")
 
 
 @dataclass(frozen=True)
@@ -131,24 +135,3 @@ class Settings:
             "exclude=": in_words(choice.exclude),
             "depth=": choice.depth,
         }
-
-
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(k|m|g|ki|mi|gi|)b?\s*", re.IGNORECASE)
-
-
-def bytes_of(size: str | float | None) -> float:
-    """Return the bytes that ``"1GB"``, ``"500 MiB"`` or a number stands for; None is no limit.
-
-    Raises:
-        ArgumentError: *size* is no size, or not above 0.
-    """
-    if size is None:
-        return inf
-    found = _SIZE.fullmatch(size) if isinstance(size, str) else None
-    given = float(found[1]) * _UNITS[found[2].lower()] if found is not None else size
-    if isinstance(given, bool) or not isinstance(given, int | float) or not given > 0:
-        raise ArgumentError(
-            f'Limits(memory={size!r}): give the bytes that copies of parameters may take, as "1GB", or None for any'
-        )
-    return float(given)
