@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -181,13 +182,16 @@ class RowWriter:
 
     Args:
         folder: where the store is, or will be made.
-        about: plain data about the whole store. It stands in the index before the first shard.
+        about: plain data about the whole store. It stands in the index before the first shard. None, where one is continued: what
+            its index says.
         rank: the rank of a program of several processes, each of which writes shards of its own to *folder*; the first of them
             writes the index, and the lines of all whose writers have closed are put into it when that one closes.
         resume: go on behind the last whole shard of the store in *folder*. What was left of a further one is deleted.
         sync: wait after each shard until it is on the disk, so that power failure is covered as well.
 
     Attributes:
+        folder: as given.
+        about: what the index says about the whole store.
         shards: the lines of the whole shards that this rank, or the only writer, has written, also before.
 
     Raises:
@@ -196,9 +200,9 @@ class RowWriter:
     """
 
     def __init__(
-        self, folder: Path, about: Mapping[str, Any], *, rank: int | None = None, resume: bool = False, sync: bool = False
+        self, folder: Path, about: Mapping[str, Any] | None, *, rank: int | None = None, resume: bool = False, sync: bool = False
     ) -> None:
-        self._folder = folder
+        self.folder = folder
         self._rank = rank
         self._sync = sync
         self._journal = folder / journal_name(rank)
@@ -207,7 +211,8 @@ class RowWriter:
             self._lock = Lock(folder, rank or 0)
         try:
             with self._writing():
-                self.shards = self._resumed(dict(about)) if resume else self._begun(dict(about))
+                self.about: dict[str, Any] = dict(about or {})
+                self.shards = self._resumed(is_told=about is not None) if resume else self._begun()
         except BaseException:
             self._lock.release()
             raise
@@ -233,13 +238,23 @@ class RowWriter:
         name = shard_name(self._rank, place_of(self.shards[-1]["shard"])[1] + 1 if self.shards else 1)
         more = {"rows": rows, "items": tuple(items), "about": dict(about)}
         with self._writing():
-            line = _write_shard(self._folder, name, columns, more, sync=self._sync)
+            line = _write_shard(self.folder, name, columns, more, sync=self._sync)
             try:
                 self._append(line)
             except BaseException:
-                _remove(self._folder, [name])
+                _remove(self.folder, [name])
                 raise
         self.shards.append(line)
+
+    def tell(self, about: Mapping[str, Any]) -> None:
+        """Let the index say *about* of the whole store, which has no shards yet.
+
+        Raises:
+            StoreError: the index cannot be written.
+        """
+        self.about = dict(about)
+        with self._writing():
+            Index("rows", self.about, False, []).write(self.folder, sync=self._sync)
 
     def close(self, *, complete: bool = True, about: Mapping[str, Any] | None = None) -> None:
         """Put the lines of the journals into the index, and end writing. Idempotent.
@@ -266,38 +281,41 @@ class RowWriter:
 
     def _check_open(self) -> None:
         if not self._lock.is_held:
-            raise StoreError(f"{self._folder} is not written any more: this writer was closed")
+            raise StoreError(f"{self.folder} is not written any more: this writer was closed")
 
     def _writing(self) -> Any:
-        return _writing(self._folder, "The shards that are whole stay")
+        return _writing(self.folder, "The shards that are whole stay")
 
-    def _begun(self, about: dict[str, Any]) -> list[Line]:
+    def _begun(self) -> list[Line]:
         if self._is_first:
-            if not _is_empty(self._folder):
-                raise StoreError(f"{self._folder} holds a store of tensors already: continue it with resume=True, or give another")
-            Index("rows", about, False, []).write(self._folder, sync=self._sync)
-        elif self._journal.exists() or shards_in(self._folder, self._rank):
-            raise StoreError(f"{self._folder} holds shards of rank {self._rank} already: continue them with resume=True")
+            if not _is_empty(self.folder):
+                raise StoreError(f"{self.folder} holds a store of tensors already: continue it with resume=True, or give another")
+            self.tell(self.about)
+        elif self._journal.exists() or shards_in(self.folder, self._rank):
+            raise StoreError(f"{self.folder} holds shards of rank {self._rank} already: continue them with resume=True")
         return []
 
-    def _resumed(self, about: dict[str, Any]) -> list[Line]:
-        index = Index.read(self._folder)
+    def _resumed(self, *, is_told: bool) -> list[Line]:
+        index = Index.read(self.folder)
         if index.holds != "rows":
-            raise StoreError(f"{self._folder} holds records, which are written all at once: there is nothing to continue")
+            raise StoreError(f"{self.folder} holds records, which are written all at once: there is nothing to continue")
         journal = Journal.read(self._journal, "rows")
         if journal.damage:
-            raise StoreError(f"{self._folder} cannot be continued: {journal.damage[0]}. open_tensors() reads what is whole")
-        whole = Index("rows", about, False, index.shards)
+            raise StoreError(f"{self.folder} cannot be continued: {journal.damage[0]}. open_tensors() reads what is whole")
+        if not is_told:
+            self.about = index.about
+        whole = Index("rows", self.about, False, index.shards)
         whole.add(journal.lines)
         mine = [line for line in whole.shards if place_of(line["shard"])[0] == (-1 if self._rank is None else self._rank)]
         for line in mine:
-            check_size(self._folder, line)
+            check_size(self.folder, line)
         if self._journal.exists():
             os.truncate(self._journal, journal.size)
-        _remove(self._folder, {*shards_in(self._folder, self._rank)} - {line["shard"] for line in mine})
-        remove_leftovers(self._folder, shard_name(self._rank, 0).replace("00000.safetensors", "[0-9]"))
+        _remove(self.folder, {*shards_in(self.folder, self._rank)} - {line["shard"] for line in mine})
+        remove_leftovers(self.folder, shard_name(self._rank, 0).replace("00000.safetensors", "[0-9]"))
         if self._is_first:
-            Index("rows", about, False, index.shards).write(self._folder, sync=self._sync)
+            remove_leftovers(self.folder, INDEX)
+            Index("rows", self.about, False, index.shards).write(self.folder, sync=self._sync)
         return mine
 
     def _append(self, line: Line) -> None:
@@ -315,15 +333,15 @@ class RowWriter:
                 raise
 
     def _finish(self, complete: bool, about: Mapping[str, Any] | None) -> None:
-        index = Index.read(self._folder)
+        index = Index.read(self.folder)
         index.complete = complete
         index.about = index.about if about is None else dict(about)
-        ended = [name for name, rank in journals_in(self._folder).items() if not rank or is_free(self._folder, rank)]
-        journals = {name: Journal.read(self._folder / name, "rows") for name in ended}
+        ended = [name for name, rank in journals_in(self.folder).items() if not rank or is_free(self.folder, rank)]
+        journals = {name: Journal.read(self.folder / name, "rows") for name in ended}
         for journal in journals.values():
             index.add(journal.lines)
-        index.write(self._folder, sync=self._sync)
-        _remove(self._folder, [name for name, journal in journals.items() if not journal.damage])
+        index.write(self.folder, sync=self._sync)
+        _remove(self.folder, [name for name, journal in journals.items() if not journal.damage])
 
 
 def remove_tensors(folder: Path) -> None:
@@ -355,7 +373,13 @@ def _write_shard(folder: Path, name: str, tensors: Mapping[str, Any], more: Line
     ready = {key: writable(tensor, storages) for key, tensor in tensors.items()}
     with ThreadPoolExecutor(_THREADS) as pool, appearing(folder / name, sync=sync) as temporary:
         large = {key: pool.submit(tensor_checksum, held) for key, held in ready.items() if held.nbytes >= _LARGE}
-        save_file(ready, temporary, metadata={"format": "pt"})  # while the checksums are formed
+        apart = temporary.with_name(f"{temporary.stem}-{temporary.suffix}")  # for a file of safetensors' own, which a kill leaves
+        apart.mkdir(exist_ok=True)
+        try:
+            save_file(ready, apart / name, metadata={"format": "pt"})  # while the checksums are formed
+            (apart / name).replace(temporary)
+        finally:
+            shutil.rmtree(apart, ignore_errors=True)
         sums = {key: large[key].result() if key in large else tensor_checksum(held) for key, held in ready.items()}
         size, header = temporary.stat().st_size, header_checksum(temporary)
     written = {key: (sums[key], str(held.dtype).removeprefix("torch."), tuple(held.shape)) for key, held in tensors.items()}
