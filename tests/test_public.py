@@ -29,6 +29,7 @@ PUBLIC = {
     "compare",
     "doctor",
     "errors",
+    "extract",
     "graph",
     "integrations",
     "lens",

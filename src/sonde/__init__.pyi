@@ -17,6 +17,7 @@ from .engine import observe as observe
 from .engine import quiet as quiet
 from .engine import sites as sites
 from .engine import where as where
+from .extraction import extract as extract
 from .graph import capture as capture
 from .inspector import BadSteps as BadSteps
 from .inspector import Inspector as Inspector

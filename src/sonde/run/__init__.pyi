@@ -37,6 +37,7 @@ from .store.writer import RunWriter as RunWriter
 from .store.open import Existing as Existing
 from .store.open import join_run as join_run
 from .store.open import start_run as start_run
+from .store.run_names import numbered_folder as numbered_folder
 from .store.memory_writer import memory_run as memory_run
 from .store.disk_writer import Flushing as Flushing
 from .store.last_error import LastError as LastError
