@@ -96,6 +96,14 @@ def test_a_complete_store_is_returned_at_once(tmp_path: Path) -> None:
     assert {file.name: file.stat().st_mtime_ns for file in (tmp_path / "t").iterdir()} == before
 
 
+def test_a_journal_that_a_kill_at_the_very_end_has_left_is_taken_away(tmp_path: Path) -> None:
+    extract(tmp_path / "t")
+    whole = contents(tmp_path / "t")
+    (tmp_path / "t" / "shards.jsonl").touch()
+    assert extract(tmp_path / "t").complete
+    assert contents(tmp_path / "t") == whole
+
+
 @pytest.mark.slow
 def test_a_process_that_is_killed_loses_the_open_shard_at_most(tmp_path: Path) -> None:
     """Forty processes are killed at random moments, each continuing the store of the one before, three times over."""

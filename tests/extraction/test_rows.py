@@ -156,6 +156,21 @@ def test_several_models_side_by_side(tmp_path: Path) -> None:
     assert torch.equal(held(store, "weight"), torch.cat([batch["weight"] for batch in batches])[held(store, "item")])
 
 
+def test_models_that_share_modules(tmp_path: Path) -> None:
+    """A site has what came in the forward of its own model."""
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    models = {"whole": nn.Sequential(nn.Tanh(), inner).eval(), "part": inner.eval(), "again": inner}
+    batches = [torch.randn(4, 3) for _ in range(6)]
+    store = sonde.extract(models, batches, nn.Linear, tmp_path / "t")
+    assert [column for column in store if ":" in column] == [
+        *("whole/1.0:output", "whole/1.1:output", "part/0:output", "part/1:output", "again/0:output", "again/1:output")
+    ]
+    for name, site in (("whole", "1.0"), ("part", "0"), ("again", "1")):
+        seen = by_hand(models[name], batches, site)[site]
+        assert torch.equal(held(store, f"{name}/{site}:output"), torch.cat(seen))
+
+
 class Pair(NamedTuple):
     image: Tensor
     label: Tensor

@@ -201,6 +201,8 @@ def extract(
     if whole is not None:
         _check(folder, whole.about, facts)
         _check_weights(folder, whole.about, models, forwards)
+        if any(folder.glob("shards*.jsonl")):  # the program was killed as it closed the store: its journal is not needed any more
+            RowWriter(folder, None, resume=True).close()
         return whole
     was_there = folder.exists()
     writer = RowWriter(folder, None if is_begun else facts, resume=is_begun)

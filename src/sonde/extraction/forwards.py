@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -90,7 +91,7 @@ class Forwards:
             include, exclude, ports = self._choice
             for run in self._runs:
                 run.probe = stack.enter_context(
-                    observe(run.model, self._see, include, exclude, ports=ports, name=run.name, strict=True)
+                    observe(run.model, partial(self._see, run), include, exclude, ports=ports, name=run.name, strict=True)
                 )
             stack.enter_context(torch.no_grad())
             self._stack = stack.pop_all()
@@ -139,9 +140,8 @@ class Forwards:
     def _parameters(self) -> Iterable[Tensor]:
         return (tensor for run in self._runs for tensor in run.model.parameters())
 
-    def _see(self, event: Event) -> None:
-        run = self._running
-        if run is None or self._error is not None:
+    def _see(self, run: _Run, event: Event) -> None:
+        if run is not self._running or self._error is not None:  # models may share modules
             return
         try:
             for path, tensor in event.leaves:
