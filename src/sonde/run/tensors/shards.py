@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -96,3 +97,10 @@ def check_size(folder: Path, line: Line) -> None:
         raise StoreError(f"{file}, a shard of this folder, cannot be read: {error}") from None
     if size != line["bytes"]:
         raise StoreError(f"{file} is not whole: it has {size:,} bytes of {line['bytes']:,}")
+
+
+def loaded_torch() -> Any:
+    """Return torch, which safetensors has imported: this room does without it until a tensor is asked for."""
+    import safetensors.torch  # noqa: F401
+
+    return sys.modules["torch"]

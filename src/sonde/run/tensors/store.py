@@ -3,64 +3,165 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from sonde.errors import SiteError, StoreError, UnknownSiteError
+from sonde.errors import ArgumentError, SiteError, StoreError, UnknownSiteError
 from sonde.paths import absolute_path
 from sonde.run.json_tree import decode
+from sonde.run.tensors.foreign import foreign_index
 from sonde.run.tensors.index import INDEX, Index, Journal, Line, journals_in
+from sonde.run.tensors.rows import Blocks, Rows, TensorRows
 from sonde.run.tensors.shards import Shards
+from sonde.run.tensors.shuffled import Shuffled
 from sonde.site import Site
+from sonde.sizes import bytes_of
 from sonde.suggest import nearest
 from sonde.warn import warn_user
+from sonde.words import many
 
 
 class TensorStore(Mapping[str, Any]):
-    """A folder of tensors, open for reading: a mapping from key to tensor.
+    """A folder of tensors, open for reading. Each is mapped into memory, and checked when it is read for the first time.
 
-    Tensors are mapped into memory; the first access to one reads it whole and compares its checksum.
-    ``store["000012/layers.3.mlp:output"]``
-    is one tensor, ``store.at("layers.3.mlp")`` every tensor of a module in the order they were kept, and ``store.value(12)``
-    the value of record 12, in its structure.
+    What ``Tracker.save`` and ``Recorder.save`` wrote holds *records*: ``store["000012/layers.3.mlp:output"]`` is one tensor,
+    ``store.at("layers.3.mlp")`` every tensor of a module in the order they were kept, and ``store.value(12)`` the value of record
+    12, in its structure.
+
+    What was extracted from many batches holds *rows*: ``store["layers.3.mlp"]`` is a column of all shards, of which
+    ``[100:200]`` reads some rows and ``.item(7)`` those of one item; ``store.rows`` is a data set of all columns, and
+    ``store.shuffled(256)`` an epoch of it in another order.
 
     Attributes:
-        path: the folder.
-        about: plain data about the whole store, such as the kind of probe that wrote it.
-        records: plain data about each record: its site, its module, when it was kept.
-        complete: false if the writer did not finish; the records of the shards it finished are there.
+        path: the folder; of several that are read as one, the first.
+        about: plain data about the whole store, such as the kind of probe that wrote it; of several folders, that of the first.
+        records: plain data about each record: its site, its module, when it was kept. Empty where there are rows.
+        complete: false if a writer did not finish; what is in the shards that it finished is there.
     """
 
-    def __init__(self, shards: Shards, index: Index) -> None:
+    def __init__(self, folders: Sequence[tuple[Shards, Index]]) -> None:
+        shards, first = folders[0]
         self.path = shards.folder
-        self.about = index.about
-        self.complete = index.complete
-        self.records: list[dict[str, Any]] = [record for line in index.shards for record in line["records"]]
-        self._shards = shards
-        self._line_of: dict[str, Line] = {key: line for line in index.shards for key in line["tensors"]}
+        self.about = first.about
+        self.complete = all(index.complete for _, index in folders)
+        self.records: list[dict[str, Any]] = []
+        self._lines: list[tuple[Shards, Line]] = [(held, line) for held, index in folders for line in index.shards]
+        self._blocks = Blocks(self._lines) if first.holds == "rows" else None
+        self._values: dict[str, Any] = {}
+        if self._blocks is None:
+            self.records += [record for _, line in self._lines for record in line["records"]]
+            self._values |= {key: (held, line) for held, line in self._lines for key in line["tensors"]}
+        else:
+            self._values |= {name: TensorRows(name, self._blocks) for name in self._blocks.columns}
 
-    def __getitem__(self, key: str) -> Any:
-        if key not in self._line_of:
-            raise UnknownSiteError(f"{self.path} has no tensor {key!r}. {nearest(key, self)}")
-        return self._shards.tensor(self._line_of[key], key).detach()
+    def __getitem__(self, key: str | Site) -> Any:
+        if self._blocks is not None:
+            return self._column(key)
+        if key not in self._values:
+            raise UnknownSiteError(f"{self.path} has no tensor {key!r}. {nearest(str(key), self)}")
+        shards, line = self._values[key]
+        return shards.tensor(line, key).detach()
+
+    def _column(self, key: str | Site) -> Any:
+        """The column of this name, or the one of this site or module."""
+        if isinstance(key, str) and key in self._values:
+            return self._values[key]
+        found = self.at(key)
+        if len(found) > 1:
+            raise SiteError(f"{str(key)!r} has {len(found)} columns in {self.path}: {', '.join(each.name for each in found)}")
+        return found[0]
 
     def __contains__(self, key: object) -> bool:
-        return key in self._line_of
+        return key in self._values
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._line_of)
+        return iter(self._values)
 
     def __len__(self) -> int:
-        return len(self._line_of)
+        return len(self._values)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of a store of rows, in order: the sites, and what came with them; empty where there are records."""
+        return () if self._blocks is None else tuple(self._values)
 
     @property
     def sites(self) -> tuple[str, ...]:
         """The sites that have tensors, in order."""
-        return tuple(dict.fromkeys(key.split("/", 1)[1] for key in self))
+        return tuple(dict.fromkeys(text for key in self if (text := self._site(key))))
+
+    def _site(self, key: str) -> str:
+        """The site of a key, as text; ``""`` for a column that is of none."""
+        return key.partition("/")[2] if self._blocks is None else key if ":" in key else ""
+
+    @property
+    def coverage(self) -> Any:
+        """What was and was not observed, as the writer says; None where it does not."""
+        return self.about.get("coverage")
+
+    @property
+    def rows(self) -> Rows:
+        """All columns of each row, a data set for ``torch.utils.data.DataLoader``.
+
+        Raises:
+            StoreError: the store holds records.
+        """
+        return Rows(self._rows_of_all())
+
+    def item(self, item: int) -> dict[str, Any]:
+        """Return the rows of one item, as the positions of a sequence, of every column.
+
+        Raises:
+            StoreError: the store holds records.
+            UnknownSiteError: there is no such item.
+            ArgumentError: two of the folders have one of this number.
+        """
+        return self.rows[self._rows_of_all().of_item(item)]
+
+    @property
+    def item_span(self) -> tuple[int, int] | None:
+        """The first and the last item; None where there are none."""
+        return None if self._blocks is None else self._blocks.item_span
+
+    def shuffled(
+        self, batch: int, *, seed: int = 0, columns: Sequence[str] | None = None, memory: float | str = "256 MB"
+    ) -> Shuffled:
+        """Return the batches of an epoch in which each row comes once, in another order.
+
+        A ``torch.utils.data.IterableDataset``: go through it, or give it to a ``DataLoader`` with ``batch_size=None``. The workers
+        of the loader, and the ranks where torch.distributed is initialised, share the rows without overlap and without loss.
+        ``set_epoch(n)`` gives the next order.
+
+        Args:
+            batch: rows of a batch; the last one of a worker may have fewer.
+            seed: of the order.
+            columns: those that are read; all by default.
+            memory: bytes that each worker may hold, as ``"256 MB"``: more mixes better.
+
+        Raises:
+            StoreError: the store holds records, or is damaged.
+        """
+        return Shuffled(self._rows_of_all(), batch, seed, columns, bytes_of(memory, "memory", "that a worker may hold"))
+
+    def _rows_of_all(self) -> Blocks:
+        if self._blocks is None:
+            raise StoreError(f"{self.path} holds records, each of its own shape, and no rows: use store.records and store.value(i)")
+        return self._blocks
+
+    def verify(self) -> list[str]:
+        """Read everything, and return what is damaged, in words, a line for each tensor; empty where all is as it was written."""
+        found = []
+        for shards, line in self._lines:
+            for key in line["tensors"]:
+                try:
+                    Shards(shards.folder).tensor(line, key)
+                except StoreError as error:
+                    found.append(str(error))
+        return found
 
     def at(self, site: str | Site) -> list[Any]:
-        """Every tensor of a module, of one of its ports or of one leaf, in the order they were kept.
+        """Every tensor of a module, of one of its ports or of one leaf, in the order they were kept; of rows, every column.
 
         Raises:
             UnknownSiteError: the store has no tensor there; the message names the nearest.
@@ -76,8 +177,9 @@ class TensorStore(Mapping[str, Any]):
         wanted = {text for text, each in held.items() if asked.covers(each, whole_module=whole_module)}
         if not wanted:
             names = [each.at("").name if whole_module and ":" not in str(site) else text for text, each in held.items()]
+            names += [name for name in self.columns if name not in held]
             raise UnknownSiteError(f"{self.path} has no tensor of {str(site)!r}. {nearest(str(site), names)}")
-        return [self[key] for key in self if key.split("/", 1)[1] in wanted]
+        return [self[key] for key in self if self._site(key) in wanted]
 
     def value(self, record: int) -> Any:
         """The value of a record, in its structure.
@@ -97,18 +199,45 @@ class TensorStore(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         state = "" if self.complete else ", not complete"
-        return (
-            f"TensorStore({str(self.path)!r}: {len(self)} tensors of {len(self.sites)} sites, {len(self.records)} records{state})"
-        )
+        where = f"TensorStore({str(self.path)!r}"
+        if self._blocks is None:
+            return f"{where}: {len(self)} tensors of {len(self.sites)} sites, {len(self.records)} records{state})"
+        span = self.item_span
+        items = "" if span is None else f" of items {span[0]:,} to {span[1]:,}"
+        shards = many(len(self._lines), "shard")
+        lines = [
+            f"{where}: {many(self._blocks.rows, 'row')}{items} in {shards}{state})",
+            *(f"  {rows!r}" for rows in self.values()),
+        ]
+        return "\n".join(lines)
 
 
-def open_tensors(path: str | os.PathLike[str]) -> TensorStore:
-    """Open a folder that ``Tracker.save`` or ``Recorder.save`` wrote. Nothing in it is executed: it holds JSON and safetensors.
+def open_tensors(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *, verify: bool = True) -> TensorStore:
+    """Open a folder that ``Tracker.save``, ``Recorder.save`` or ``extract`` wrote; of rows, several as one.
+
+    Nothing in it is executed: it holds JSON and safetensors. A folder in which vLLM has put hidden states
+    (``extract_hidden_states``: a safetensors file for each request) is read as a store of rows, an item for each file.
+
+    Args:
+        verify: compare the checksum of a tensor when it is read for the first time; this reads all of it, once.
 
     Raises:
-        StoreError: the folder is no store of tensors, is not whole, or was written in another version of the format.
+        StoreError: a folder is no store of tensors, is not whole, or was written in another version of the format; or several hold
+            something else than rows of the same columns.
     """
+    folders = [path] if isinstance(path, str | os.PathLike) else list(path)
+    if not folders:
+        raise ArgumentError("there is no folder to open: give one, or several")
+    held = [_opened(each, verify) for each in folders]
+    if len(held) > 1 and not all(index.holds == "rows" for _, index in held):
+        raise StoreError("of several folders that are read as one each must hold rows: open those that hold records one by one")
+    return TensorStore(held)
+
+
+def _opened(path: str | os.PathLike[str], verify: bool) -> tuple[Shards, Index]:
     folder = absolute_path(path)
+    if (foreign := foreign_index(folder)) is not None:
+        return Shards(folder, verify=verify), foreign
     index = Index.read(folder)
     for name in journals_in(folder):
         journal = Journal.read(folder / name, index.holds)
@@ -117,4 +246,4 @@ def open_tensors(path: str | os.PathLike[str]) -> TensorStore:
             warn_user(f"{each}. The shard that it names is left out; the others are read")
     if not index.complete and not index.shards:
         raise StoreError(f"{folder} is empty: the program that wrote it did not finish")
-    return TensorStore(Shards(folder), index)
+    return Shards(folder, verify=verify), index
