@@ -117,11 +117,11 @@ def is_leftover(path: Path) -> bool:
 
 
 def folder_size(folder: Path) -> int:
-    """Return the bytes of all files in *folder*, however deep; of one that is not there, 0."""
+    """Return the bytes of all files in *folder*, however deep, but for locks, which go; of one that is not there, 0."""
     total = 0
     for file in folder.glob("**/*"):
         with suppress(OSError):
-            total += file.stat().st_size if file.is_file() else 0
+            total += file.stat().st_size if file.is_file() and not file.name.startswith(".lock-") else 0
     return total
 
 
