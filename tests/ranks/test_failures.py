@@ -493,3 +493,25 @@ def test_a_job_that_torchrun_restarts_resumes_its_run(tmp_path: Path, how: str) 
     assert [row for row in found if row[0] >= 4] == [(step, 0, 2, "data-parallel") for step in range(4, 10)]
     assert [row[0] for row in found if row[0] < 4] == list(range(4))
     assert run.state == "ended"
+
+
+def killed_early(folder: str, kill_at: int) -> None:
+    """Train in steps of 0.2 s; rank 0 is killed shortly before the end of one."""
+    model = nn.Linear(8, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sonde.watch(model, optimizer, every=1, to=folder, verbose=False, ranks=sonde.Ranks(timeout=3.0, exit_timeout=1.0)):
+        for step in range(kill_at + 1):
+            time.sleep(0.2)
+            if step == kill_at and dist.get_rank() == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            optimizer.zero_grad()
+            model(torch.randn(4, 8)).square().mean().backward()
+            optimizer.step()
+
+
+@pytest.mark.slow
+def test_what_was_joined_before_rank_0_was_killed_is_on_the_disk(tmp_path: Path) -> None:
+    """A run of a second and a half: rows reach the disk early while it is young."""
+    on_ranks(2, killed_early, str(tmp_path / "run"), 8, check=False, limit=60)
+    found = sonde.open_run(tmp_path / "run").sql("SELECT DISTINCT step FROM moments WHERE ranks = 2 ORDER BY step").fetchall()
+    assert [step for (step,) in found][:3] == [0, 1, 2]

@@ -61,7 +61,7 @@ def test_the_first_rows_appear_sooner_and_each_interval_is_longer(tmp_path: Path
         until(lambda: open_run(writer.path).families == ("moments",))
         log(writer, range(1, 2))
         until(lambda: steps_of(writer.path) == [0, 1])
-        until(lambda: writer._queue._interval == pytest.approx(0.05 * 1.25**2))  # the next one, as soon as the writing has ended
+        until(lambda: writer._queue._interval == pytest.approx(0.05 * 1.5**2))  # the next one, as soon as the writing has ended
 
 
 def test_rows_appear_when_enough_wait(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ class Flushing(QueueLimits):
 
     Attributes:
         seconds: rows are written no longer than this after they were appended. A kill can lose the rows of this time.
-        first: the same for the first rows. Each writing makes the time a quarter longer, up to *seconds*.
+        first: the same for the first rows. Each writing makes the time half as long again, up to *seconds*.
         size: bytes of waiting rows that are written at once.
         limit: bytes that may wait in memory.
         patience: seconds that ``append`` waits for room before rows are dropped and counted, with one warning.

@@ -16,7 +16,7 @@ from typing import Generic, Protocol, TypeVar
 from sonde.warn import WarnOnce
 
 _PAUSES = (0.0, 1.0, 2.0, 4.0)  # seconds after each failure of what is written; after the next one an item is given up
-_GROWTH = 1.25  # of the time between two writings while a queue is young
+_GROWTH = 1.5  # of the time between two writings while a queue is young
 _AT_ONCE = 2  # how often in a row what fails is tried where somebody waits, or where several items may hold one that fails
 _AT_LAST = 3  # how often an item is tried at the end, without pauses
 
@@ -38,8 +38,8 @@ class QueueLimits:
         size: bytes of waiting items that are written at once, however short they have waited.
         limit: bytes that may wait or be under way.
         patience: seconds that ``put`` waits for room.
-        first: as *seconds* at first; each writing makes the time a quarter longer, up to *seconds*. Much that goes wrong does so at
-            the beginning: what a kill loses is about a fifth of the time since then.
+        first: as *seconds* at first; each writing makes the time half as long again, up to *seconds*. Much that goes wrong does so at
+            the beginning: what a kill loses is about a third of the time since then.
     """
 
     seconds: float

@@ -14,7 +14,7 @@ from sonde.errors import ArgumentError, StoreError
 from sonde.paths import absolute_path
 from sonde.run.folder.files import appearing, descriptor_of, remove_leftovers
 from sonde.run.folder.json_file import json_text
-from sonde.run.folder.lock import Lock, is_free, is_locked
+from sonde.run.folder.lock import Lock, is_locked
 from sonde.run.tensors.files import header_checksum, tensor_checksum, writable
 from sonde.run.tensors.index import (
     INDEX,
@@ -336,7 +336,7 @@ class RowWriter:
         index = Index.read(self.folder)
         index.complete = complete
         index.about = index.about if about is None else dict(about)
-        ended = [name for name, rank in journals_in(self.folder).items() if not rank or is_free(self.folder, rank)]
+        ended = [name for name, rank in journals_in(self.folder).items() if not rank or not is_locked(self.folder, rank)]
         journals = {name: Journal.read(self.folder / name, "rows") for name in ended}
         for journal in journals.values():
             index.add(journal.lines)
