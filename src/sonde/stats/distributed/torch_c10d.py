@@ -87,6 +87,16 @@ class _Line:
         self._waiting.append(asking)
         return True
 
+    def given(self) -> Any:
+        """Return a connection for others to use: the one that was waited by, since a server may take long to accept a new one."""
+        asking = self._waiting.pop() if self._waiting else _Asking(self._connect)
+        answer: Future[Any] = Future()
+        asking.put(answer, lambda store: store)
+        asking.rest()
+        if self._has_come(answer, self.patience):
+            return answer.result()
+        raise SilentStoreError(_SILENT)
+
     def _has_come(self, answer: Future[Any], seconds: float) -> bool:
         """Return whether *answer* comes in *seconds* in which this process is not stopped, and before all is to end."""
         left = max(seconds, _LEAST)
@@ -189,7 +199,7 @@ class Store:
 
     def connected(self) -> Any:
         """Return the store for torch itself, with a connection of its own, which may be waited with."""
-        return self._line.ask(lambda store: _c10d.PrefixStore(self._prefix, store.clone()))
+        return _c10d.PrefixStore(self._prefix, self._line.given())
 
     def be_patient(self, seconds: float) -> None:
         """Wait *seconds* for an answer, and no longer than usually."""
