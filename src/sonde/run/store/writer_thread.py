@@ -38,8 +38,8 @@ class QueueLimits:
         size: bytes of waiting items that are written at once, however short they have waited.
         limit: bytes that may wait or be under way.
         patience: seconds that ``put`` waits for room.
-        first: as *seconds* at first; each writing makes the time half as long again, up to *seconds*. Much that goes wrong does so at
-            the beginning: what a kill loses is about a third of the time since then.
+        first: as *seconds* at first; each writing makes the time half as long again, up to *seconds*. Much that goes wrong does so
+            at the beginning: what a kill loses is about a third of the time since then.
     """
 
     seconds: float

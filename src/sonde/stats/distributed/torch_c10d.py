@@ -21,6 +21,7 @@ _c10d: Any = distributed
 T = TypeVar("T")
 
 _PATIENCE = 10.0  # seconds that a request to the store may take
+_CONNECTING = 30.0  # the same with a new connection: of many that are made at once some stall for 5 or 10 s
 _LEAST = 0.05  # the same when the time is over
 _SLICE = 0.2
 _LONG = timedelta(days=20)  # a wait that ends in the store writes to the standard error
@@ -63,7 +64,7 @@ class _Line:
         self.check()
         answer: Future[T] = Future()
         self._asking.put(answer, request)
-        if self._has_come(answer, self.patience):
+        if self._has_come(answer, self._patience_with(self._asking)):
             return answer.result()
         self._stuck = answer
         raise SilentStoreError(_SILENT)
@@ -93,9 +94,12 @@ class _Line:
         answer: Future[Any] = Future()
         asking.put(answer, lambda store: store)
         asking.rest()
-        if self._has_come(answer, self.patience):
+        if self._has_come(answer, self._patience_with(asking)):
             return answer.result()
         raise SilentStoreError(_SILENT)
+
+    def _patience_with(self, asking: _Asking) -> float:
+        return self.patience if asking.is_connected else max(self.patience, _CONNECTING)
 
     def _has_come(self, answer: Future[Any], seconds: float) -> bool:
         """Return whether *answer* comes in *seconds* in which this process is not stopped, and before all is to end."""
@@ -131,6 +135,11 @@ class _Asking:
         self._requests: SimpleQueue[tuple[Future[Any], Callable[[Any], Any]] | None] = SimpleQueue()
         self._lock = Lock()
         self._runs = self._rests = False
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection already."""
+        return self._store is not None
 
     def put(self, answer: Future[Any], request: Callable[[Any], Any]) -> None:
         with self._lock:
