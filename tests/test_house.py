@@ -33,7 +33,6 @@ DOUBLES = {
     "rows": "rows of a table: of a summary, and of a run",
     "scalars": "one number per step: written, and drawn",
     "table": "rows and columns: of sums (stats), and of text (view, and what fills it)",
-    "tensors": "tensors: torch's private functions, a run's files, and the nodes of a graph",
     "trial": "a copy of a model that is run: in diagnosis, and in the laws, which judge that",
     "updates": "the statistic, the preprocessors over it, and the rules about it",
 }

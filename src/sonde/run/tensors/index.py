@@ -37,6 +37,8 @@ INDEX = "index.json"
 Holds = Literal["records", "rows"]
 Line = dict[str, Any]
 
+_LARGEST = 2**62  # of a size of a tensor
+
 _SHARD = re.compile(r"tensors-(?:r(\d{4,9})-)?(\d{5,18})\.safetensors")
 _JOURNAL = re.compile(r"shards(?:-r(\d{4,9}))?\.jsonl")
 _LOCK = re.compile(r"\.lock-r\d{4,9}")
@@ -197,8 +199,18 @@ def _key_of_record(held: Any, where: str) -> str:
     return held if isinstance(held, str) and "/" in held else form.refuse(where, held, "<record>/<site>")
 
 
-_shape = form.listed(form.count)
-_tensor = form.row(checksum=form.text, dtype=form.text, shape=_shape)
+_of_tensor = form.row(checksum=form.text, dtype=form.text, shape=form.listed(form.count))
+
+
+def _tensor(held: Any, where: str) -> tuple[str, str, tuple[int, ...]]:
+    """Return what a line says of one tensor; a store of ten thousand shards has a hundred thousand of them."""
+    match held:
+        case [str(checksum), str(dtype), list(shape)] if all(type(size) is int and 0 <= size < _LARGEST for size in shape):
+            return checksum, dtype, tuple(shape)
+    read: tuple[str, str, tuple[int, ...]] = _of_tensor(held, where)  # says what is wrong
+    return read
+
+
 _every = {"shard": _shard, "bytes": form.count, "header": form.text}
 _LINE = {
     "records": form.members(**_every, tensors=form.named(_tensor, _key_of_record), records=form.listed(form.mapping)),

@@ -34,9 +34,9 @@ class Blocks:
     def __init__(self, held: Sequence[tuple[Shards, Line]]) -> None:
         self.columns: dict[str, tuple[str, tuple[int, ...]]] = {}
         for place, (shards, line) in enumerate(held):
-            found = {name: (dtype, shape[1:]) for name, (_, dtype, shape) in line["tensors"].items()}
-            whole = all(shape[:1] == (line["rows"],) for _, _, shape in line["tensors"].values())
-            if not whole or (place and found != self.columns):
+            count = (line["rows"],)
+            found = {name: (dtype, shape[1:]) for name, (_, dtype, shape) in line["tensors"].items() if shape[:1] == count}
+            if len(found) < len(line["tensors"]) or (place and found != self.columns):
                 raise StoreError(f"{shards.folder / line['shard']} has other columns, or rows, than {held[0][1]['shard']}: {found}")
             self.columns = found
         self.held = [(shards, line) for shards, line in held if line["rows"]]

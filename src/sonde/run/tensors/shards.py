@@ -9,8 +9,8 @@ from typing import Any
 
 from sonde.errors import StoreError
 from sonde.paths import is_inside
-from sonde.run.tensors.files import header_checksum, is_pairs, joined_pairs, tensor_checksum
 from sonde.run.tensors.index import Line
+from sonde.run.tensors.tensor_files import header_checksum, is_pairs, joined_pairs, tensor_checksum
 from sonde.words import shape_text
 
 _MOST = 8_192  # shards that are mapped at once: the system allows a process 65,530 mappings

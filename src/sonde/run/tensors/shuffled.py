@@ -49,22 +49,25 @@ class Shuffled:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         share, shares = self._share()
         chance = np.random.default_rng([self._seed, int(self._epoch), share])
-        left: dict[str, Any] = {}
+        torch, left = loaded_torch(), 0
+        held: dict[str, Any] = {}  # one memory for all mixtures: new pages cost more than the copy
         for pieces in self._windows(share, shares):
-            read = {name: loaded_torch().cat([self._part(name, each) for each in pieces]) for name in self._columns}
-            held = {name: loaded_torch().cat([left[name], tensor]) if left else tensor for name, tensor in read.items()}
-            count = len(held[self._columns[0]])
-            order = loaded_torch().from_numpy(chance.permutation(count))
-            whole = count - count % self._batch
+            count = left + sum(end - first for _, first, end in pieces)
+            for name in self._columns:
+                parts = [self._blocks.tensor(block, name)[first:end] for block, first, end in pieces]
+                if name not in held or len(held[name]) < count:
+                    rest = [held[name][:left]] if left else []
+                    held[name] = torch.cat([*rest, *parts])
+                else:
+                    torch.cat(parts, out=held[name][left:count])
+            order = torch.from_numpy(chance.permutation(count))
+            whole, left = count - count % self._batch, count % self._batch
             for first in range(0, whole, self._batch):
                 yield {name: tensor.index_select(0, order[first : first + self._batch]) for name, tensor in held.items()}
-            left = {name: tensor.index_select(0, order[whole:]) for name, tensor in held.items()}
-        if left and len(left[self._columns[0]]):
-            yield left
-
-    def _part(self, column: str, piece: tuple[int, int, int]) -> Any:
-        block, first, end = piece
-        return self._blocks.tensor(block, column)[first:end]
+            for tensor in held.values():
+                tensor[:left] = tensor.index_select(0, order[whole:])
+        if left:
+            yield {name: tensor[:left].clone() for name, tensor in held.items()}
 
     def _windows(self, share: int, shares: int) -> Iterator[list[tuple[int, int, int]]]:
         """Yield what is read and mixed at once: parts of shards, of this share of all rows."""

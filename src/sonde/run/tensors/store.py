@@ -10,7 +10,7 @@ from typing import Any
 from sonde.errors import ArgumentError, SiteError, StoreError, UnknownSiteError
 from sonde.paths import absolute_path
 from sonde.run.json_tree import decode
-from sonde.run.tensors.foreign import foreign_index
+from sonde.run.tensors.hidden_states import foreign_index
 from sonde.run.tensors.index import INDEX, Index, Journal, Line, journals_in
 from sonde.run.tensors.rows import Blocks, Rows, TensorRows
 from sonde.run.tensors.shards import Shards
@@ -29,8 +29,8 @@ class TensorStore(Mapping[str, Any]):
     ``store.at("layers.3.mlp")`` every tensor of a module in the order they were kept, and ``store.value(12)`` the value of record
     12, in its structure.
 
-    What was extracted from many batches holds *rows*: ``store["layers.3.mlp"]`` is a column of all shards, of which
-    ``[100:200]`` reads some rows and ``.item(7)`` those of one item; ``store.rows`` is a data set of all columns, and
+    What was extracted from many batches holds *rows*: ``store["layers.3.mlp"]`` is a column of all shards;
+    ``[100:200]`` behind it reads some rows and ``.item(7)`` those of one item; ``store.rows`` is a data set of all columns, and
     ``store.shuffled(256)`` an epoch of it in another order.
 
     Attributes:

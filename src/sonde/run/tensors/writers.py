@@ -15,7 +15,6 @@ from sonde.paths import absolute_path
 from sonde.run.folder.files import appearing, descriptor_of, remove_leftovers
 from sonde.run.folder.json_file import json_text
 from sonde.run.folder.lock import Lock, is_locked
-from sonde.run.tensors.files import header_checksum, tensor_checksum, writable
 from sonde.run.tensors.index import (
     INDEX,
     Index,
@@ -31,6 +30,7 @@ from sonde.run.tensors.index import (
     shards_in,
 )
 from sonde.run.tensors.shards import check_size
+from sonde.run.tensors.tensor_files import header_checksum, tensor_checksum, writable
 
 SHARD_BYTES = 1 << 30
 
@@ -184,7 +184,7 @@ class RowWriter:
         folder: where the store is, or will be made.
         about: plain data about the whole store. It stands in the index before the first shard. None, where one is continued: what
             its index says.
-        rank: the rank of a program of several processes, each of which writes shards of its own to *folder*; the first of them
+        rank: the rank, in a program of several processes that each write shards of their own to *folder*; the first of them
             writes the index, and the lines of all whose writers have closed are put into it when that one closes.
         resume: go on behind the last whole shard of the store in *folder*. What was left of a further one is deleted.
         sync: wait after each shard until it is on the disk, so that power failure is covered as well.
