@@ -8,7 +8,9 @@ from typing import Any
 
 import pyarrow.parquet
 import pytest
+import torch
 
+import sonde
 from sonde.cli import main
 from sonde.run import open_run
 
@@ -87,3 +89,22 @@ def test_what_cannot_be_done_has_exit_code_2(project: Path, capsys: pytest.Captu
     ):
         assert main(["export", "quiet-otter", *words]) == 2
         assert said in capsys.readouterr().err
+
+
+def test_a_folder_of_tensors(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What extract() has written, and what a tracker has."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU()).eval()
+    sonde.extract(model, [torch.randn(8, 4)] * 5, "0", tmp_path / "acts", columns={"at": lambda batch: batch[:, 0]}, progress=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    lines = printed(capsys, "info", "acts").splitlines()
+    assert "acts · complete · 40 rows, items 0 to 39 · 1 shard · " in lines[0]
+    assert ["0:output", "float32", "3"] in [line.split() for line in lines]
+    assert any("torch.nn.modules.container.Sequential" in line for line in lines)
+    found = json.loads(printed(capsys, "info", "acts", "--json"))
+    assert (found["rows"], found["items"], found["columns"]["0:output"]) == (40, [0, 39], {"type": "float32", "row": [3]})
+    with sonde.track(model, grad=False) as tracker:
+        model(torch.randn(2, 4))
+    tracker.save(tmp_path / "kept")
+    lines = printed(capsys, "info", "kept").splitlines()
+    assert "kept · complete · 3 tensors, 3 records · 1 shard" in lines[0]

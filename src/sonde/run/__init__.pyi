@@ -63,6 +63,7 @@ from .graph.data import Value as Value
 
 # Tensors on disk
 from .tensors.store import TensorStore as TensorStore
+from .tensors.store import holds_tensors as holds_tensors
 from .tensors.store import open_tensors as open_tensors
 from .tensors.writers import Entry as Entry
 from .tensors.writers import write_tensors as write_tensors

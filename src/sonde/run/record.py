@@ -209,7 +209,7 @@ def _one_of_each(parts: Sequence[Sequence[Finding]]) -> tuple[Finding, ...]:
 
 
 def _key(each: Finding) -> tuple[object, ...]:
-    """Return what tells a finding apart from others; one without a rule is told apart by its words and its place."""
+    """Return what tells a finding apart from others; one without a rule is known by its words and its place."""
     return each.identity if each.rule else (each.message, each.step, each.site)
 
 

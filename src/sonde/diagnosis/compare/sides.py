@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from sonde.engine import is_floating, members
+from sonde.errors import ArgumentError
 from sonde.keep import Stash, leaves_of
 from sonde.run import TensorStore
 from sonde.site import Site
@@ -112,6 +113,10 @@ def kept_of(stash: Stash) -> Kept:
 
 def of_store(name: str, store: TensorStore) -> Side:
     """Return the side that a folder holds; a tensor is read when it is compared."""
+    if store.columns:
+        raise ArgumentError(
+            f"{name}: {store.path} holds rows of many forwards; compare folders of Tracker.save, or store[column][:]"
+        )
     side = Side(name, str(store.path))
     keys: dict[int, dict[str, str]] = {}
     for key in store:

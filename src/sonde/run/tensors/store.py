@@ -96,6 +96,16 @@ class TensorStore(Mapping[str, Any]):
         return key.partition("/")[2] if self._blocks is None else key if ":" in key else ""
 
     @property
+    def shards(self) -> int:
+        """The number of files."""
+        return len(self._lines)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all files of tensors."""
+        return sum(line["bytes"] for _, line in self._lines)
+
+    @property
     def coverage(self) -> Any:
         """What was and was not observed, as the writer says; None where it does not."""
         return self.about.get("coverage")
@@ -212,6 +222,12 @@ class TensorStore(Mapping[str, Any]):
         return "\n".join(lines)
 
 
+def holds_tensors(path: str | os.PathLike[str]) -> bool:
+    """Return whether the folder *path* is one for :func:`open_tensors`, whole or not."""
+    folder = absolute_path(path)
+    return (folder / INDEX).is_file() or any(folder.glob("*.safetensors"))
+
+
 def open_tensors(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *, verify: bool = True) -> TensorStore:
     """Open a folder that ``Tracker.save``, ``Recorder.save`` or ``extract`` wrote; of rows, several as one.
 
@@ -239,8 +255,10 @@ def _opened(path: str | os.PathLike[str], verify: bool) -> tuple[Shards, Index]:
     if (foreign := foreign_index(folder)) is not None:
         return Shards(folder, verify=verify), foreign
     index = Index.read(folder)
-    for name in journals_in(folder):
-        journal = Journal.read(folder / name, index.holds)
+    journals = [Journal.read(folder / name, index.holds) for name in journals_in(folder)]
+    if not index.complete:  # a writer that closes moves the lines from its journal to the index
+        index = Index.read(folder)
+    for journal in journals:
         index.add(journal.lines)
         for each in journal.damage:
             warn_user(f"{each}. The shard that it names is left out; the others are read")

@@ -115,4 +115,6 @@ def joined_pairs(tensor: Any) -> Any:
     joined = (tensor.flatten()[:0] * 1j).dtype
     if not tensor.is_floating_point() or joined.itemsize != 2 * tensor.element_size() or tensor.shape[-1:] != (2,):
         raise StoreError(f"a tensor of {tensor.dtype} of the shape {tuple(tensor.shape)} holds no pairs of real numbers")
+    if tensor.data_ptr() % joined.itemsize:  # as it is mapped: safetensors places numbers by the size of their own type
+        tensor = tensor.clone()
     return tensor.view(joined).squeeze(-1)
