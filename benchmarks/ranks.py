@@ -29,7 +29,7 @@ from torch import multiprocessing, nn
 sys.path.insert(0, str(Path(__file__).parent))
 
 import sonde.inspector as sonde
-from sonde.stats import Group, Key, Merger, Moments, Offer, Rows
+from sonde.stats import Group, Key, Merger, Moments, Offer, RankRows
 from watch import gpt, train
 
 STEPS, ROUNDS, WARM_UP = 20, 11, 3
@@ -92,11 +92,11 @@ def rounds(rank: int, folder: str) -> dict[str, list[float]]:
         keys = [Key(("moments", 0, f"layers.{site}:output", 0)) for site in range(sites)]
         rows = torch.rand(sites, 1 + statistic.width, dtype=torch.float64).numpy()
         for when in range(3):
-            merger.merge(Offer(when, [Rows(statistic, keys, rows)]))
+            merger.merge(Offer(when, [RankRows(statistic, keys, rows)]))
         dist.barrier()
         start, busy = time.perf_counter(), time.thread_time()
         for when in range(3, OFFERS + 3):
-            merger.merge(Offer(when, [Rows(statistic, keys, rows)]))
+            merger.merge(Offer(when, [RankRows(statistic, keys, rows)]))
         found[str(sites)] = [(time.perf_counter() - start) / OFFERS * 1e3, (time.thread_time() - busy) / OFFERS * 1e3]
         dist.barrier()
         merger.close()
