@@ -11,7 +11,7 @@ import numpy as np
 from sonde.errors import ArgumentError, StoreError, UnknownSiteError
 from sonde.run.tensors.index import Line
 from sonde.run.tensors.shards import Shards, loaded_torch
-from sonde.words import shape_text
+from sonde.words import many, shape_text
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -223,7 +223,7 @@ class TensorRows:
         return self.numpy().astype(dtype or None, copy=False) if dtype is not None else self.numpy()
 
     def __repr__(self) -> str:
-        return f"TensorRows({self.name!r}: {shape_text(self.shape)} {self._dtype} in {len(self._blocks.held):,} shards)"
+        return f"TensorRows({self.name!r}: {shape_text(self.shape)} {self._dtype} in {many(len(self._blocks.held), 'shard')})"
 
 
 class Rows:
