@@ -45,6 +45,7 @@ PUBLIC = {
     "rule",
     "sites",
     "stats",
+    "stream",
     "summary",
     "testing",
     "track",

@@ -18,6 +18,7 @@ from .engine import quiet as quiet
 from .engine import sites as sites
 from .engine import where as where
 from .extraction import extract as extract
+from .extraction import stream as stream
 from .graph import capture as capture
 from .inspector import BadSteps as BadSteps
 from .inspector import Inspector as Inspector

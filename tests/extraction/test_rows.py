@@ -301,7 +301,7 @@ def test_an_estimate_writes_nothing(tmp_path: Path) -> None:
 
 
 WRONG: Mapping[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "ports": ({"ports": "grad_output"}, ArgumentError, "forwards alone"),
+    "ports": ({"ports": "grad_output"}, ArgumentError, "only forwards run"),
     "exists": ({"exists": "append"}, ArgumentError, "it is one of 'resume'"),
     "dtype": ({"dtype": "int4"}, ArgumentError, "floating-point type"),
     "transform": ({"transform": "top"}, ArgumentError, "function from rows"),

@@ -11,23 +11,21 @@ from typing import Any, Literal, overload
 import torch
 from torch import nn
 
-from sonde.engine import Where, check_model, check_numbers, sites
+from sonde.engine import Where
 from sonde.errors import ArgumentError, StoreError
+from sonde.extraction.asked import Asked, Beside
 from sonde.extraction.digest import Weights
 from sonde.extraction.estimate import Estimate
 from sonde.extraction.extraction import Extraction
 from sonde.extraction.forwards import Call, Forwards
 from sonde.extraction.manifest import KIND, differences, manifest
-from sonde.extraction.rows import Chooser, Positions
-from sonde.extraction.stored_forms import Forms, Transform
+from sonde.extraction.rows import Positions
+from sonde.extraction.stored_forms import Transform
 from sonde.paths import absolute_path, short_path
 from sonde.run import Existing, RowWriter, TensorStore, numbered_folder, open_tensors, remove_tensors
 from sonde.site import Port
 from sonde.sizes import bytes_of
-from sonde.words import names_text
 
-Columns = Iterable[str] | Mapping[str, Callable[[Any], Any]]
-_PORTS = ("input", "output")
 _EXISTING: tuple[Existing, ...] = ("resume", "error", "replace", "unique")
 
 
@@ -41,7 +39,7 @@ def extract(
     exclude: Where = ...,
     ports: Iterable[Port] | Port = ...,
     positions: Positions = ...,
-    columns: Columns = ...,
+    columns: Beside = ...,
     dtype: torch.dtype | str | None = ...,
     transform: Transform | Mapping[str, Transform] | None = ...,
     exists: Existing = ...,
@@ -62,7 +60,7 @@ def extract(
     exclude: Where = ...,
     ports: Iterable[Port] | Port = ...,
     positions: Positions = ...,
-    columns: Columns = ...,
+    columns: Beside = ...,
     dtype: torch.dtype | str | None = ...,
     transform: Transform | Mapping[str, Transform] | None = ...,
     exists: Existing = ...,
@@ -82,7 +80,7 @@ def extract(
     exclude: Where = None,
     ports: Iterable[Port] | Port = "output",
     positions: Positions = None,
-    columns: Columns = (),
+    columns: Beside = (),
     dtype: torch.dtype | str | None = None,
     transform: Transform | Mapping[str, Transform] | None = None,
     exists: Existing = "resume",
@@ -148,42 +146,26 @@ def extract(
             writes to it, or it cannot be written. Whole shards stay.
         Exception: what the model, the data or a given function has raised, with a note of the batch. Whole shards stay.
     """
-    models = {"": model} if isinstance(model, nn.Module) or not isinstance(model, Mapping) else dict(model)
-    if not models:
-        raise ArgumentError("model: there is none in the mapping; give one, or several by name")
-    for name, each in models.items():
-        check_numbers(check_model(each), name or "the model")
-    chosen = _ports(ports)
+    asked = Asked(model, batches, include, exclude, ports, positions, columns, dtype, transform, call, order)
     if exists not in _EXISTING:
         raise ArgumentError(f"exists={exists!r}: it is one of {', '.join(map(repr, _EXISTING))}")
-    if isinstance(batches, str | bytes | nn.Module | torch.Tensor) or not isinstance(batches, Iterable):
-        raise ArgumentError(f"batches: a list, a loader or any iterable of batches is wanted; this is a {type(batches).__name__}")
-    chooser, forms = Chooser(positions), Forms(transform, dtype)
     size, most = bytes_of(shard, "shard", "of a file"), bytes_of(max_bytes, "max_bytes", "that a store may take")
     if size == inf:
         raise ArgumentError(f'shard={shard!r}: a file is held in memory before it is written; give its size, as "256 MB"')
-    beside = dict(columns) if isinstance(columns, Mapping) else {name: name for name in _names(columns)}
-    reserved = {"item", "position", "id"} & beside.keys()
-    if reserved:
-        raise ArgumentError(
-            f"columns: {names_text(sorted(reserved))} is a name of the store's own; give another by columns={{name: function}}"
-        )
-    own = {key for key in (*beside.values(), chooser.key, order) if isinstance(key, str)}
-    wanted = [site for name, each in models.items() for site in sites(each, include, exclude, ports=chosen, name=name)]
+    models, forwards = asked.models, asked.forwards
     options = {
         "positions": positions,
-        "columns": beside,
+        "columns": asked.beside,
         "dtype": dtype,
         "transform": transform,
         "order": order,
         "shard": size,
         "call": call,
     }
-    facts = manifest(models, wanted, options, batches)
-    forwards = Forwards(models, include, exclude, chosen, call, own)
+    facts = manifest(models, asked.sites, options, batches)
 
     def extraction(writer: RowWriter | None) -> Extraction:
-        return Extraction(forwards, models, chooser, forms, beside, order, size, most, facts, writer)
+        return Extraction(asked, order, size, most, facts, writer)
 
     if dry_run:
         return extraction(None).estimate(batches)
@@ -215,24 +197,6 @@ def extract(
             remove_tensors(folder)
             _leave(folder, was_there)
     return open_tensors(folder)
-
-
-def _ports(ports: Iterable[Port] | Port) -> tuple[Port, ...]:
-    chosen: tuple[Port, ...] = (ports,) if isinstance(ports, str) else tuple(dict.fromkeys(ports))
-    wrong = [port for port in chosen if port not in _PORTS]
-    if wrong or not chosen:
-        raise ArgumentError(f"ports={ports!r}: extract() runs forwards alone, and stores {' and '.join(map(repr, _PORTS))}")
-    return chosen
-
-
-def _names(columns: Iterable[str]) -> list[str]:
-    names = [columns] if isinstance(columns, str) else list(columns)
-    wrong: list[object] = [name for name in names if type(name) is not str]
-    if wrong:
-        raise ArgumentError(
-            f"columns: {wrong[0]!r} is no key of a batch; give names, or functions by name: columns={{'label': function}}"
-        )
-    return names
 
 
 def _whole(folder: Path) -> TensorStore | None:

@@ -41,7 +41,8 @@ class Forwards:
     """The forwards of models on the same batches; their tensors go to *take*.
 
     In a ``with`` block the models are observed. No other observer sees what runs in it, no graph is recorded, and at its end random
-    generators, and buffers of modules in training mode, are as they were before.
+    generators, and buffers of modules in training mode, are as they were before. The block may be entered again: its random
+    numbers go on where they were left, since data that draw them would come twice otherwise.
 
     Gradients are off by ``no_grad``: a cache that a model makes in inference mode could not be trained with afterwards.
 
@@ -75,21 +76,20 @@ class Forwards:
         self._names: dict[tuple[Site, str], str] = {}
         self._error: Exception | None = None
         self._running: _Run | None = None
-        written = {
-            id(held): held for each in models.values() for part in each.modules() if part.training for held in part.buffers(False)
-        }
-        self._written = list(written.values())
-        self.buffers = {key: held.detach().clone() for key, held in written.items()}
+        self._state: RandomState | None = None
+        self._remember()
 
     def __enter__(self) -> Forwards:
         with ExitStack() as stack:
-            models = [run.model for run in self._runs]
-            state = RandomState.now(tensor for model in models for tensor in model.parameters())
-            stack.callback(state.restore)
+            stack.callback(RandomState.now(self._parameters()).restore)
+            if self._state is not None:
+                self._state.restore()
+            self._remember()
             stack.callback(self._put_back)
             stack.enter_context(quiet())
             include, exclude, ports = self._choice
             for run in self._runs:
+                run.look()
                 run.probe = stack.enter_context(
                     observe(run.model, partial(self._see, run), include, exclude, ports=ports, name=run.name, strict=True)
                 )
@@ -98,6 +98,7 @@ class Forwards:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._state = RandomState.now(self._parameters())
         self._stack.close()
 
     @property
@@ -159,6 +160,17 @@ class Forwards:
         self._counts[name] = count = self._counts.get(name, 0) + 1
         return name if count == 1 else f"{name}@{count - 1}"
 
+    def _remember(self) -> None:
+        written = {
+            id(held): held
+            for run in self._runs
+            for part in run.model.modules()
+            if part.training
+            for held in part.buffers(recurse=False)
+        }
+        self._written = list(written.values())
+        self.buffers = {key: held.detach().clone() for key, held in written.items()}
+
     def _put_back(self) -> None:
         with torch.no_grad():
             for held in self._written:
@@ -180,12 +192,16 @@ class _Run:
         self._now: list[str] = []
         self._count = 0
         self._may_end = False  # this forward
-        self._is_plain = call is None and may_end(model)
+        self._is_plain = call is None
 
     @property
     def the_probe(self) -> Probe:
         assert self.probe is not None
         return self.probe
+
+    def look(self) -> None:
+        """See whether forwards may end early: the model may have changed since."""
+        self._is_plain = self._is_plain and may_end(self.model)
 
     def run(self, batch: Any) -> None:
         """Run the model. Each forward whose number is a power of two runs whole: it shows whether events still come as at first."""
