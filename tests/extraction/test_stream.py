@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.extraction.test_rows import ragged, text
 from torch import Tensor, nn
 
 import sonde
 from sonde.engine import hooks
 from sonde.errors import ArgumentError, SelectionError
 from sonde.extraction.mixture import Mixture
-from tests.extraction.test_rows import ragged, text
 
 
 def model() -> nn.Sequential:
@@ -29,7 +29,7 @@ def data(count: int = 30) -> list[Tensor]:
     return [torch.randn(int(torch.randint(1, 10, (), generator=generator)), 4, generator=generator) for _ in range(count)]
 
 
-SMALL: dict[str, Any] = {"buffer": 40 * (3 * 4 + 8), "batch": 8}
+SMALL: dict[str, Any] = {"buffer": 40 * (3 * 4 + 8), "rows": 8}
 """A buffer of 40 rows of the model's last layer."""
 
 
@@ -41,13 +41,13 @@ def hooked(*models: nn.Module) -> bool:
     return any(held for each in models for module in each.modules() for held in hooks.hooks_on(module).values())
 
 
-@pytest.mark.parametrize("options", [{}, SMALL, {**SMALL, "batch": 1}, {**SMALL, "buffer": "1 MB"}], ids=str)
+@pytest.mark.parametrize("options", [{}, SMALL, {**SMALL, "rows": 1}, {**SMALL, "buffer": "1 MB"}], ids=str)
 def test_each_row_comes_once_and_is_the_one_that_is_stored(tmp_path: Path, options: dict[str, Any]) -> None:
     store = sonde.extract(model(), data(), "2", tmp_path / "t")
     batches = list(sonde.stream(model(), data(), "2", **options))
     sizes = [len(rows["item"]) for rows in batches]
-    assert set(sizes[:-1]) <= {options.get("batch")}
-    assert 0 < sizes[-1] <= options.get("batch", 4096)
+    assert set(sizes[:-1]) <= {options.get("rows")}
+    assert 0 < sizes[-1] <= options.get("rows", 4096)
     found = joined(batches)
     assert list(found) == list(store)
     assert torch.equal(found["item"].sort().values, torch.arange(sum(map(len, data()))))
@@ -68,7 +68,7 @@ def test_positions_columns_and_forms(tmp_path: Path) -> None:
         "dtype": "int8",
     }
     store = sonde.extract(models, ragged(20), to=tmp_path / "t", **options)
-    found = joined(list(sonde.stream(models, ragged(20), batch=16, buffer="20 kB", **options)))
+    found = joined(list(sonde.stream(models, ragged(20), rows=16, buffer="20 kB", **options)))
     assert list(found) == list(store)
     key = {name: torch.as_tensor(store[name][:]) for name in ("item", "position")}
     order = (found["item"] * 100 + found["position"]).argsort()
@@ -167,7 +167,7 @@ def test_buffers_and_random_numbers_are_the_callers_between() -> None:
     torch.manual_seed(5)
     state = torch.get_rng_state()
     items = []
-    for number, rows in enumerate(sonde.stream(norm, drawn(), "0", ports="input", buffer=40 * 24, batch=8)):
+    for number, rows in enumerate(sonde.stream(norm, drawn(), "0", ports="input", buffer=40 * 24, rows=8)):
         assert torch.equal(torch.get_rng_state(), state)
         if number == 3:
             norm[0].running_mean.fill_(7)  # the consumer's own work, which stays
@@ -185,8 +185,10 @@ def test_a_stream_that_is_left_leaves_nothing(close: bool) -> None:
     observed, threads = model(), threading.active_count()
     state = torch.get_rng_state()
     stream = sonde.stream(observed, data(), "2", **SMALL)
-    next(stream), next(stream)
-    stream.close() if close else None
+    next(stream)
+    next(stream)
+    if close:
+        stream.close()
     del stream
     assert not hooked(observed)
     assert threading.active_count() == threads
@@ -207,7 +209,7 @@ def test_an_error_names_the_batch_and_leaves_nothing() -> None:
 WRONG: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "buffer": ({"buffer": "much"}, ArgumentError, "buffer='much'"),
     "no end": ({"buffer": None}, ArgumentError, "wait in memory"),
-    "batch": ({"batch": 0}, ArgumentError, "batch=0"),
+    "rows": ({"rows": 0}, ArgumentError, "rows=0"),
     "include": ({"include": "^9"}, SelectionError, "nothing is selected"),
     "batches": ({"batches": torch.ones(2, 4)}, ArgumentError, "iterable of batches"),
     "column": ({"columns": {"item": len}}, ArgumentError, "name of the store's own"),

@@ -49,7 +49,7 @@ class Mixture(Place):
         if rows + self._batch > self.most:
             raise ArgumentError(
                 f"buffer={size_text(self.most * self.row_bytes)} holds {many(self.most, 'row')} of {self.row_bytes:,} bytes, and "
-                f"{rows:,} come at once where {self._batch:,} are given out: give more, smaller batches, or a smaller batch="
+                f"{rows:,} come at once where {self._batch:,} are given out: give more, smaller batches, or a smaller rows="
             )
         if not self._tensors:
             self._tensors = self._made()

@@ -36,7 +36,7 @@ def stream(
     dtype: torch.dtype | str | None = None,
     transform: Transform | Mapping[str, Transform] | None = None,
     buffer: str | float = "2 GB",
-    batch: int = 4096,
+    rows: int = 4096,
     seed: int = 0,
     device: torch.device | str | None = None,
     call: Call = None,
@@ -46,7 +46,7 @@ def stream(
     >>> import sonde, torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU()).eval()
     >>> batches = [torch.randn(8, 4) for _ in range(5)]
-    >>> [tuple(rows["0:output"].shape) for rows in sonde.stream(model, batches, r"^0$", batch=16)]
+    >>> [tuple(part["0:output"].shape) for part in sonde.stream(model, batches, r"^0$", rows=16)]
     [(16, 3), (16, 3), (8, 3)]
 
     Rows and columns are those of :func:`sonde.extract`, and each row comes once. They wait in a buffer: where it is full, half of
@@ -57,7 +57,7 @@ def stream(
     Args:
         model, batches, include, exclude, ports, positions, columns, dtype, transform, call: as of :func:`sonde.extract`.
         buffer: the size of the buffer. A larger one mixes rows that are further apart in the data.
-        batch: rows to yield at a time; the last batch may have fewer.
+        rows: how many to yield at a time; the last batch may have fewer.
         seed: of the order. The same seed, data and sizes give the same batches.
         device: of the buffer and of what is yielded; None for the model's, or the CPU where that has no room.
 
@@ -70,18 +70,18 @@ def stream(
     size = bytes_of(buffer, "buffer", "that waiting rows may take")
     if size == inf:
         raise ArgumentError(f'buffer={buffer!r}: the rows wait in memory; give its size, as "2 GB"')
-    if type(batch) is not int or batch < 1:
-        raise ArgumentError(f"batch={batch!r}: give the number of rows to yield at a time")
-    return _rows(asked, batches, size, batch, seed, None if device is None else torch.device(device))
+    if type(rows) is not int or rows < 1:
+        raise ArgumentError(f"rows={rows!r}: give how many to yield at a time")
+    return _batches(asked, batches, size, rows, seed, None if device is None else torch.device(device))
 
 
-def _rows(
-    asked: Asked, batches: Iterable[Any], size: float, batch: int, seed: int, device: torch.device | None
+def _batches(
+    asked: Asked, batches: Iterable[Any], size: float, rows: int, seed: int, device: torch.device | None
 ) -> Generator[dict[str, Tensor]]:
     made: list[Mixture] = []
 
     def place_for(columns: Columns) -> Mixture:
-        made.append(Mixture(columns, size, batch, seed, device or intake.device, may_move=device is None))
+        made.append(Mixture(columns, size, rows, seed, device or intake.device, may_move=device is None))
         return made[0]
 
     intake = Intake(asked.forwards, asked.chooser, asked.forms, asked.beside, place_for)
