@@ -53,11 +53,12 @@ from sonde import lens
 from sonde.inspector import Ranks
 
 SHAPES = ("ddp", "fsdp", "pipeline")
+BLOCK = 10  # modules of a layer
 STAGES = 16  # of a pipeline, at most
 ROUNDS = 3  # whose mean is taken
 LIMIT = 150.0  # seconds that the ranks may take to come to the end of a phase
 LATENCY, BANDWIDTH = 50e-6, 10e9 / 8  # seconds of a message; bytes per second
-OF_ALL = ("in all", "all requests", "the store", "after", "of the run")
+OF_ALL = ("in all", "all requests", "the store")
 PROJECTED = (1_024, 16_384)
 PROJECTED_SITES = 10_000
 ASKING, REQUESTS = 8, 2_000  # processes that ask a store at once, and how often each does
@@ -225,7 +226,10 @@ def model(shape: str, rank: int, ranks: int, sites: int) -> nn.Module:
     for number in range(inner):
         values = torch.rand(4)
         whole = values if mesh is None else DTensor.from_local(values + rank, mesh, [Shard(0)], run_check=False)
-        found.add_module(f"{prefix}{number}", Site(nn.Parameter(whole, requires_grad=False)))
+        if number % BLOCK == 0:
+            block = nn.Sequential()
+            found.add_module(f"{prefix}{number // BLOCK}", block)
+        block.append(Site(nn.Parameter(whole, requires_grad=False)))
     found.forward = lambda tensor: [each(tensor) for each in found.children()]
     return found
 
@@ -462,16 +466,16 @@ def summary(found: Mapping[str, Any], ranks: int) -> Figures:
         told[f"files: {kind} of the run"] = found["files"].get(kind, 0)
     if "lost" in found["wall"]:
         told = {
-            "lost: seconds until all go on": found["wall"]["lost"],
+            "lost: seconds until all go on here": found["wall"]["lost"],
             "lost: requests of another": of_others("lost", "requests"),
             "lost: requests in all": of_all("lost", "requests"),
             "lost: keys in all requests": of_all("lost", "keys"),
             "lost: processor seconds of a rank": of_others("lost", "processor"),
-            "lost: seconds of a step after it": found["wall"]["after"] / ROUNDS,
-            "lost: most seconds of a rank": most("lost", "seconds"),
+            "lost: seconds of a step after here": found["wall"]["after"] / ROUNDS,
+            "lost: most seconds of a rank here": most("lost", "seconds"),
             "lost: rows of a step before": found["rows"].get("1", 0),
             "lost: rows of a step after": found["rows"].get(str(1 + ROUNDS + 2), 0),
-            "lost: seconds of the end": found["wall"]["end"],
+            "lost: seconds of the end here": found["wall"]["end"],
         }
     return told
 
@@ -482,9 +486,12 @@ TERMS: tuple[tuple[str, Callable[[float, float], float]], ...] = (
     ("", lambda others, s: 1.0),
     ("R", lambda others, s: others),
     ("S", lambda others, s: s),
-    ("R S", lambda others, s: others * s),
+    ("S R/N", lambda others, s: s * others / (others + 1)),
 )
-"""Of a figure of one rank: R other ranks, S sites. What all ranks have in all is N times such a figure."""
+"""Of a figure of one rank: R other ranks, S sites; R/N is a ring's. What all ranks have in all is N times such a figure.
+
+R S is none of them, though a table of ranks and keys may be made: in this range it cannot be told from noise.
+"""
 
 
 class Fit:

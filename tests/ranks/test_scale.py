@@ -30,4 +30,4 @@ def test_counts_what_ranks_use_and_what_a_lost_one_costs() -> None:
     lost = raw["lost last"]["measured"]["3 x 8"]
     assert lost["lost: rows of a step before"] == 8
     assert lost["lost: rows of a step after"] >= 8
-    assert lost["lost: seconds until all go on"] > 0
+    assert lost["lost: seconds until all go on here"] > 0
