@@ -268,7 +268,7 @@ def lead(rank: Rank, shape: str, ranks: int, sites: int, folder: Path, lost: str
     """Do what a training does that watches itself."""
     network, tensor = model(shape, rank.rank, ranks, sites), torch.rand(4)
     Path("/proc/self/clear_refs").write_text("5")  # the peak of memory counts from here
-    looked_at = [lens.Lens("moments", sonde.stats.Moments(), ("output", "param"))]
+    looked_at = [lens.Lens("moments", sonde.stats.Moments(), ("output", "param"), None, nn.Sequential)]
     batches = DeviceMesh("cpu", list(range(ranks))) if shape == "fsdp" else None  # which fully_shard would tell
     how = Ranks(group=batches, wait=LIMIT / 3, timeout=LIMIT / 3, exit_timeout=LIMIT / 3)
     named = {"every": 1, "to": folder, "lenses": looked_at, "ranks": how, "verbose": False, "rules": False, "bad_steps": None}
