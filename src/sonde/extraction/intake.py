@@ -213,7 +213,8 @@ def named(number: int, of: str) -> Iterator[None]:
         with suppress(TypeError):
             error.add_note(
                 f"raised in batch {number:,} (from 0) of {of}. A batch is passed as model(**batch) if it is a mapping, "
-                "model(*batch) if it is a tuple or list, else model(batch): give call=lambda model, batch: ... where that does not do"
+                "model(*batch) if it is a tuple or list, else model(batch): give call=lambda model, batch: ... where that does "
+                "not do"
             )
         raise
 
