@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from sonde.engine import layer_axes
 from sonde.engine.inventory import inventory_of
 from sonde.engine.layer_axes import LayerAxes, learn, unit_axis
 
@@ -283,3 +285,19 @@ def test_a_sequential_has_its_samples_where_its_last_layer_has_them() -> None:
     assert LayerAxes.is_time_first(nn.Sequential(nn.Sequential(layer)))
     assert not LayerAxes.is_time_first(nn.Sequential(layer, first))
     assert not LayerAxes.is_time_first(nn.Sequential())
+
+
+@pytest.mark.parametrize("kind", [nn.Identity, nn.ReLU, lambda: nn.Sequential(nn.ReLU(), nn.Identity())])
+def test_each_module_is_looked_at_a_few_times(kind: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are: a model of 2,000 took four seconds."""
+    asked: list[nn.Module] = []
+    own = layer_axes._own_axis
+
+    def counted(module: nn.Module) -> int | None:
+        asked.append(module)
+        return own(module)
+
+    monkeypatch.setattr(layer_axes, "_own_axis", counted)
+    model = nn.ModuleList(kind() for _ in range(300))
+    layer_axes.learn(inventory_of(model))
+    assert 0 < len(asked) < 20 * len(list(model.modules()))

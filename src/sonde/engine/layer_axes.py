@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -297,38 +297,53 @@ def learn(inventory: Inventory) -> None:
 
 def _by_module(inventory: Inventory) -> list[tuple[ref[nn.Module], int]]:
     found: dict[nn.Module, int] = {}
-    _learn(inventory.members[0].module, (), set(), found)
+    _learn(inventory.members[0].module, (), set(), found, {})
     return [(ref(module), axis) for module, axis in found.items()]
 
 
-def _learn(module: nn.Module, above: tuple[nn.Module, ...], seen: set[nn.Module], found: dict[nn.Module, int]) -> None:
+def _learn(
+    module: nn.Module,
+    above: tuple[nn.Module, ...],
+    seen: set[nn.Module],
+    found: dict[nn.Module, int],
+    common: dict[nn.Module, int | None],
+) -> None:
+    """Add to *found* what the structure shows of *module* and what is in it; *common* remembers the axis of all that is in one."""
     seen.add(module)
     children = [child for child in module.children() if child not in seen]
     path = (*above, module)
+    behind: list[int | None] = [None]  # the axis of the nearest one behind, of which it is known; from the last one to the first
+    for child in reversed(children):
+        axis = _axis_known(child)
+        behind.append(behind[-1] if axis is None else axis)
+    near: int | None = None  # the axis of the nearest one before, of which it is known
     for place, child in enumerate(children):
-        _learn(child, path, seen, found)
-        if _own_axis(child) is None and (axis := _by_structure(children, place, path)) is not None:
-            found[child] = _learnt[child] = axis
-    if not above and _own_axis(module) is None and (axis := _common(module.modules())) is not None:
+        _learn(child, path, seen, found, common)
+        if _own_axis(child) is None:
+            beside = near if near is not None else behind[len(children) - 1 - place]
+            before = _axis_known(children[place - 1]) if place and isinstance(module, nn.Sequential) else None
+            if (axis := _by_structure(child, path, before, beside, common)) is not None:
+                found[child] = _learnt[child] = axis
+        axis = _axis_known(child)
+        near = near if axis is None else axis
+    if not above and _own_axis(module) is None and (axis := _common(module, common)) is not None:
         found[module] = _learnt[module] = axis
 
 
-def _by_structure(children: list[nn.Module], place: int, path: tuple[nn.Module, ...]) -> int | None:
-    child = children[place]
-    inside = _common(child.modules())
+def _by_structure(
+    child: nn.Module, path: tuple[nn.Module, ...], before: int | None, beside: int | None, common: dict[nn.Module, int | None]
+) -> int | None:
+    inside = _common(child, common)
     if inside is not None:
         return inside
-    if isinstance(path[-1], nn.Sequential) and place and (before := _axis_known(children[place - 1])) is not None:
+    if before is not None:
         return before
     for parent in reversed(path):
-        common = _common(parent.modules())
-        if common is not None:
-            return common
-        if parent is path[-1]:
-            near = (*reversed(children[:place]), *children[place + 1 :])
-            guess = next((axis for each in near if (axis := _axis_known(each)) is not None), None)
-            if guess is not None:
-                return guess
+        of_all = _common(parent, common)
+        if of_all is not None:
+            return of_all
+        if parent is path[-1] and beside is not None:
+            return beside
     return None
 
 
@@ -337,12 +352,14 @@ def _axis_known(module: nn.Module) -> int | None:
     return own if own is not None else _learnt.get(module)
 
 
-def _common(modules: Iterable[nn.Module]) -> int | None:
-    """The one axis that all *modules* of known kind have; axis 1 agrees with that of a convolution."""
-    known = {axis for axis in map(_own_axis, modules) if axis is not None}
-    if len(known) > 1 and _LAST not in known:
-        known.discard(_SECOND)
-    return known.pop() if len(known) == 1 else None
+def _common(module: nn.Module, common: dict[nn.Module, int | None]) -> int | None:
+    """The one axis that all modules of known kind in *module* have; axis 1 agrees with that of a convolution."""
+    if module not in common:
+        known = {axis for axis in map(_own_axis, module.modules()) if axis is not None}
+        if len(known) > 1 and _LAST not in known:
+            known.discard(_SECOND)
+        common[module] = known.pop() if len(known) == 1 else None
+    return common[module]
 
 
 def unit_axis(module: nn.Module) -> int:
