@@ -19,7 +19,6 @@ from sonde.words import many, names_text, shape_text, size_text
 EXAMPLES = """
 sonde info                     the newest run in runs
 sonde info quiet-otter --json  for scripts
-sonde info acts                what extract(), or Tracker.save(), has written
 """
 
 _NAMES = 8  # numbers of a family that are shown
