@@ -34,7 +34,7 @@ from sonde.stats import Moments
 from sonde.stats.host_copy import HostCopy
 from sonde.stats.statistic import Column
 
-PATIENT = replace(LIMITS, seconds=1_000.0)
+PATIENT = replace(LIMITS, seconds=1_000.0, first=1_000.0)
 """Nothing is written because time has passed."""
 
 
