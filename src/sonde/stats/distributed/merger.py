@@ -162,7 +162,7 @@ class Merger:
             if self._is_leaving:  # said in another thread, of the channel before
                 channel.close(self._why)
             places = dict(zip(before.group.members, self.members, strict=True))
-            self.members = tuple(places[rank] for rank in channel.group.members)
+            self.members = tuple([places[rank] for rank in channel.group.members])
             self._lost.append(why)
             try:
                 self._catch_up()
