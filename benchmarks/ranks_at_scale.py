@@ -485,10 +485,11 @@ def summary(found: Mapping[str, Any], ranks: int) -> Figures:
 TERMS: tuple[tuple[str, Callable[[float, float], float]], ...] = (
     ("", lambda others, s: 1.0),
     ("R", lambda others, s: others),
+    ("log2 N", lambda others, s: math.log2(others + 1)),
     ("S", lambda others, s: s),
     ("S R/N", lambda others, s: s * others / (others + 1)),
 )
-"""Of a figure of one rank: R other ranks, S sites; R/N is a ring's. What all ranks have in all is N times such a figure.
+"""Of a figure of one rank: R other ranks, S sites; R/N is a ring's, log2 N a tree's. What all have in all is N times such a figure.
 
 R S is none of them, though a table of ranks and keys may be made: in this range it cannot be told from noise.
 """
