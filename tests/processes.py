@@ -243,8 +243,10 @@ def _join(processes: list[Any], begin: float, limit: float) -> tuple[list[float]
 
 
 def _read(rank: Rank, folder: Path) -> Rank:
-    """Fill in what the process left in the folder."""
-    rank.out, rank.err = ((folder / f"{rank.rank}.{kind}").read_text(errors="replace") for kind in ("out", "err"))
+    """Fill in what the process left in the folder; nothing of one that had not begun when it was ended."""
+    for kind in ("out", "err"):
+        with contextlib.suppress(FileNotFoundError):
+            setattr(rank, kind, (folder / f"{rank.rank}.{kind}").read_text(errors="replace"))
     for kind in ("value", "error"):
         with contextlib.suppress(FileNotFoundError):
             setattr(rank, kind, pickle.loads((folder / f"{rank.rank}.{kind}").read_bytes()))

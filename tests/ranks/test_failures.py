@@ -28,7 +28,7 @@ STEPS, WHEN = 12, 6
 TIMES = sonde.Ranks(timeout=3.0, exit_timeout=3.0)
 """Seconds without a sign of life, and at the end."""
 
-PATIENCE = 25.0
+PATIENCE = 60.0
 """Seconds after which ranks hang, by far: a time-out, an exit, and a slow machine."""
 
 
