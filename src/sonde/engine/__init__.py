@@ -96,6 +96,7 @@ from sonde.engine.torch_api import compiler_state as compiler_state
 from sonde.engine.torch_api import hooks as hooks
 from sonde.engine.torch_api import torch_tensors as torch_tensors
 from sonde.engine.torch_api.data_parallel import communicates as communicates
+from sonde.engine.torch_api.data_parallel import data_parallel_ranks as data_parallel_ranks
 from sonde.engine.torch_api.data_parallel import ranks_of as ranks_of
 from sonde.engine.torch_api.dispatch import Derivative as Derivative
 from sonde.engine.torch_api.dispatch import OperatorCall as OperatorCall

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sonde.engine import walk
+from sonde.engine import class_of, sharded_parameters, walk
+from sonde.extraction.crew import Crew
 from sonde.stats import PLAIN, local
 
 _SIZE = 16  # bytes of a digest
@@ -49,10 +50,7 @@ class Weights:
     def __init__(self, models: Mapping[str, nn.Module], copies: Mapping[int, Tensor]) -> None:
         self._pool = ThreadPoolExecutor(_THREADS, "sonde digest")
         self._made = {
-            model: {
-                name: self._pool.submit(digest, copies.get(id(tensor), tensor))
-                for name, tensor in (*module.named_parameters(), *module.named_buffers())
-            }
+            model: {name: self._pool.submit(digest, copies.get(id(tensor), tensor)) for name, tensor in _tensors(module)}
             for model, module in models.items()
         }
 
@@ -65,12 +63,61 @@ class Weights:
         self._pool.shutdown(cancel_futures=True)
 
 
+def weights_together(models: Mapping[str, nn.Module], copies: Mapping[int, Tensor], crew: Crew) -> dict[str, str]:
+    """Return the digest of each model, as :class:`Weights` forms it, on all processes of *crew*: that of the whole tensors.
+
+    A tensor that is spread over processes is made whole, one at a time, and one of them forms its digest.
+
+    Raises:
+        RankError: processes hold other weights than each other.
+    """
+    found: dict[str, str] = {}
+    spread: dict[str, str] = {}
+    named = [(f"{model} {name}".strip(), tensor) for model, module in models.items() for name, tensor in _tensors(module)]
+    for place, (name, tensor) in enumerate(named):
+        if not hasattr(tensor, "full_tensor"):
+            found[name] = digest(copies.get(id(tensor), tensor))
+            continue
+        whole = tensor.full_tensor()
+        if place % crew.size == crew.rank:
+            spread[name] = digest(whole)
+    crew.agree({f"the weights {name}": each for name, each in found.items()}, lambda: None)
+    for told in crew.all(spread):
+        found |= told
+    return {
+        model: digest({name: found[f"{model} {name}".strip()] for name, _ in _tensors(module)}) for model, module in models.items()
+    }
+
+
+def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """Return the parameters and buffers of *model* as optimizers hold them, by the names that they have without DDP."""
+    model = bare(model)
+    spread = sharded_parameters(model)
+    return [(name, spread.get(id(each), each)) for name, each in (*model.named_parameters(), *model.named_buffers())]
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """Return *model* without a wrapper of DDP, which changes nothing of what it computes."""
+    return model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+
+
 def code_of(model: nn.Module) -> str:
-    """Return the digest of how *model* computes: its structure as it is printed, and the code of each class in it."""
-    kinds = {type(module) for module in model.modules()}
+    """Return the digest of how *model* computes: its structure as it is printed, and the code of each class in it.
+
+    How the model is spread over processes does not count.
+    """
+    modules = dict(bare(model).named_modules())
+    kinds = {class_of(module) for module in modules.values()}
     forwards = {f"{kind.__module__}.{kind.__qualname__}": getattr(kind, "forward", None) for kind in kinds}
     codes = {name: getattr(unwrap(forward), "__code__", None) for name, forward in sorted(forwards.items()) if callable(forward)}
-    return digest(_without_addresses(model), codes)
+    structure = [(name, class_of(module).__qualname__, _said_by(module)) for name, module in modules.items()]
+    return digest(structure, codes)
+
+
+def _said_by(module: nn.Module) -> str:
+    """Return what *module* says of itself when it is printed, without its children."""
+    is_of_torch = type(module).__repr__.__module__.startswith("torch.")
+    return _without_addresses(module.extra_repr() if is_of_torch else module)
 
 
 def _without_addresses(value: object) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeAlias, overload
 
 import torch
 from torch import nn
@@ -14,15 +15,25 @@ from torch import nn
 from sonde.engine import Where
 from sonde.errors import ArgumentError, StoreError
 from sonde.extraction.asked import Asked, Beside
-from sonde.extraction.digest import Weights
+from sonde.extraction.crew import Crew, Together
+from sonde.extraction.digest import Weights, digest, weights_together
 from sonde.extraction.estimate import Estimate
-from sonde.extraction.extraction import Extraction
+from sonde.extraction.extraction import Extraction, Held
 from sonde.extraction.forwards import Call, Forwards
-from sonde.extraction.manifest import KIND, differences, manifest
+from sonde.extraction.manifest import KIND, differences, in_words, manifest
 from sonde.extraction.rows import Positions
 from sonde.extraction.stored_forms import Transform
 from sonde.paths import absolute_path, short_path
-from sonde.run import Existing, RowWriter, TensorStore, numbered_folder, open_tensors, remove_tensors
+from sonde.run import (
+    Existing,
+    RowWriter,
+    TensorStore,
+    numbered_folder,
+    open_tensors,
+    remove_tensors,
+    settle_rows,
+    written_rows,
+)
 from sonde.site import Port
 from sonde.sizes import bytes_of
 
@@ -49,6 +60,7 @@ def extract(
     dry_run: Literal[False] = ...,
     call: Call = ...,
     progress: bool = ...,
+    ranks: Together = ...,
 ) -> TensorStore: ...
 @overload
 def extract(
@@ -70,6 +82,7 @@ def extract(
     dry_run: Literal[True],
     call: Call = ...,
     progress: bool = ...,
+    ranks: Together = ...,
 ) -> Estimate: ...
 def extract(
     model: nn.Module | Mapping[str, nn.Module],
@@ -90,6 +103,7 @@ def extract(
     dry_run: bool = False,
     call: Call = None,
     progress: bool = True,
+    ranks: Together = "together",
 ) -> TensorStore | Estimate:
     """Run a model over *batches*, store what passes at the selected sites in the folder *to*, and return the open store.
 
@@ -146,57 +160,117 @@ def extract(
             writes to it, or it cannot be written. Whole shards stay.
         Exception: what the model, the data or a given function has raised, with a note of the batch. Whole shards stay.
     """
-    asked = Asked(model, batches, include, exclude, ports, positions, columns, dtype, transform, call, order)
-    if exists not in _EXISTING:
-        raise ArgumentError(f"exists={exists!r}: it is one of {', '.join(map(repr, _EXISTING))}")
-    size, most = bytes_of(shard, "shard", "of a file"), bytes_of(max_bytes, "max_bytes", "that a store may take")
-    if size == inf:
-        raise ArgumentError(f'shard={shard!r}: a file is held in memory before it is written; give its size, as "256 MB"')
-    models, forwards = asked.models, asked.forwards
-    options = {
-        "positions": positions,
-        "columns": asked.beside,
-        "dtype": dtype,
-        "transform": transform,
-        "order": order,
-        "shard": size,
-        "call": call,
-    }
-    facts = manifest(models, asked.sites, options, batches)
+    with Crew.gathered(ranks) as crew:
+        asked = Asked(model, batches, include, exclude, ports, positions, columns, dtype, transform, call, order)
+        if exists not in _EXISTING:
+            raise ArgumentError(f"exists={exists!r}: it is one of {', '.join(map(repr, _EXISTING))}")
+        size, most = bytes_of(shard, "shard", "of a file"), bytes_of(max_bytes, "max_bytes", "that a store may take")
+        if size == inf:
+            raise ArgumentError(f'shard={shard!r}: a file is held in memory before it is written; give its size, as "256 MB"')
+        options = {
+            "positions": positions,
+            "columns": asked.beside,
+            "dtype": dtype,
+            "transform": transform,
+            "order": order,
+            "shard": size,
+            "call": call,
+        }
+        crew.share(asked.models.values())
+        facts = manifest(asked.models, asked.sites, options, batches, crew)
 
-    def extraction(writer: RowWriter | None) -> Extraction:
-        return Extraction(asked, order, size, most, facts, writer)
+        def extraction(held: Held, open_writer: Callable[[Mapping[str, Any]], RowWriter]) -> Extraction:
+            return Extraction(asked, crew, order, size, most, facts, held, open_writer)
 
-    if dry_run:
-        return extraction(None).estimate(batches)
-    folder = absolute_path(to)
+        if dry_run:
+            return extraction(Held(Path(), {}, []), partial(RowWriter, Path())).estimate(batches)
+        return _stored(crew, asked, batches, facts, extraction, absolute_path(to), exists, verbose=progress)
+
+
+_Extracting: TypeAlias = Callable[[Held, Callable[[Mapping[str, Any]], RowWriter]], Extraction]
+
+
+def _stored(
+    crew: Crew,
+    asked: Asked,
+    batches: Iterable[Any],
+    facts: dict[str, Any],
+    extraction: _Extracting,
+    to: Path,
+    exists: Existing,
+    *,
+    verbose: bool,
+) -> TensorStore:
+    """Make or continue the store in the folder *to*, and return it."""
+    if not crew.is_alone:
+        told = in_words(facts)
+        if facts["options"]["order"] is not None and len({digest(each) for each in crew.all(facts["data"])}) > 1:
+            del facts["data"]  # each process reads data of its own, and ids say which
+            told = in_words(facts)
+        facts["weights"] = weights_together(asked.models, asked.forwards.buffers, crew)
+        told |= {"to=": str(to), "exists=": exists}
+    else:
+        told = {}
+    folder = Path(crew.agree(told, partial(_prepared, to, exists)))
+    is_begun = (folder / "index.json").exists()
+    whole = _whole(folder) if is_begun else None
+    if whole is not None:
+        _check(folder, whole.about, facts)
+        if crew.is_alone:
+            _check_weights(folder, whole.about, asked.models, asked.forwards)
+        return whole
+    held = _held(folder) if is_begun else Held(folder, {}, [])
+    _check(folder, {"kind": KIND, **held.about}, facts if held.lines else {})
+    was_there = folder.exists()
+    writers: list[RowWriter] = []
+
+    def open_writer(about: Mapping[str, Any]) -> RowWriter:
+        begins = crew.is_first and not is_begun
+        writers.append(RowWriter(folder, about if begins else None, rank=None if crew.is_alone else crew.number, resume=not begins))
+        return writers[-1]
+
+    if crew.is_alone:
+        opened = open_writer(facts)
+    running = extraction(held, (lambda about: opened) if crew.is_alone else open_writer)
+    try:
+        running.run(batches, verbose=verbose)
+    finally:
+        running.close()
+        for writer in writers:
+            writer.close(complete=False)
+        if crew.is_alone and not writers[0].shards and not is_begun:
+            remove_tensors(folder)
+            _leave(folder, was_there)
+    return open_tensors(folder)
+
+
+def _prepared(folder: Path, exists: Existing) -> str:
+    """Let the store be made or continued in *folder*, as *exists* says, and return where it is to be. On the first process alone.
+
+    Raises:
+        StoreError: it is not to be, or something else is there.
+    """
     if exists == "unique":
         folder = numbered_folder(folder)
     elif exists == "replace":
         remove_tensors(folder)
-    is_begun = (folder / "index.json").exists()
-    if is_begun and exists == "error":
-        raise StoreError(
-            f"{folder} holds a store already: exists='resume' continues it, 'replace' deletes it, 'unique' writes beside it"
-        )
-    whole = _whole(folder) if is_begun else None
-    if whole is not None:
-        _check(folder, whole.about, facts)
-        _check_weights(folder, whole.about, models, forwards)
-        if any(folder.glob("shards*.jsonl")):  # the program was killed as it closed the store: its journal is not needed any more
+    if (folder / "index.json").exists():
+        if exists == "error":
+            raise StoreError(
+                f"{folder} holds a store already: exists='resume' continues it, 'replace' deletes it, 'unique' writes beside it"
+            )
+        found = written_rows(folder)
+        _check(folder, found.about, {})
+        if not found.complete:
+            settle_rows(folder)
+        elif any(folder.glob("shards*.jsonl")):  # the program was killed as it closed the store: its journal is not needed any more
             RowWriter(folder, None, resume=True).close()
-        return whole
-    was_there = folder.exists()
-    writer = RowWriter(folder, None if is_begun else facts, resume=is_begun)
-    try:
-        _check(folder, writer.about, facts if writer.shards else {})
-        extraction(writer).run(batches, verbose=progress)
-    finally:
-        writer.close(complete=False)  # does nothing where it was closed as a whole one
-        if not writer.shards and not is_begun:
-            remove_tensors(folder)
-            _leave(folder, was_there)
-    return open_tensors(folder)
+    return str(folder)
+
+
+def _held(folder: Path) -> Held:
+    found = written_rows(folder)
+    return Held(folder, found.about, found.shards)
 
 
 def _whole(folder: Path) -> TensorStore | None:

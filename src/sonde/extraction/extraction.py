@@ -8,32 +8,29 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from hashlib import blake2b
-from typing import Any
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sonde.engine import walk
-from sonde.errors import ArgumentError, StoreError
+from sonde.errors import ArgumentError, RankError, StoreError
 from sonde.extraction.asked import Asked
+from sonde.extraction.crew import Crew
 from sonde.extraction.digest import Weights, digest
 from sonde.extraction.estimate import Estimate
 from sonde.extraction.intake import Intake, named
 from sonde.extraction.manifest import differences, length
 from sonde.extraction.open_shard import OpenShard
 from sonde.extraction.place import Columns
+from sonde.extraction.sharing import CURE, Part, Sharing, Stored
 from sonde.extraction.stored_forms import summed
-from sonde.run import RowWriter
+from sonde.run import RowWriter, open_tensors, written_rows
 from sonde.view import progress
 from sonde.warn import warn_user
 from sonde.words import many, size_text, time_text
-
-_CURE = "give another path, or exists='replace'"
-_OTHER_ORDER = (
-    "Data that come in another order each time can be continued by their ids: order=, from the beginning. Else give the data as "
-    f"they were, {_CURE}"
-)
-
 
 _CALL = "sonde.extract(); whole shards stay, and the same call goes on behind"
 
@@ -42,85 +39,97 @@ class _Full(Exception):  # noqa: N818  # no error: the end that max_bytes says
     """The store has no room for the next shard."""
 
 
+class Held(NamedTuple):
+    """What a store holds before a call goes on with it.
+
+    Attributes:
+        folder: where it is, or will be.
+        about: what its index says of how it was begun; nothing where there is none.
+        lines: of all whole shards.
+    """
+
+    folder: Path
+    about: Mapping[str, Any]
+    lines: list[dict[str, Any]]
+
+
 class Extraction:
     """One call of ``extract``.
 
     Args:
         asked: what runs, which rows are kept, and in which form.
+        crew: the processes that fill the store.
         order: the key or the function that tells ids.
         size: bytes of a shard.
         most: bytes of the store.
-        facts: the manifest.
-        writer: of the store; None for an estimate.
+        facts: the manifest; of several processes, with the weights.
+        held: what the store holds.
+        open_writer: returns the writer of this process, given the manifest.
     """
 
     def __init__(
         self,
         asked: Asked,
+        crew: Crew,
         order: str | Callable[[Any], Any] | None,
         size: float,
         most: float,
         facts: Mapping[str, Any],
-        writer: RowWriter | None,
+        held: Held,
+        open_writer: Callable[[Mapping[str, Any]], RowWriter],
     ) -> None:
         self._forwards = asked.forwards
         self._models = asked.models
         self._forms = asked.forms
+        self._crew = crew
         self._order = order
         self._size = size
         self._most = most
         self._facts = dict(facts)
-        self._writer = writer
-        self._known: Mapping[str, Any] = {} if writer is None else writer.about  # what the store says of how it was begun
+        self._held = held
+        self._open_writer = open_writer
+        self._writer: RowWriter | None = None
+        self._before = 0  # bytes of shards that this process's part of the store had before
         self._weights: Weights | None = None
         self._shard: OpenShard | None = None
-        self._ids: set[int] = set()
-        self._batches = 0
-        self._in_shard: list[tuple[int, str]] = []  # numbers and digests of batches in the open shard
-        self._first_item = 0
+        self._in_shard: list[Part] = []  # the batches in the open shard
+        self._numbers: list[int] = []  # the least and the largest numbers of items in each
         self._chain = ""
         self._has_begun = False  # by this call
-        self._was_begun = False  # before
+        self._is_full = False
         beside = asked.beside if order is None else {"id": partial(_ids, order), **asked.beside}
         self._intake = Intake(asked.forwards, asked.chooser, asked.forms, beside, self._place_for)
 
     # From the first batch to the last
 
     def run(self, batches: Iterable[Any], *, verbose: bool) -> None:
-        """Store what is not stored yet of *batches*, and close the store."""
-        assert self._writer is not None
-        stored = self._continue()
-        total = length(batches)
-        with self._observed(batches) as iterator, progress("extract", verbose=verbose) as show:
-            began, at = time.monotonic(), 0.0
-            for number, batch in enumerate(iterator):
-                if number < len(stored):
-                    self._compare(number, batch, stored)
-                    continue
+        """Store what is not stored yet of *batches*, and close the store, whole or not."""
+        crew = self._crew
+        with self._observed(batches, weighs=crew.is_alone) as data:
+            sharing = self._sharing(batches)
+            if crew.is_alone:
+                self._open()
+            iterator = data if crew.is_alone else self._looked(data, sharing)
+            total, began, at = length(batches), time.monotonic(), 0.0
+            with progress("extract", verbose=verbose and crew.is_first) as show:
                 try:
-                    with named(number, _CALL):
-                        self._add(number, batch)
+                    for done, (batch, part) in enumerate(sharing.rounds(iterator, full=lambda: self._is_full), 1):
+                        crew.check()
+                        self._run(batch, part, sharing)
+                        if time.monotonic() - at > 0.2:
+                            at = time.monotonic()
+                            show(self._progress(at - began, done * crew.of, total, sharing))
+                    if crew.is_alone:
+                        sharing.check_end()
+                    if not self._is_full:
+                        self._cut()
                 except _Full:
-                    break
-                if time.monotonic() - at > 0.2:
-                    at = time.monotonic()
-                    show(self._progress(at - began, number + 1 - len(stored), total, number + 1))
-            else:
-                if self._batches < len(stored):
-                    ended = f"the data end after {many(self._batches, 'batch', 'batches')}, and the store holds {len(stored):,}"
-                    raise StoreError(f"{ended}. {_OTHER_ORDER}")
-                try:
-                    self._cut()
-                    self._end()
-                except _Full:
-                    pass
-                else:
-                    return
-            self._stop_short()
+                    self._is_full = True
+            self._end(sharing)
 
     def estimate(self, batches: Iterable[Any]) -> Estimate:
         """Return what the store of *batches* will take, as the first shows."""
-        with self._observed(batches) as iterator:
+        with self._observed(batches, weighs=False) as iterator:
             for batch in iterator:
                 with named(0, _CALL):
                     found = self._intake.first(batch)
@@ -134,12 +143,12 @@ class Extraction:
         raise ArgumentError("batches: there is none")
 
     @contextmanager
-    def _observed(self, batches: Iterable[Any]) -> Iterator[Iterator[Any]]:
-        """Yield the iterator of *batches*; in the block the models are observed, and the digest of their weights is formed."""
+    def _observed(self, batches: Iterable[Any], *, weighs: bool) -> Iterator[Iterator[Any]]:
+        """Yield the iterator of *batches*; in the block the models are observed, and the digest of their weights may be formed."""
         with self._forwards:
             try:
                 iterator = iter(batches)  # before any thread begins: it may fork
-                if self._writer is not None:
+                if weighs:
                     self._weights = Weights(self._models, self._forwards.buffers)
                 yield iterator
             finally:
@@ -148,63 +157,109 @@ class Extraction:
                 if self._weights is not None:
                     self._weights.stop()
 
-    def _progress(self, seconds: float, done: int, total: int | None, number: int) -> str:
+    def _progress(self, seconds: float, done: int, total: int | None, sharing: Sharing) -> str:
         assert self._shard is not None
-        rate = self._shard.rows * self._shard.row_bytes / max(seconds, 1e-9)
-        left = "" if total is None else f" · {time_text(seconds / done * (total - number))} left"
+        rate = self._crew.of * self._shard.rows * self._shard.row_bytes / max(seconds, 1e-9)
+        left = "" if total is None else f" · {time_text(seconds / done * max(total - sharing.read, 0))} left"
         of = "" if total is None else f" of {total:,}"
-        return f"{many(self._intake.items, 'item')} · batch {number:,}{of} · {size_text(rate)}/s{left}"
+        return f"{many(sharing.items, 'item')} · batch {sharing.read:,}{of} · {size_text(rate)}/s{left}"
+
+    def close(self) -> None:
+        """Close this process's part of the store, whatever has happened: the shards that are whole stay."""
+        if self._writer is not None:
+            self._writer.close(complete=False)  # does nothing where it was closed as a whole one
 
     # Behind what is stored
 
-    def _continue(self) -> list[str]:
-        """Go on behind the whole shards; return the digest of each batch in them, none where ids say what is stored."""
-        assert self._writer is not None
-        lines = self._writer.shards
-        if not lines:
-            return []
-        last = lines[-1]["about"]
-        self._intake.items, self._chain, self._was_begun = last["next_item"], last["chain"], True
-        if self._order is not None:
-            from sonde.run import open_tensors
+    def _sharing(self, batches: Iterable[Any]) -> Sharing:
+        """Return which batches this process runs, behind those that are stored."""
+        stored: dict[Any, Stored] = {}
+        for line in self._held.lines:
+            about = line["about"]
+            stored |= dict(zip(about["batches"], map(Stored, about["inputs"], about["items"]), strict=True))
+        first = max((line["about"]["next_item"] for line in self._held.lines), default=0)
 
-            self._ids = set(torch.as_tensor(open_tensors(self._writer.folder)["id"][:]).tolist())
-            return []
-        return [each for line in lines for each in line["about"]["inputs"]]
+        def column(name: str) -> Tensor:
+            if not self._held.lines:
+                return torch.zeros(0, dtype=torch.int64)
+            return torch.as_tensor(open_tensors(self._held.folder)[name][:])
 
-    def _compare(self, number: int, batch: Any, stored: list[str]) -> None:
-        """Compare a batch with the one of its *number* that is stored.
+        ids = None if self._order is None else set(column("id").tolist())
+        return Sharing(self._crew, batches, stored, first, partial(column, "item"), ids, partial(_ids, self._order or ""))
 
-        Raises:
-            StoreError: it is another one.
-        """
-        found = digest(batch)
-        self._batches += 1
-        if found != stored[number]:
-            at = f", and was batch {stored.index(found):,}: they come in another order" if found in stored else ""
-            raise StoreError(f"batch {number:,} of the data is not the one that is stored{at}. {_OTHER_ORDER}")
+    def _looked(self, iterator: Iterator[Any], sharing: Sharing) -> Iterator[Any]:
+        """Run the first batch on each process, so that all know the columns, and begin the store; return the whole iterator."""
+        crew = self._crew
+        first = next(iterator, self)
+        if first is self:
+            raise ArgumentError("batches: there is none")
+        inputs = digest(first)
+        with named(0, _CALL):
+            items = self._intake.look(first)
+        sharing.compare(crew.all((crew.number, inputs)))
+        sharing.learn(first, items)
+        said = {"columns": self._facts["columns"], "left_out": self._facts["left_out"]}
+        crew.agree({f"what the first batch shows ({name})": each for name, each in said.items()}, self._open_first)
+        if self._writer is None and crew.writes:
+            self._open()
+        self._has_begun = True
+        crew.wait()  # all have seen what was stored before
+        return chain([first], iterator)
+
+    def _open_first(self) -> None:
+        if not self._held.lines:
+            self._open().tell(self._facts)
+
+    def _open(self) -> RowWriter:
+        self._writer = writer = self._open_writer(self._facts)
+        self._before = sum(line["bytes"] for line in writer.shards)
+        self._chain = writer.shards[-1]["about"]["chain"] if writer.shards else ""
+        return writer
 
     # One batch
 
-    def _add(self, number: int, batch: Any) -> None:
+    def _run(self, batch: Any, part: Part | None, sharing: Sharing) -> None:
+        """Run the models on *batch*, and store its *part*, if this process is to store any."""
+        number = part.key if part is not None and isinstance(part.key, int) else sharing.read - 1
+        try:
+            with named(number, _CALL):
+                if part is None or not self._crew.writes:
+                    self._intake.run_along(batch)
+                else:
+                    self._add(batch, part, sharing)
+        except _Full:
+            if not self._crew.in_step:
+                raise
+            self._is_full = True
+        except Exception as error:
+            cause = self._crew.cause(error)
+            if cause is error:
+                raise
+            raise cause from error
+
+    def _add(self, batch: Any, part: Part, sharing: Sharing) -> None:
         if self._shard is not None:
             self._shard.check()
-        keep = ids = None
-        if self._order is not None:
-            ids = _ids(self._order, batch)
-            keep = torch.tensor([each not in self._ids and each not in ids[:at] for at, each in enumerate(ids)], dtype=torch.bool)
-            if not keep.any():
-                return
-        first = self._intake.items
-        with ThreadPoolExecutor(1) if self._is_moved(batch) else _AtOnce() as pool:  # a model may write into what it is given
-            made = pool.submit(digest, batch)
-            self._intake.add(batch, keep)
-            inputs = made.result()
-        if not self._in_shard:
-            self._first_item = first
-        self._in_shard.append((number, inputs))
-        self._ids.update(ids or ())
-        self._batches += 1
+        follows = isinstance(part.numbers, int)
+        if isinstance(part.numbers, int):
+            self._intake.items = part.numbers
+        with ThreadPoolExecutor(1) if part.inputs is None and self._is_moved(batch) else _AtOnce() as pool:
+            made = pool.submit(digest, batch) if part.inputs is None else None  # a model may write into what it is given
+            self._intake.add(batch, part.keep, None if follows else torch.as_tensor(part.numbers))
+            inputs = part.inputs if made is None else made.result()
+        assert self._intake.rows is not None
+        items = self._intake.rows.items
+        if part.items is None:
+            sharing.count(items)
+        elif part.items != items:
+            raise ArgumentError(f"the model was given {many(items, 'item')}, and the batch, as ranks count, has {part.items:,}")
+        kept = items if part.keep is None else int(part.keep.sum())
+        if isinstance(part.numbers, int):
+            self._numbers += [part.numbers, part.numbers + max(kept, 1) - 1]
+        else:
+            chosen = part.numbers if part.keep is None else part.numbers[part.keep]
+            self._numbers += [int(chosen.min()), int(chosen.max())]
+        self._in_shard.append(part._replace(inputs=inputs, items=items))
 
     def _is_moved(self, batch: Any) -> bool:
         device = self._intake.device
@@ -216,7 +271,7 @@ class Extraction:
             name: {"dtype": str(dtype).removeprefix("torch."), "shape": list(shape)} for name, (dtype, shape) in columns.items()
         }
         self._facts |= {"columns": said, "left_out": self._intake.left_out}
-        self._refuse(differences(self._known, self._facts))
+        self._refuse(differences(self._held.about, self._facts))
         return self._shard
 
     # One shard
@@ -232,76 +287,114 @@ class Extraction:
             return
         assert self._writer is not None
         shard.wait()
-        written = sum(line["bytes"] for line in self._writer.shards)
-        if written + shard.used * shard.row_bytes > self._most:
+        written = sum(line["bytes"] for line in self._writer.shards) - self._before
+        before = sum(line["bytes"] for line in self._held.lines)
+        if written + shard.used * shard.row_bytes > (self._most - before) / self._crew.of:
             raise _Full
         losses, self._forms.losses = self._forms.losses, {}
-        shard.cut((self._first_item, self._intake.items, self._in_shard, losses))
-        self._in_shard = []
+        shard.cut((self._in_shard, self._numbers, losses))
+        self._in_shard, self._numbers = [], []
 
     def _write(self, columns: dict[str, Tensor], told: Any) -> None:
         """Write a shard; in the thread that writes."""
         assert self._writer is not None
-        first, behind, held, losses = told
+        held, numbers, losses = told
         if not self._has_begun:
             self._begin_store()
-        for _, inputs in held:
-            self._chain = digest(self._chain, inputs)
+        for part in held:
+            self._chain = digest(self._chain, part.inputs)
         about: dict[str, Any] = {
-            "batches": [held[0][0], held[-1][0]],
-            "inputs": [inputs for _, inputs in held],
+            "batches": [part.key for part in held],
+            "items": [part.items for part in held],
+            "inputs": [part.inputs for part in held],
             "chain": self._chain,
-            "next_item": behind,
+            "next_item": max(numbers) + 1,
         }
         if losses:
             about["lost"] = {column: loss.numbers() for column, loss in losses.items()}
-        self._writer.write(columns, items=(first, behind - 1), about=about)
+        self._writer.write(columns, items=(min(numbers), max(numbers)), about=about)
 
     def _begin_store(self) -> None:
         """Before the first shard: put the manifest into the store, or compare the weights with those of shards that are there."""
         assert self._writer is not None
         assert self._weights is not None
         self._facts["weights"] = self._weights.digests()
-        self._refuse(differences(self._known, self._facts))
-        if not self._writer.shards:
+        self._refuse(differences(self._held.about, self._facts))
+        if not self._held.lines:
             self._writer.tell(self._facts)
         self._has_begun = True
 
     def _refuse(self, found: list[str]) -> None:
-        if found and self._writer is not None and self._writer.shards:
+        if found and self._held.lines:
             raise StoreError(
-                f"{self._writer.folder} was begun from something else. {'; '.join(found[:3])}. Give what it was begun from, {_CURE}"
+                f"{self._held.folder} was begun from something else. {'; '.join(found[:3])}. Give what it was begun from, {CURE}"
             )
 
-    def _end(self) -> None:
-        """Close the store, which is whole."""
-        assert self._writer is not None
+    # The end
+
+    def _end(self, sharing: Sharing) -> None:
+        """Close the store: whole, if all processes have stored all that was theirs."""
+        crew = self._crew
         if self._shard is not None:
             self._shard.wait()
-        lines = self._writer.shards
-        if not lines:
-            raise ArgumentError(
-                "batches: there is none"
-                if not self._batches
-                else f"no row was kept of {many(self._batches, 'batch', 'batches')}: positions chose none"
-            )
-        if not self._has_begun:
+        if not crew.is_first:
+            self.close()
+        (is_whole,) = crew.minimum([not self._is_full])
+        if is_whole and not crew.is_alone:
+            sharing.check_end()
+        if not is_whole:
+            if crew.is_first:
+                self.close()
+                self._tell_short()
+            crew.wait()
+            return
+        if not self._has_begun and self._writer is not None and (self._writer.shards or self._held.lines):
             self._begin_store()
-        about = {**(self._known if self._was_begun else self._facts), "items": self._intake.items}
+        crew.agree({}, partial(self._close_whole, sharing))
+
+    def _close_whole(self, sharing: Sharing) -> None:
+        """On the first process: make the index of the parts of all."""
+        lines = written_rows(self._held.folder).shards
+        if not lines:
+            chosen = f"no row was kept of {many(sharing.new, 'batch', 'batches')}: positions chose none"
+            raise ArgumentError(chosen if sharing.new else "batches: there is none")
+        if self._order is not None:
+            self._check_ids()
+        about = {**(self._held.about if self._held.lines else self._facts), "items": sharing.items}
         lost = {column for line in lines for column in line["about"].get("lost", {})}
         if lost:
             about["lost"] = {
                 column: summed([line["about"]["lost"][column] for line in lines if column in line["about"].get("lost", {})])
                 for column in sorted(lost)
             }
+        if self._writer is None:
+            self._open()
+        assert self._writer is not None
         self._writer.close(complete=True, about=about)
 
-    def _stop_short(self) -> None:
-        assert self._writer is not None
-        held = sum(line["bytes"] for line in self._writer.shards)
+    def _check_ids(self) -> None:
+        """Check that no item was stored by two processes that read data of their own.
+
+        Raises:
+            StoreError: one was.
+        """
+        if self._crew.of == 1:
+            return
+        store = open_tensors(self._held.folder)
+        pairs = {tuple(each) for each in torch.stack([torch.as_tensor(store[name][:]) for name in ("id", "item")], 1).tolist()}
+        twice = len(pairs) - len({each[0] for each in pairs})
+        if twice:
+            raise RankError(
+                f"{many(twice, 'item')} came on several ranks, and are stored several times: give each rank items of its own, or "
+                "all of them the same batches in the same order; and exists='replace'"
+            )
+
+    def _tell_short(self) -> None:
+        lines = written_rows(self._held.folder).shards
+        held = size_text(sum(line["bytes"] for line in lines))
         warn_user(
-            f"{self._writer.folder} ends at {size_text(held)}, since max_bytes is {size_text(self._most)}: it holds "
-            f"{many(len(self._writer.shards), 'shard')}, and is not complete. The same call with more max_bytes goes on"
+            f"{self._held.folder} ends at {held}, since max_bytes is {size_text(self._most)}: it holds {many(len(lines), 'shard')}"
+            ", and is not complete. The same call with more max_bytes goes on"
         )
 
 

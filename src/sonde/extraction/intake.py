@@ -57,20 +57,23 @@ class Intake:
         # of the present batch
         self._batch: Any = None
         self._keep: Tensor | None = None
+        self._numbers: Tensor | None = None
+        self._stores = True
         self._has_place = False
         self._filled: dict[str, Tensor | None] = {}
         forwards.take = self._take
 
-    def add(self, batch: Any, keep: Tensor | None = None) -> None:
+    def add(self, batch: Any, keep: Tensor | None = None, numbers: Tensor | None = None) -> None:
         """Run the models on *batch*, and put its rows into the place.
 
         Args:
             batch: as the user gives it.
             keep: of each item, whether it is wanted; None for all.
+            numbers: of each item; None for numbers that follow each other.
         """
+        self._numbers = numbers
         if self.place is None:
-            found = self.first(batch, keep)
-            self.place = self._place_for({name: (held.dtype, tuple(held.shape[1:])) for name, held in found.items()})
+            found = self._begun(batch, keep)
             if self.rows is not None and len(self.rows):
                 for name, held in found.items():
                     self._target(name, tuple(held.shape[1:])).copy_(held)
@@ -87,6 +90,26 @@ class Intake:
         assert rows is not None
         self.place.end(len(rows) if self._has_place else 0)
         self.items += rows.items if keep is None else int(keep.sum())
+
+    def look(self, batch: Any) -> int:
+        """Run the first *batch*, whole, and make the place, without a row in it; return how many items the batch has."""
+        self._begun(batch, None)
+        self._forms.losses.clear()
+        assert self.rows is not None
+        return self.rows.items
+
+    def run_along(self, batch: Any) -> None:
+        """Run the models on *batch*, and keep nothing of it."""
+        self._stores = False
+        try:
+            self._forwards.run(batch)
+        finally:
+            self._stores = True
+
+    def _begun(self, batch: Any, keep: Tensor | None) -> dict[str, Tensor]:
+        found = self.first(batch, keep)
+        self.place = self._place_for({name: (held.dtype, tuple(held.shape[1:])) for name, held in found.items()})
+        return found
 
     def first(self, batch: Any, keep: Tensor | None = None) -> dict[str, Tensor]:
         """Run the first *batch*, whole; return the rows of each column.
@@ -123,7 +146,7 @@ class Intake:
 
     def _take(self, column: str, tensor: Tensor) -> None:
         """Keep what is wanted of a tensor that has come at a site; it is borrowed."""
-        if column in self.left_out:
+        if column in self.left_out or not self._stores:
             return
         if self.rows is None:
             self.rows = self._told_by(tensor)
@@ -166,9 +189,11 @@ class Intake:
         if rows is None or (self.place is not None and not len(rows)):
             return
         item = rows.item
-        if self._keep is not None:
-            item = (self._keep.cumsum(0) - 1)[item]
-        found = {"item": item + self.items}
+        if self._numbers is not None:
+            item = self._numbers[item]
+        else:
+            item = self.items + (item if self._keep is None else (self._keep.cumsum(0) - 1)[item])
+        found = {"item": item}
         if rows.position is not None:
             found["position"] = rows.position
         for name, given in self._beside.items():

@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from sonde.engine import class_of, unwrap
-from sonde.extraction.digest import code_of, digest
+from sonde.extraction.crew import Crew
+from sonde.extraction.digest import bare, code_of, digest
+from sonde.extraction.sharing import is_shared
 from sonde.site import Site
 
 KIND = "extract"
@@ -27,15 +29,28 @@ _WORDS = {
 """What a store is compared by, and how each entry is called."""
 
 
-def manifest(models: Mapping[str, nn.Module], sites: Sequence[Site], options: Mapping[str, Any], batches: Any) -> dict[str, Any]:
+def manifest(
+    models: Mapping[str, nn.Module], sites: Sequence[Site], options: Mapping[str, Any], batches: Any, crew: Crew
+) -> dict[str, Any]:
     """Return, as plain data, all that the rows of a store depend on but the weights, which :class:`Weights` tells."""
+    of_shares = _OF_SHARES if is_shared(batches, crew) else ()
     return {
         "kind": KIND,
         "made_with": {"torch": torch.__version__, "python": "{}.{}".format(*sys.version_info)},
         "models": {name: _model_facts(model) for name, model in models.items()},
         "sites": [str(site) for site in sites],
         "options": {name: _plain(value) for name, value in options.items()},
-        "data": _data_facts(batches),
+        "data": {name: value for name, value in _data_facts(batches).items() if name not in of_shares},
+    }
+
+
+def in_words(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is compared of a manifest, each with what it is called."""
+    return {
+        words.format(name.replace(".", " ")).strip(): value
+        for part, words in _WORDS.items()
+        if part in facts
+        for name, value in _flat(facts[part])
     }
 
 
@@ -74,7 +89,7 @@ def _model_facts(model: nn.Module) -> dict[str, Any]:
         "code": code_of(model),
         "device": device,
         "autocast": str(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else "",
-        "modules in training mode": sum(module.training for module in model.modules()),
+        "modules in training mode": sum(module.training for module in bare(model).modules()),
     }
 
 
@@ -111,6 +126,9 @@ def _data_facts(batches: Any) -> dict[str, Any]:
         found["sampler seed"] = torch.initial_seed() if generator is None else generator.initial_seed()
     return found
 
+
+_OF_SHARES = ("batches", "sampler rank", "sampler num_replicas")
+"""What depends on how many processes share the data, which another number of them may go on with."""
 
 _FACTS = ("_fingerprint", "seed", "epoch", "rank", "num_replicas")
 """Attributes by which ``datasets`` and samplers say what they are."""

@@ -69,6 +69,8 @@ from .tensors.writers import Entry as Entry
 from .tensors.writers import write_tensors as write_tensors
 from .tensors.writers import RowWriter as RowWriter
 from .tensors.writers import remove_tensors as remove_tensors
+from .tensors.writers import settle_rows as settle_rows
+from .tensors.writers import written_rows as written_rows
 from .tensors.tensor_files import read_tensor_file as read_tensor_file
 from .tensors.tensor_files import write_tensor_file as write_tensor_file
 

@@ -56,9 +56,11 @@ from sonde.stats.statistic import unreadable as unreadable
 
 # isort: split
 # For other rooms of sonde: distributed tensors, and rows of several ranks
+from sonde.stats.distributed import Channel as Channel
 from sonde.stats.distributed import Group as Group
 from sonde.stats.distributed import Joining as Joining
 from sonde.stats.distributed import Key as Key
+from sonde.stats.distributed import LostError as LostError
 from sonde.stats.distributed import Meeting as Meeting
 from sonde.stats.distributed import Merged as Merged
 from sonde.stats.distributed import MergedRows as MergedRows

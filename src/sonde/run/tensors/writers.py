@@ -344,6 +344,37 @@ class RowWriter:
         _remove(self.folder, [name for name, journal in journals.items() if not journal.damage])
 
 
+def written_rows(folder: Path) -> Index:
+    """Return the index of the store of rows in *folder*, with the lines of all writers, also of those that have not closed.
+
+    Raises:
+        StoreError: there is none.
+    """
+    Index.read(folder)
+    journals = [Journal.read(folder / name, "rows") for name in journals_in(folder)]
+    index = Index.read(folder)  # once more: a writer that closes moves the lines from its journal to the index
+    for journal in journals:
+        index.add(journal.lines)
+    return index
+
+
+def settle_rows(folder: Path) -> None:
+    """Let other writers go on with the store of rows in *folder*: the index gets the lines of the journals of all before, and
+    nothing is left of shards that these have not finished.
+
+    Raises:
+        StoreError: there is no such store, or a process writes to it.
+    """
+    ranks = {place_of(name)[0] for name in all_shards_in(folder)} | {
+        -1 if rank is None else rank for rank in journals_in(folder).values()
+    }
+    for rank in sorted(ranks, reverse=True):  # the first puts the lines of all into the index
+        RowWriter(folder, None, rank=None if rank < 0 else rank, resume=True).close(complete=False)
+    writer = RowWriter(folder, None, resume=True)
+    remove_leftovers(folder, "tensors-")
+    writer.close(complete=False)
+
+
 def remove_tensors(folder: Path) -> None:
     """Delete the store in *folder*, and no other file. Its index goes last: after a kill half-way it can be deleted again.
 

@@ -26,6 +26,8 @@ needs no time-out, which closes connections, and a long evaluation is no failure
 
 from types import ModuleType as _Module
 
+from sonde.stats.distributed.channel import Channel as Channel
+from sonde.stats.distributed.channel import LostError as LostError
 from sonde.stats.distributed.group import Group as Group
 from sonde.stats.distributed.group import Meeting as Meeting
 from sonde.stats.distributed.group import MissingRankError as MissingRankError

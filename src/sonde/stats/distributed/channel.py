@@ -135,6 +135,23 @@ class Channel:
         self._done(lambda: self._gloo.broadcast(numbers, root))
         return numbers.numpy().tobytes()
 
+    def check(self) -> None:
+        """Raise, without waiting, if a rank has said that it has left.
+
+        Raises:
+            LostError: it has.
+        """
+        if self.lost is None:
+            with contextlib.suppress(RuntimeError):  # the store went with the process that held it: the next operation says so
+                if gone := told(self.group):
+                    self._leave(gone)
+        if self.lost is not None:
+            raise self.lost
+
+    def cause(self, error: Exception) -> LostError:
+        """Return which rank is lost, if one is, after an operation of others has failed with *error*. Waits for a sign of life."""
+        return self.lost or _Wait(self).who_left(error)
+
     def _done(self, begin: Callable[[], Any]) -> None:
         if self.lost is not None:
             raise self.lost

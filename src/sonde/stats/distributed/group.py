@@ -338,6 +338,15 @@ class Group:
             raise
         return found
 
+    def all(self, value: T) -> list[T]:
+        """Return on all ranks the *value* of each: JSON, in the order of the ranks.
+
+        Raises:
+            RankError: a rank did not answer.
+        """
+        found: list[T] = self._concluded(value, lambda answers: answers)
+        return found
+
     def together(self, do: Callable[[], T]) -> T:
         """Call *do* on each rank; return what it returns there once all have returned.
 
