@@ -22,6 +22,7 @@ from sonde.extraction.extraction import Extraction, Held
 from sonde.extraction.forwards import Call, Forwards
 from sonde.extraction.manifest import KIND, differences, in_words, manifest
 from sonde.extraction.rows import Positions
+from sonde.extraction.spread import whole
 from sonde.extraction.stored_forms import Transform
 from sonde.paths import absolute_path, short_path
 from sonde.run import (
@@ -177,6 +178,7 @@ def extract(
             "call": call,
         }
         crew.share(asked.models.values())
+        asked.forwards.whole = partial(whole, crew.partners)
         facts = manifest(asked.models, asked.sites, options, batches, crew)
 
         def extraction(held: Held, open_writer: Callable[[Mapping[str, Any]], RowWriter]) -> Extraction:

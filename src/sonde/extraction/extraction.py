@@ -26,6 +26,7 @@ from sonde.extraction.manifest import differences, length
 from sonde.extraction.open_shard import OpenShard
 from sonde.extraction.place import Columns
 from sonde.extraction.sharing import CURE, Part, Sharing, Stored
+from sonde.extraction.spread import marks_of, refuse_parts
 from sonde.extraction.stored_forms import summed
 from sonde.run import RowWriter, open_tensors, written_rows
 from sonde.view import progress
@@ -195,8 +196,10 @@ class Extraction:
             raise ArgumentError("batches: there is none")
         inputs = digest(first)
         with named(0, _CALL):
-            items = self._intake.look(first)
+            items, rows = self._intake.look(first)
         sharing.compare(crew.all((crew.number, inputs)))
+        if crew.size > crew.of:
+            refuse_parts(crew.all((crew.number, marks_of(rows))))
         sharing.learn(first, items)
         said = {"columns": self._facts["columns"], "left_out": self._facts["left_out"]}
         crew.agree({f"what the first batch shows ({name})": each for name, each in said.items()}, self._open_first)

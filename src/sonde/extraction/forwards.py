@@ -48,6 +48,7 @@ class Forwards:
 
     Attributes:
         take: called with the column's name and the tensor, which is borrowed, for each observed tensor.
+        whole: returns the whole of a tensor, given its module and port.
         passes_on: a batch is passed to the models as it is.
         buffers: copies of the buffers that a forward may write into, by the id of the buffer.
 
@@ -68,6 +69,7 @@ class Forwards:
         own: Collection[str],
     ) -> None:
         self.take: Callable[[str, Tensor], None] = lambda column, tensor: None
+        self.whole: Callable[[Tensor, nn.Module | None, Port], Tensor] = lambda tensor, module, port: tensor
         self.passes_on = call is None
         self._runs = [_Run(name, model, call, own) for name, model in models.items()]
         self._choice = include, exclude, ports
@@ -146,7 +148,7 @@ class Forwards:
             return
         try:
             for path, tensor in event.leaves:
-                self.take(self._name(event.site, path), tensor)
+                self.take(self._name(event.site, path), self.whole(tensor, event.module, event.site.port))
         except Exception as error:  # kept for the caller: the model may catch what is raised here
             self._error = error
             return

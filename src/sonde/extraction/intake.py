@@ -82,6 +82,7 @@ class Intake:
             self._forwards.run(batch)
             self._put_beside()
         rows = self.rows
+        assert self.place is not None
         missing = [] if rows is not None and not len(rows) else [name for name in self.place.columns if name not in self._filled]
         if missing:
             raise ArgumentError(
@@ -91,12 +92,12 @@ class Intake:
         self.place.end(len(rows) if self._has_place else 0)
         self.items += rows.items if keep is None else int(keep.sum())
 
-    def look(self, batch: Any) -> int:
-        """Run the first *batch*, whole, and make the place, without a row in it; return how many items the batch has."""
-        self._begun(batch, None)
+    def look(self, batch: Any) -> tuple[int, dict[str, Tensor]]:
+        """Run the first *batch*, whole, and make the place, without a row in it; return how many items there are, and the rows."""
+        found = self._begun(batch, None)
         self._forms.losses.clear()
         assert self.rows is not None
-        return self.rows.items
+        return self.rows.items, found
 
     def run_along(self, batch: Any) -> None:
         """Run the models on *batch*, and keep nothing of it."""
