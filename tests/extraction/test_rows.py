@@ -393,3 +393,10 @@ def test_random_numbers_are_said(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Dropout())
     with pytest.warns(ObservationWarning, match="draws random numbers"):
         sonde.extract(model, [torch.ones(4, 3)], "1", tmp_path / "t")
+
+
+def test_a_batch_of_one_item_that_is_a_slice(tmp_path: Path) -> None:
+    """Its only element has the stride of the slice."""
+    model = nn.Sequential(nn.Embedding(9, 3)).eval()
+    store = sonde.extract(model, [torch.arange(9)[::4], torch.arange(9)[8::4]], "0", tmp_path / "t")
+    assert torch.equal(held(store, "0:output"), model(torch.tensor([0, 4, 8, 8])).detach())

@@ -124,7 +124,8 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    return tensor.resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8)
+    held = tensor.resolve_conj().resolve_neg().contiguous()
+    return held.as_strided((held.numel(),), (1,)).view(torch.uint8)  # the one element of a slice keeps the stride of the slice
 
 
 def _renormed(model: nn.Module) -> list[Tensor]:
