@@ -402,3 +402,29 @@ def test_ids_say_which_items_are_stored(tmp_path: Path, own: bool) -> None:
     with torch.no_grad():
         rows = model().embed(torch.stack(list(dataset())))  # type: ignore[misc]
     torch.testing.assert_close(store["embed:output"][:], rows[ids], rtol=1e-12, atol=1e-12)
+
+
+# Without a disk
+
+
+def streamed(kind: str) -> list[int] | str:
+    torch.manual_seed(0)
+    made = MODELS[kind]()
+    try:
+        rows = list(sonde.stream(made, data(), "head|embed", buffer=12 * (19 * 8 + 8), rows=3))
+    except ArgumentError as error:
+        return str(error)
+    found = {name: torch.cat([part[name] for part in rows]) for name in rows[0]}
+    x = torch.cat(data())
+    with torch.no_grad():
+        torch.testing.assert_close(found["head:output"], model()(x)[found["item"]], rtol=1e-12, atol=1e-12)
+    return found["item"].tolist()
+
+
+def test_ranks_share_a_stream(tmp_path: Path) -> None:
+    """Each row comes once, on one rank; a model whose forwards need other ranks is refused."""
+    shares = values(on_ranks(3, streamed, "plain", limit=LIMIT))
+    assert sorted(sum(shares, [])) == list(range(sum(map(len, data()))))
+    assert all(share != sorted(share) for share in shares)
+    for kind in ("ddp", "fsdp"):
+        assert all("model.module" in said for said in values(on_ranks(2, streamed, kind, limit=LIMIT)))

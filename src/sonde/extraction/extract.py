@@ -121,6 +121,11 @@ def extract(
     for each call: ``layer:output``, ``layer:output@1``, ... Of a structured value the tensors that begin with items (and
     positions) are stored; ``store.about["left_out"]`` names the others.
 
+    Where torch.distributed is initialised, as under ``torchrun``, all ranks call this, and fill one store: each runs the batches
+    whose turn is its own, or those that a ``DistributedSampler`` gives it, and writes shards of its own; the first rank makes the
+    index. An item has the number, and the rows, that it has in the store of one process; of a ``DistributedSampler``'s data its
+    index in the data set. Any number of ranks, also one process, goes on with what others began. Models may be spread over ranks.
+
     Without gradients, in the mode the model is in, unseen by other observers; random generators, and buffers of modules in training
     mode, are put back at the end. Where that is safe, a forward ends behind the last selected site.
 
@@ -153,8 +158,11 @@ def extract(
         dry_run: run the first batch alone, write nothing, and return how much the store will take.
         call: ``(model, batch) -> anything``, where a batch is to be passed otherwise. The forward then runs whole.
         progress: show items, speed and the time left in a terminal.
+        ranks: which ranks fill the store: ``"together"``, all of them; ``"alone"``, this process runs all batches, and waits for no
+            other; a process group or ``DeviceMesh``, its ranks.
 
     Raises:
+        RankError: ranks differ in what they give, one has not come, is lost, or has raised. Whole shards stay.
         ModelError, SelectionError, ArgumentError: an argument cannot be used, a selected site does not run in the first batch, or
             tensors of a site cannot be rows of one column.
         StoreError: *to* holds something else, or was begun from something else (the message says what differs), another program
@@ -178,14 +186,17 @@ def extract(
             "call": call,
         }
         crew.share(asked.models.values())
-        asked.forwards.whole = partial(whole, crew.partners)
+        if not crew.is_alone:
+            asked.forwards.whole = partial(whole, crew.partners)
         facts = manifest(asked.models, asked.sites, options, batches, crew)
 
         def extraction(held: Held, open_writer: Callable[[Mapping[str, Any]], RowWriter]) -> Extraction:
             return Extraction(asked, crew, order, size, most, facts, held, open_writer)
 
         if dry_run:
-            return extraction(Held(Path(), {}, []), partial(RowWriter, Path())).estimate(batches)
+            estimate = extraction(Held(Path(), {}, []), partial(RowWriter, Path())).estimate(batches)
+            crew.all(0)  # so that none leaves before all have come
+            return estimate
         return _stored(crew, asked, batches, facts, extraction, absolute_path(to), exists, verbose=progress)
 
 
@@ -205,23 +216,20 @@ def _stored(
 ) -> TensorStore:
     """Make or continue the store in the folder *to*, and return it."""
     if not crew.is_alone:
-        told = in_words(facts)
         if facts["options"]["order"] is not None and len({digest(each) for each in crew.all(facts["data"])}) > 1:
             del facts["data"]  # each process reads data of its own, and ids say which
-            told = in_words(facts)
         facts["weights"] = weights_together(asked.models, asked.forwards.buffers, crew)
-        told |= {"to=": str(to), "exists=": exists}
-    else:
-        told = {}
-    folder = Path(crew.agree(told, partial(_prepared, to, exists)))
+    in_common = {**in_words(facts), "to=": str(to), "exists=": exists}
+    folder = Path(crew.agree(in_common, partial(_prepared, to, exists)))
     is_begun = (folder / "index.json").exists()
     whole = _whole(folder) if is_begun else None
+    held = _held(folder) if is_begun else Held(folder, {}, [])
+    crew.agree({f"the number of shards in {folder}, which all ranks have to see": len(held.lines)}, lambda: None)
     if whole is not None:
         _check(folder, whole.about, facts)
         if crew.is_alone:
             _check_weights(folder, whole.about, asked.models, asked.forwards)
         return whole
-    held = _held(folder) if is_begun else Held(folder, {}, [])
     _check(folder, {"kind": KIND, **held.about}, facts if held.lines else {})
     was_there = folder.exists()
     writers: list[RowWriter] = []

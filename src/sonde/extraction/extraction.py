@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from hashlib import blake2b
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +24,7 @@ from sonde.extraction.intake import Intake, named
 from sonde.extraction.manifest import differences, length
 from sonde.extraction.open_shard import OpenShard
 from sonde.extraction.place import Columns
-from sonde.extraction.sharing import CURE, Part, Sharing, Stored
+from sonde.extraction.sharing import CURE, Part, Sharing, Stored, looked
 from sonde.extraction.spread import marks_of, refuse_parts
 from sonde.extraction.stored_forms import summed
 from sonde.run import RowWriter, open_tensors, written_rows
@@ -126,6 +125,9 @@ class Extraction:
                         self._cut()
                 except _Full:
                     self._is_full = True
+                except RankError:
+                    self._keep()
+                    raise
             self._end(sharing)
 
     def estimate(self, batches: Iterable[Any]) -> Estimate:
@@ -163,7 +165,15 @@ class Extraction:
         rate = self._crew.of * self._shard.rows * self._shard.row_bytes / max(seconds, 1e-9)
         left = "" if total is None else f" · {time_text(seconds / done * max(total - sharing.read, 0))} left"
         of = "" if total is None else f" of {total:,}"
-        return f"{many(sharing.items, 'item')} · batch {sharing.read:,}{of} · {size_text(rate)}/s{left}"
+        items = "" if sharing.items is None else f"{many(sharing.items, 'item')} · "
+        return f"{items}batch {sharing.read:,}{of} · {size_text(rate)}/s{left}"
+
+    def _keep(self) -> None:
+        """Write the open shard, since others have ended this call."""
+        with suppress(_Full, StoreError):
+            self._cut()
+            if self._shard is not None:
+                self._shard.wait()
 
     def close(self) -> None:
         """Close this process's part of the store, whatever has happened: the shards that are whole stay."""
@@ -191,23 +201,16 @@ class Extraction:
     def _looked(self, iterator: Iterator[Any], sharing: Sharing) -> Iterator[Any]:
         """Run the first batch on each process, so that all know the columns, and begin the store; return the whole iterator."""
         crew = self._crew
-        first = next(iterator, self)
-        if first is self:
-            raise ArgumentError("batches: there is none")
-        inputs = digest(first)
-        with named(0, _CALL):
-            items, rows = self._intake.look(first)
-        sharing.compare(crew.all((crew.number, inputs)))
+        whole, rows = looked(iterator, self._intake, sharing, crew, _CALL)
         if crew.size > crew.of:
             refuse_parts(crew.all((crew.number, marks_of(rows))))
-        sharing.learn(first, items)
         said = {"columns": self._facts["columns"], "left_out": self._facts["left_out"]}
         crew.agree({f"what the first batch shows ({name})": each for name, each in said.items()}, self._open_first)
         if self._writer is None and crew.writes:
             self._open()
         self._has_begun = True
         crew.wait()  # all have seen what was stored before
-        return chain([first], iterator)
+        return whole
 
     def _open_first(self) -> None:
         if not self._held.lines:
@@ -243,19 +246,10 @@ class Extraction:
     def _add(self, batch: Any, part: Part, sharing: Sharing) -> None:
         if self._shard is not None:
             self._shard.check()
-        follows = isinstance(part.numbers, int)
-        if isinstance(part.numbers, int):
-            self._intake.items = part.numbers
         with ThreadPoolExecutor(1) if part.inputs is None and self._is_moved(batch) else _AtOnce() as pool:
             made = pool.submit(digest, batch) if part.inputs is None else None  # a model may write into what it is given
-            self._intake.add(batch, part.keep, None if follows else torch.as_tensor(part.numbers))
+            items = sharing.put(self._intake, batch, part)
             inputs = part.inputs if made is None else made.result()
-        assert self._intake.rows is not None
-        items = self._intake.rows.items
-        if part.items is None:
-            sharing.count(items)
-        elif part.items != items:
-            raise ArgumentError(f"the model was given {many(items, 'item')}, and the batch, as ranks count, has {part.items:,}")
         kept = items if part.keep is None else int(part.keep.sum())
         if isinstance(part.numbers, int):
             self._numbers += [part.numbers, part.numbers + max(kept, 1) - 1]
@@ -349,7 +343,7 @@ class Extraction:
             if crew.is_first:
                 self.close()
                 self._tell_short()
-            crew.wait()
+            crew.all(0)  # so that none leaves before the index is written
             return
         if not self._has_begun and self._writer is not None and (self._writer.shards or self._held.lines):
             self._begin_store()
@@ -363,7 +357,9 @@ class Extraction:
             raise ArgumentError(chosen if sharing.new else "batches: there is none")
         if self._order is not None:
             self._check_ids()
-        about = {**(self._held.about if self._held.lines else self._facts), "items": sharing.items}
+        about = {**(self._held.about if self._held.lines else self._facts)}
+        if sharing.items is not None:
+            about["items"] = sharing.items
         lost = {column for line in lines for column in line["about"].get("lost", {})}
         if lost:
             about["lost"] = {

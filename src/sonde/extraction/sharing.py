@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from sonde.engine import walk
 from sonde.errors import ArgumentError, StoreError
 from sonde.extraction.crew import Crew
 from sonde.extraction.digest import digest
+from sonde.extraction.intake import Intake, named
 from sonde.words import many
 
 Key = int | str
@@ -70,7 +72,7 @@ class Sharing:
     Args:
         crew: the processes.
         batches: as the user gives them.
-        stored: what the store holds, by the key of a batch.
+        stored: what the store holds, by the key of a batch; None where there is none, and all need not be compared.
         first: a number that no stored item has, nor any behind it.
         items: the numbers of the stored items, where a ``DistributedSampler`` says which come.
         ids: of the stored items; None without ids.
@@ -82,7 +84,7 @@ class Sharing:
         self,
         crew: Crew,
         batches: Any,
-        stored: Mapping[Key, Stored],
+        stored: Mapping[Key, Stored] | None,
         first: int,
         items: Callable[[], Tensor],
         ids: set[int] | None,
@@ -90,7 +92,8 @@ class Sharing:
     ) -> None:
         self.read = self.new = 0
         self._crew = crew
-        self._stored = stored
+        self._stored = stored or {}
+        self._compares = stored is not None and not crew.is_alone
         self._ids = ids
         self._ids_of = ids_of
         self._next = first if ids is not None else 0  # the number of the next item
@@ -101,12 +104,12 @@ class Sharing:
         self._counts: list[str] = []  # the parts of a batch that have as many entries as it has items
         self._indices = indices_of(batches, crew)
         if self._indices is not None:
-            self._wanted = _without_repeats(self._indices, crew, items())
+            self._wanted, self._all = _without_repeats(self._indices, crew, items())
 
     @property
-    def items(self) -> int:
-        """The number behind that of the last item so far."""
-        return self._next
+    def items(self) -> int | None:
+        """How many items there are so far, or in all where a sampler says; None where processes read data of their own."""
+        return None if self._differ else self._next if self._indices is None else self._all
 
     def compare(self, inputs: Sequence[tuple[int, str]]) -> None:
         """Note whether all processes read the same data, as the digests of their first batches say, each with its share.
@@ -200,7 +203,7 @@ class Sharing:
         key: Key = number if self._indices is None else digest(self._indices[number]) if number < len(self._indices) else ""
         inputs = None
         stored = self._stored.get(key) if self._ids is None else None
-        if stored is not None or not self._crew.is_alone:
+        if stored is not None or self._compares:
             inputs = digest(batch)
             self._chain = digest(self._chain, inputs)
         self._seen.add(key)
@@ -220,9 +223,22 @@ class Sharing:
         self._next += part.items or 0
         return part
 
-    def count(self, items: int) -> None:
-        """Count the *items* of a batch that the model alone could tell."""
-        self._next += items
+    def put(self, intake: Intake, batch: Any, part: Part) -> int:
+        """Let *intake* run the models on *batch* and take its *part*; return how many items the batch has.
+
+        Raises:
+            ArgumentError: the model has another number of items than was counted.
+        """
+        if isinstance(part.numbers, int):
+            intake.items = part.numbers
+        intake.add(batch, part.keep, None if isinstance(part.numbers, int) else part.numbers)
+        assert intake.rows is not None
+        items = intake.rows.items
+        if part.items is None:  # the model alone could tell
+            self._next += items
+        elif part.items != items:
+            raise ArgumentError(f"the model was given {many(items, 'item')}, and the batch, as ranks count, has {part.items:,}")
+        return items
 
     def _of_indices(self, number: int, key: Key, inputs: str | None, batch: Any) -> Part | None:
         assert self._indices is not None
@@ -288,6 +304,25 @@ class Sharing:
             )
 
 
+def looked(
+    iterator: Iterator[Any], intake: Intake, sharing: Sharing, crew: Crew, call: str
+) -> tuple[Iterator[Any], dict[str, Tensor]]:
+    """Run the first batch on each process, so that all know the columns; return the whole iterator, and the rows of the batch.
+
+    Raises:
+        ArgumentError: there is no batch, or the processes cannot share the data.
+    """
+    first = next(iterator, crew)
+    if first is crew:
+        raise ArgumentError("batches: there is none")
+    inputs = digest(first)
+    with named(0, call):
+        items, rows = intake.look(first)
+    sharing.compare(crew.all((crew.number, inputs)))
+    sharing.learn(first, items)
+    return chain([first], iterator), rows
+
+
 def indices_of(batches: Any, crew: Crew) -> list[list[int]] | None:
     """Return the indices of the items of each batch, where a ``DistributedSampler`` gives each replica of *crew* a share; or None.
 
@@ -321,8 +356,11 @@ def sampler_of(batches: Any) -> Any:
     return getattr(batches.batch_sampler, "sampler", batches.sampler) if isinstance(batches, DataLoader) else None
 
 
-def _without_repeats(indices: list[list[int]], crew: Crew, stored: Tensor) -> list[Tensor]:
-    """Return of each of *indices* whether this process is to store the item: it is not stored, and no process has it before."""
+def _without_repeats(indices: list[list[int]], crew: Crew, stored: Tensor) -> tuple[list[Tensor], int]:
+    """Return of each of *indices* whether this process is to store the item, and how many items there are.
+
+    It is to store what is not stored yet, and comes to no process before.
+    """
     flat = np.array([index for batch in indices for index in batch], np.int64)
     (least,) = crew.minimum([-len(flat)])
     padded = torch.full((-least,), -1, dtype=torch.int64)
@@ -331,7 +369,8 @@ def _without_repeats(indices: list[list[int]], crew: Crew, stored: Tensor) -> li
     first = np.zeros(told.size, bool)
     first[np.unique(told, return_index=True)[1]] = True
     mine = first.reshape(told.shape)[: len(flat), crew.number] & ~np.isin(flat, stored.numpy())
-    return list(torch.split(torch.from_numpy(mine), [len(batch) for batch in indices]))
+    kept = list(torch.split(torch.from_numpy(mine), [len(batch) for batch in indices]))
+    return kept, len(np.unique(told[told >= 0]))
 
 
 def _lengths(batch: Any) -> dict[str, int]:
