@@ -203,6 +203,8 @@ class Extraction:
         crew = self._crew
         whole, rows = looked(iterator, self._intake, sharing, crew, _CALL)
         if crew.size > crew.of:
+            if not any(map(len, rows.values())):
+                raise ArgumentError("the first batch has no row, by which ranks of one model are compared: begin with another one")
             refuse_parts(crew.all((crew.number, marks_of(rows))))
         said = {"columns": self._facts["columns"], "left_out": self._facts["left_out"]}
         crew.agree({f"what the first batch shows ({name})": each for name, each in said.items()}, self._open_first)
