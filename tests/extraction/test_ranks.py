@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -191,16 +193,44 @@ def test_ranks_go_on_with_what_one_process_began(tmp_path: Path) -> None:
     check_equal(sonde.open_tensors(tmp_path / "t"), alone(tmp_path / "one"))
 
 
+def killed_after(folder: Path, kind: str, delays: dict[int, float]) -> bool:
+    """Extract slowly, and die so many seconds after the model is there."""
+    from sonde.extraction import crew
+
+    crew._COMING = 5.0
+    made, delay = MODELS[kind](), delays.get(dist.get_rank())
+    dist.barrier()
+    if delay is not None:
+        threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    return bool(sonde.extract(made, Slow(data(60)), SITES, folder, shard=4_000).complete)
+
+
+class Slow(list[Tensor]):
+    def __iter__(self) -> Iterator[Tensor]:
+        for batch in self[:]:
+            time.sleep(0.005)
+            yield batch
+
+
+Slow.__qualname__ = "list"
+
+
 @pytest.mark.slow
 def test_ranks_that_are_killed_at_random_moments(tmp_path: Path) -> None:
-    """Twelve times, of 1 to 4 ranks, before one call ends."""
+    """Sixteen times, some of 1 to 4 ranks, while they begin, run, write or end; what is there is whole at any time."""
     chance = random.Random(0)
-    for _ in range(12):
-        n, at = chance.randint(1, 4), chance.randint(1, 39)
-        who = tuple(rank for rank in range(n) if chance.random() < 0.6) or (0,)
-        ended(on_ranks(n, extracted, tmp_path / "t", chance.choice(["plain", "fsdp"]), at, who, 40, check=False, limit=LIMIT))
-    on_ranks(2, extracted, tmp_path / "t", "plain", -1, (), 40, limit=LIMIT)
-    check_equal(sonde.open_tensors(tmp_path / "t"), alone(tmp_path / "one", 40))
+    for _ in range(16):
+        n = chance.randint(1, 4)
+        who = [rank for rank in range(n) if chance.random() < 0.6] or [0]
+        delays = {rank: 0.05 + 0.8 * chance.random() for rank in who}
+        kind = chance.choice(["plain", "fsdp"])
+        ended(on_ranks(n, killed_after, tmp_path / "t", kind, delays, check=False, limit=LIMIT))
+        with contextlib.suppress(StoreError):  # it holds nothing yet
+            store = sonde.open_tensors(tmp_path / "t")
+            assert store.verify() == []
+            assert len(store["item"][:].unique()) == len(store["item"])
+    on_ranks(2, killed_after, tmp_path / "t", "plain", {}, limit=LIMIT)
+    check_equal(sonde.open_tensors(tmp_path / "t"), alone(tmp_path / "one", 60))
 
 
 # What is refused
@@ -233,6 +263,12 @@ def refused(folder: Path, case: str) -> str:
         batches = data(14)
     elif case == "model":
         given["columns"] = {"sum": summed}
+    elif case == "stage":
+        made.blocks.pop(str(rank))
+        given["include"] = "norm"
+    elif case == "FSDP1":
+        made = nn.Sequential()
+        made.register_module("_fsdp_wrapped_module", model())
     elif case == "part":
         made = tensor_parallel()
         given["include"] = "act"
@@ -253,6 +289,8 @@ REFUSED = {
     "stored data": ("batch 2 of the data is not the one that is stored", "begun"),
     "length": ("batches of the data: was 13, is 14", "begun"),
     "model": ("columns: 'sum' has the shape", ""),
+    "stage": ("the ranks do not agree on code of the model", ""),
+    "FSDP1": ("use FSDP2", ""),
     "part": ("each holds a part", ""),
 }
 
@@ -268,6 +306,35 @@ def test_what_is_something_else_is_refused_on_all_ranks(tmp_path: Path, case: st
     if begun:
         on_ranks(2, extracted, tmp_path / "t", "plain", limit=LIMIT)
         check_equal(sonde.open_tensors(tmp_path / "t"), alone(tmp_path / "one"))
+
+
+def raising(folder: Path) -> tuple[str, int]:
+    """Return the error of this rank, and how many batches it has read."""
+    read = 0
+
+    class Slower(list[Tensor]):
+        def __iter__(self) -> Iterator[Tensor]:
+            nonlocal read
+            for read, batch in enumerate(self[:], 1):
+                if read == 5 and dist.get_rank() == 1:
+                    raise ZeroDivisionError("no more")
+                time.sleep(0.05 if read < 5 else 0.5)
+                yield batch
+
+    try:
+        sonde.extract(model(), Slower(data(60)), SITES, folder)
+    except (RankError, ZeroDivisionError) as error:
+        return f"{type(error).__name__}: {error}", read
+    return "complete", read
+
+
+def test_a_rank_that_raises_ends_the_others(tmp_path: Path) -> None:
+    """By its error, long before the end of the data; what the others have so far is stored, though their shards are not full."""
+    (said, read), (own, _) = values(on_ranks(2, raising, tmp_path / "t", limit=LIMIT))
+    assert said.startswith("RankError: rank 1: ZeroDivisionError: no more. Whole shards stay")
+    assert own == "ZeroDivisionError: no more"
+    assert read < 40
+    assert len(sonde.open_tensors(tmp_path / "t")["item"]) > 2
 
 
 def missing(folder: Path) -> str:
@@ -424,7 +491,7 @@ def streamed(kind: str) -> list[int] | str:
 def test_ranks_share_a_stream(tmp_path: Path) -> None:
     """Each row comes once, on one rank; a model whose forwards need other ranks is refused."""
     shares = values(on_ranks(3, streamed, "plain", limit=LIMIT))
-    assert sorted(sum(shares, [])) == list(range(sum(map(len, data()))))
+    assert sorted(item for share in shares for item in share) == list(range(sum(map(len, data()))))
     assert all(share != sorted(share) for share in shares)
     for kind in ("ddp", "fsdp"):
         assert all("model.module" in said for said in values(on_ranks(2, streamed, kind, limit=LIMIT)))

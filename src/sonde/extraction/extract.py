@@ -218,9 +218,9 @@ def _stored(
     if not crew.is_alone:
         if facts["options"]["order"] is not None and len({digest(each) for each in crew.all(facts["data"])}) > 1:
             del facts["data"]  # each process reads data of its own, and ids say which
+        crew.agree({**in_words(facts), "to=": str(to), "exists=": exists}, lambda: None)
         facts["weights"] = weights_together(asked.models, asked.forwards.buffers, crew)
-    in_common = {**in_words(facts), "to=": str(to), "exists=": exists}
-    folder = Path(crew.agree(in_common, partial(_prepared, to, exists)))
+    folder = Path(crew.agree({}, partial(_prepared, to, exists)))
     is_begun = (folder / "index.json").exists()
     whole = _whole(folder) if is_begun else None
     held = _held(folder) if is_begun else Held(folder, {}, [])
