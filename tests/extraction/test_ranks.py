@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.extraction.test_rows import ragged
 from tests.processes import Rank, on_ranks, values
 from tests.ranks.trainings import Net
 from torch import Tensor, nn
@@ -495,3 +496,99 @@ def test_ranks_share_a_stream(tmp_path: Path) -> None:
     assert all(share != sorted(share) for share in shares)
     for kind in ("ddp", "fsdp"):
         assert all("model.module" in said for said in values(on_ranks(2, streamed, kind, limit=LIMIT)))
+
+
+# What others write
+
+
+def two_stores(folder: Path) -> str:
+    """Two teams of two ranks, each with a model and a store of its own."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("team", "rank"))
+    team = dist.get_rank() // 2
+    store = sonde.extract(model(team), data(seed=team), SITES, folder / str(team), ranks=mesh["rank"])
+    return str(store.path)
+
+
+def test_a_group_of_ranks_fills_a_store(tmp_path: Path) -> None:
+    on_ranks(4, two_stores, tmp_path, limit=LIMIT)
+    for team in range(2):
+        wanted = sonde.extract(model(team), data(seed=team), SITES, tmp_path / f"one{team}")
+        check_equal(sonde.open_tensors(tmp_path / str(team)), wanted)
+
+
+def config() -> Any:
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        attn_implementation="eager",
+    )
+
+
+LLAMA = r"layers\.\d$|self_attn$|proj$|embed_tokens|lm_head|norm$"
+NOT_WHOLE = r"o_proj$|down_proj$"  # whose inputs are parts
+
+
+def llama(folder: Path, kind: str) -> str:
+    from transformers import LlamaForCausalLM
+
+    split = {"tp_plan": "auto"} if kind == "tensor parallel" else {}
+    made = LlamaForCausalLM.from_pretrained(folder / "model", **split).eval()
+    if kind == "FSDP2":
+        for layer in made.model.layers:
+            fully_shard(layer)
+        fully_shard(made)
+    batches = [{"input_ids": each["ids"], "attention_mask": each["attention_mask"]} for each in ragged(7)]
+    given: dict[str, Any] = {"positions": "attention_mask", "columns": ("input_ids",), "shard": 20_000}
+    store = sonde.extract(made, batches, LLAMA, folder / kind, **given)
+    if kind == "tensor parallel":
+        with pytest.raises(ArgumentError, match=r"o_proj:input\[0\]: the ranks of one model have different tensors"):
+            sonde.extract(made, batches, NOT_WHOLE, folder / "refused", ports="input", **given)
+    return str(store.complete)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["plain", "FSDP2", "tensor parallel"])
+def test_transformers_on_ranks(tmp_path: Path, kind: str) -> None:
+    """Llama, spread as transformers and torch do it; what split layers return is put together."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    transformers.LlamaForCausalLM(config()).save_pretrained(tmp_path / "model")
+    ranks = on_ranks(2, llama, tmp_path, kind, limit=LIMIT, environ={"HF_HUB_OFFLINE": "1"}, check=False)
+    assert values(ranks) == ["True", "True"], "\n".join(map(str, ranks))
+    llama(tmp_path, "one")
+    store, wanted = sonde.open_tensors(tmp_path / kind), sonde.open_tensors(tmp_path / "one")
+    check_equal(store, wanted, 1e-5 if kind == "tensor parallel" else 1e-6)
+    assert store.about["weights"] == wanted.about["weights"]
+
+
+class Tokens(torch.utils.data.Dataset[Tensor]):
+    def __len__(self) -> int:
+        return 31
+
+    def __getitem__(self, index: int) -> Tensor:
+        return dataset()[index]
+
+
+def with_workers(folder: Path) -> bool:
+    held = Tokens()
+    made = fsdp()
+    loader = DataLoader(held, batch_size=3, sampler=DistributedSampler(held, shuffle=True, seed=4), num_workers=2)
+    own = sonde.extract(made, loader, SITES, folder / "own")
+    same = sonde.extract(made, DataLoader(held, batch_size=3, num_workers=2), SITES, folder / "same", dtype="int8")
+    return bool(own.complete and same.complete)
+
+
+@pytest.mark.slow
+def test_loaders_with_workers_on_ranks(tmp_path: Path) -> None:
+    on_ranks(2, with_workers, tmp_path, limit=LIMIT)
+    check_sampled(tmp_path / "own")
+    wanted = sonde.extract(model(), DataLoader(Tokens(), batch_size=3), SITES, tmp_path / "one", dtype="int8")
+    check_equal(sonde.open_tensors(tmp_path / "same"), wanted)
+    lost = sonde.open_tensors(tmp_path / "same").about["lost"]["head:output"]
+    assert lost == pytest.approx(wanted.about["lost"]["head:output"])
