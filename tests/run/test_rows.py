@@ -78,6 +78,33 @@ def test_every_way_to_ask_gives_what_the_array_gives(whole: tuple[Path, dict[str
     assert torch.equal(rows[:], expected)
 
 
+@pytest.mark.parametrize("most", [None, 1, 3])
+def test_random_rows_one_after_the_other(tmp_path: Path, most: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every type and size of a row, of a store whose shards are mapped bit by bit, also where few may be; and in a copy."""
+    chance = torch.Generator().manual_seed(0)
+    whole = {
+        "flag": torch.rand(40, generator=chance) < 0.5,
+        "half": torch.randn(40, 3, 2, generator=chance).to(torch.float16),
+        "nothing": torch.empty(40, 0),
+        "wide": torch.randn(40, 20_000, generator=chance),
+        "byte": torch.arange(40, dtype=torch.uint8),
+        "pair": torch.randn(40, 5, dtype=torch.complex128, generator=chance),
+    }
+    writer = RowWriter(tmp_path / "t", {})
+    for first, end in ((0, 1), (1, 14), (14, 15), (15, 33), (33, 40)):
+        writer.write({name: column[first:end] for name, column in whole.items()}, items=(first, end - 1), about={})
+    writer.close()
+    if most is not None:
+        monkeypatch.setattr("sonde.run.tensors.rows._MOST_MAPPED", most)
+    store = sonde.open_tensors(tmp_path / "t")
+    for size in (1, 2, 7, 60, 3, 1):
+        at = torch.randint(40, (size,), generator=chance)
+        copied = pickle.loads(pickle.dumps(store))
+        for name, column in whole.items():
+            assert torch.equal(store[name][at], column[at])
+            assert torch.equal(copied[name][at], column[at])
+
+
 def test_what_an_array_says_of_itself(whole: tuple[Path, dict[str, Tensor]]) -> None:
     store, right = sonde.open_tensors(whole[0]), whole[1]
     rows = store["layers.3:output"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,36 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 ITEM = "item"
 """The column that says to which item a row belongs."""
+
+_MOST_MAPPED = 2_048  # shards that are kept mapped for each column: the system allows a process 65,530 mappings
+_LARGE_ROW = 1 << 16  # bytes of a row that is worth a call of its own
+
+
+class _Mapped:
+    """The memory of one column, of the shards that are mapped: one array that begins with the lowest of them.
+
+    An element is a row, and one begins at each byte: NumPy copies rows of all shards in one call, each once.
+
+    Args:
+        held: tensors by shard, which stay mapped as long as this holds them.
+        first: of each shard the address of its first row; 0 where it is not mapped.
+        size: bytes of a row.
+    """
+
+    def __init__(self, held: dict[int, Any], first: Ints, size: int) -> None:
+        self.held = held
+        self.first = first
+        self._size = size
+        self._base = int(first[first > 0].min())
+        last = held[int(first.argmax())]
+        span = last.data_ptr() + last.nbytes - self._base
+        memory = (ctypes.c_ubyte * span).from_address(self._base)
+        self._rows: np.ndarray[Any, Any] = np.ndarray((span - size + 1,), f"V{size}", memory, strides=(1,))
+
+    def rows(self, blocks: Ints, inside: Ints) -> np.ndarray[Any, Any]:
+        """Return a copy of the rows of these numbers *inside* of the *blocks*."""
+        found: np.ndarray[Any, Any] = self._rows[self.first[blocks] + inside * self._size - self._base]
+        return found
 
 
 class Blocks:
@@ -44,6 +75,12 @@ class Blocks:
         self._starts: Ints = self._ends - [line["rows"] for _, line in self.held]
         self._items: Ints = np.array([line["items"] for _, line in self.held], dtype=np.int64).reshape(-1, 2)
         self.rows = int(self._ends[-1]) if len(self._ends) else 0
+        self._sizes: dict[str, int] = {}
+        self._memory: dict[str, _Mapped] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return this without what is mapped, for another process."""
+        return self.__dict__ | {"_memory": {}}
 
     def tensor(self, block: int, column: str) -> Any:
         """Return one column of one shard, as it is mapped: nobody may write to it."""
@@ -68,23 +105,37 @@ class Blocks:
 
     def gather(self, column: str, at: Ints) -> Any:
         """Return a copy of the rows of *column* of these numbers, in this order."""
-        torch = loaded_torch()
-        if not len(at):
-            return self.empty(column)
+        torch, (dtype, shape) = loaded_torch(), self.columns[column]
+        if len(at) > _MOST_MAPPED < len(self.held):
+            return torch.cat([self.gather(column, at[first : first + _MOST_MAPPED]) for first in range(0, len(at), _MOST_MAPPED)])
         blocks = self._ends.searchsorted(at, "right")
-        order = None if bool((blocks[:-1] <= blocks[1:]).all()) else np.argsort(blocks, kind="stable")
-        blocks, rows = (blocks, at) if order is None else (blocks[order], at[order])
-        cuts = [0, *(np.flatnonzero(np.diff(blocks)) + 1).tolist(), len(rows)]
-        inside = torch.from_numpy(rows - self._starts[blocks])
-        parts = []
-        for a, b in pairwise(cuts):
-            parts.append(self.tensor(int(blocks[a]), column).index_select(0, inside[a:b]))
-        found = parts[0] if len(parts) == 1 else torch.cat(parts)
-        if order is None:
-            return found
-        back = np.empty_like(order)
-        back[order] = np.arange(len(order))
-        return found.index_select(0, torch.from_numpy(back))
+        inside = at - self._starts[blocks]
+        if not len(at) or not 0 < self._size(column) <= _LARGE_ROW:
+            rows = [self.tensor(block, column)[row] for block, row in zip(blocks.tolist(), inside.tolist(), strict=True)]
+            return torch.stack(rows) if rows else self.empty(column)
+        found = self._mapped(column, blocks).rows(blocks, inside)
+        return torch.from_numpy(found.view(np.uint8)).view(getattr(torch, dtype)).reshape(len(at), *shape)
+
+    def _mapped(self, column: str, blocks: Ints) -> _Mapped:
+        """Return the memory of *column*, with all of these *blocks* mapped."""
+        memory = self._memory.get(column)
+        if memory is not None and memory.first[blocks].all():
+            return memory
+        held, first = ({}, np.zeros(len(self.held), np.int64)) if memory is None else (memory.held, memory.first.copy())
+        new = np.unique(blocks)
+        if len(held) + len(new) > _MOST_MAPPED:
+            held, first = {}, np.zeros_like(first)
+        for block in new[first[new] == 0].tolist():
+            held[block] = self.tensor(block, column)
+            first[block] = held[block].data_ptr()
+        memory = self._memory[column] = _Mapped(held, first, self._size(column))
+        return memory
+
+    def _size(self, column: str) -> int:
+        """The bytes of one row of *column*."""
+        if column not in self._sizes:
+            self._sizes[column] = self.empty(column).element_size() * math.prod(self.columns[column][1])
+        return self._sizes[column]
 
     def empty(self, column: str) -> Any:
         """Return no rows of *column*."""
