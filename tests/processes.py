@@ -126,7 +126,7 @@ def on_ranks(
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
     store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    own = contextlib.nullcontext() if function.__module__ == "__main__" else _without_own_main()
+    own = contextlib.nullcontext() if function.__module__ == "__main__" else without_own_main()
     with tempfile.TemporaryDirectory(prefix="ranks-") as name, own:
         folder, begin = Path(name), time.monotonic()
         processes = []
@@ -256,7 +256,7 @@ def _read(rank: Rank, folder: Path) -> Rank:
 
 
 @contextlib.contextmanager
-def _without_own_main() -> Iterator[None]:
+def without_own_main() -> Iterator[None]:
     """Let new processes leave the ``__main__`` of this one (pytest) alone."""
     main = sys.modules["__main__"]
     kept = {name: getattr(main, name) for name in ("__spec__", "__file__") if hasattr(main, name)}

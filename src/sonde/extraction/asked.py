@@ -63,7 +63,8 @@ class Asked:
         self.beside: dict[str, str | Callable[[Any], Any]] = (
             dict(columns) if isinstance(columns, Mapping) else {name: name for name in _names(columns)}
         )
-        reserved = {"item", "position", "id"} & self.beside.keys()
+        own_names = {"item", "position"} | (set() if order is None else {"id"})
+        reserved = own_names & self.beside.keys()
         if reserved:
             raise ArgumentError(
                 f"columns: {names_text(sorted(reserved))} is a name of the store's own; give another by columns={{name: function}}"
