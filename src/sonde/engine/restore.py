@@ -39,6 +39,11 @@ class Apart:
     undoes_writes: bool
     _stand_in: StandIn | None = None
 
+    @property
+    def hooks_left(self) -> list[tuple[Tensor, str]]:
+        """The hooks on tensors that the copies do not have, each with the tensor of the user."""
+        return [] if self._stand_in is None else self._stand_in.hooks_left
+
     def original(self, made: Any) -> Any:
         """Return the user's module or parameter that *made* stands for; *made* itself if it stands for none."""
         return made if self._stand_in is None else self._stand_in.original(made)

@@ -18,7 +18,7 @@ import threading
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
-from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
 import torch
@@ -56,6 +56,7 @@ class StandIn:
 
     Attributes:
         kept: places of the model whose objects cannot be copied, each with the kind of the object: it is in the copy itself.
+        hooks_left: hooks on tensors that the copies do not have, each with its tensor: they would reach the originals.
         shares_parameters: parameters are too large to copy: those of the copy lie in the same memory.
 
     Args:
@@ -67,6 +68,7 @@ class StandIn:
 
     def __init__(self, model: nn.Module) -> None:
         self.kept: dict[str, str] = {}
+        self.hooks_left: list[tuple[Tensor, str]] = []
         self.shares_parameters = not _fit(model.parameters())
         self._memo: dict[int, Any] = {}  # by id of the original, as copy.deepcopy has it
         self._originals: list[Any] = []  # keeps these ids from being used again
@@ -166,8 +168,18 @@ class StandIn:
             return cast(Tensor, self._note(tensor, self._keep(tensor, error)))
         self._note(tensor, made)
         for name in vars(tensor).keys() - vars(made).keys():  # a nested tensor has copied its own
-            held = vars(tensor)[name]  # the hooks that step an optimizer of a parameter are not copied
+            held = vars(tensor)[name]  # torch's hooks that step an optimizer of a parameter are not copied
             vars(made)[name] = held if name == "_in_backward_optimizers" else self.copied(held)
+        if tensor.is_leaf and tensor.requires_grad:
+            own, after = hooks.on_gradients(tensor)
+            for hook, register in (
+                *((each, made.register_hook) for each in own),
+                *((each, made.register_post_accumulate_grad_hook) for each in after),
+            ):
+                if _holds_all(hook):
+                    register(self.copied(hook))
+                else:
+                    self.hooks_left.append((tensor, getattr(hook, "__qualname__", type(hook).__name__)))
         return made
 
     # Containers and functions
@@ -315,6 +327,34 @@ def _copied(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
         return copy.deepcopy(tensor, memo)
     except (NotImplementedError, RuntimeError):
         return tensor.clone()
+
+
+def _holds_all(hook: Any, seen: tuple[Any, ...] = ()) -> bool:
+    """Return whether a copy of *hook* reaches nothing but copies: it reads no variable of its file, and is none of torch's."""
+    if isinstance(hook, functools.partial):
+        return _holds_all(hook.func, seen)
+    function = getattr(hook, "__func__", hook)
+    function = function if isinstance(function, FunctionType) else vars(type(hook)).get("__call__")
+    if not isinstance(function, FunctionType):
+        return isinstance(hook, BuiltinFunctionType)
+    if function.__module__.split(".")[0] in ("torch", "sonde"):
+        return False
+    names = set(_names(function.__code__))
+    read = [value for name, value in function.__globals__.items() if name in names and value is not hook and value not in seen]
+    return all(
+        type(value) in _ATOMS
+        or isinstance(value, type | ModuleType | BuiltinFunctionType)
+        or (isinstance(value, FunctionType) and (value.__module__.startswith("torch") or _holds_all(value, (*seen, hook, value))))
+        for value in read
+    )
+
+
+def _names(code: CodeType) -> Iterable[str]:
+    """Yield the names that *code* reads from outside of its function, also those of functions inside of it."""
+    yield from code.co_names
+    for held in code.co_consts:
+        if isinstance(held, CodeType):
+            yield from _names(held)
 
 
 def _parts(value: Any) -> Iterable[Any]:

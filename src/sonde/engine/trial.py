@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from sonde.engine.loss_function import check_loss, own_loss
 from sonde.engine.restore import Apart, gradients_put_aside, set_apart
+from sonde.engine.selection import parameters
 from sonde.engine.structure import walk
 from sonde.engine.torch_api.modules import compile_parts_like, compiled_like, parameters_in, without_parallel_wrappers
 from sonde.errors import ArgumentError
@@ -70,6 +71,12 @@ class Trial:
             for leaf in (*parameters_in(apart.model), *(tensor for _, tensor in walk((args, kwargs)) if tensor.is_leaf)):
                 leaf.grad = None
             yield cls(apart.model, args, dict(kwargs), loss_fn, given, apart.undoes_writes, apart, model)
+
+    @property
+    def hooks_left(self) -> list[str]:
+        """The hooks on gradients of parameters that the copy does not have, in words: those that would reach the originals."""
+        names = {id(parameter): name for name, parameter, _ in parameters(self._given)}
+        return [f"{hook} of {names.get(id(tensor), 'a tensor')}" for tensor, hook in self._apart.hooks_left]
 
     def compile(self) -> tuple[nn.Module, str]:
         """Compile of the copy what is compiled of the model; return what is to be called, and words for what was compiled."""

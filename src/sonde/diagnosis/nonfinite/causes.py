@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 import contextlib
 import math
 from collections.abc import Callable
@@ -10,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sonde.diagnosis.nonfinite.operation import Operation
+from sonde.diagnosis.nonfinite.operation import LOSSES_OF_LABELS, Operation
 from sonde.diagnosis.nonfinite.origins import Cause
-from sonde.diagnosis.nonfinite.tensor_facts import dtype_name
+from sonde.diagnosis.nonfinite.tensor_facts import TensorFacts, dtype_name
 from sonde.words import many, number_text
 
 
@@ -32,9 +33,27 @@ def cause_of(operation: Operation, producers: dict[str, str]) -> Cause:
         found = found or _overflow(operation)
         if found is not None:
             return found
-    return Cause(
-        "unknown", f"{operation.name} made {_article(operation.kind)} of finite numbers", "look at the numbers that went in"
-    )
+    return _what_went_in(operation)
+
+
+def _what_went_in(operation: Operation) -> Cause:
+    """Return the cause of a bad element of which no more is known than the numbers that went in."""
+    made, words = f"{operation.name} made {_article(operation.kind)}", []
+    for name, tensor in operation.tensors.items():
+        facts = TensorFacts.of(tensor)
+        if facts is not None and not facts.is_finite:
+            there = _real(operation.element(name)) if operation.by_element else None
+            words.append(f"{name} holds {facts.bad}" + ("" if there is None else f", and there {number_text(there)}"))
+    if words:
+        return Cause("non-finite operand", f"{made}: {'; '.join(words)}", "see where the numbers that are not finite come from")
+    return Cause("unknown", f"{made} of finite numbers; why is not known", "look at the numbers that went in")
+
+
+SOFTMAX_OF_NOTHING = "softmax of a row of -inf"
+"""The name of the cause that a mask is a part of, and not at fault."""
+
+OF_STATE = "the optimizer's state is broken: load the last good one, or begin with a new optimizer"
+"""What to do where an optimizer holds numbers that no step makes."""
 
 
 def number_cause(name: str, argument: str, number: float) -> Cause:
@@ -60,20 +79,23 @@ def _overflow(operation: Operation) -> Cause | None:
     dtype = operation.result.dtype
     limit = limit_of(dtype)
     exact = exact_element(operation)
-    if exact is None and operation.kind == "NaN":
-        return None
-    if exact is None:
-        sizes = [float(tensor.abs().max()) for tensor in operation.tensors.values() if tensor.numel()]
-        count = max((tensor.numel() for tensor in operation.tensors.values()), default=0)
-        if not sizes or max(sizes) ** 2 * count < limit:  # no sum of products of these numbers is beyond the limit
-            return None
-        large = f" (the largest number that went in is {number_text(max(sizes))})"
-        sentence = f"{operation.name} overflows {dtype_name(dtype)}, which ends at {number_text(limit)}{large}"
-    elif not abs(exact) > limit:
-        return None
-    else:
+    if exact is None or not math.isfinite(exact):
+        return _overflow_of_double(operation)
+    if abs(exact) > limit:
         sentence = f"the result {number_text(exact)} is beyond {number_text(limit)}, where {dtype_name(dtype)} ends"
-    return Cause(f"overflow of {dtype_name(dtype)}", sentence, _on_overflow(dtype))
+        return Cause(f"overflow of {dtype_name(dtype)}", sentence, _on_overflow(dtype))
+    sentence = f"in float64 the same numbers give {number_text(exact)} there: {dtype_name(dtype)} has not the range for what is"
+    return Cause(f"overflow of {dtype_name(dtype)}", f"{sentence} computed on the way", _on_overflow(dtype))
+
+
+def _overflow_of_double(operation: Operation) -> Cause | None:
+    """Return the cause of an overflow that float64 has as well: of a product of two numbers, the one result that needs no more."""
+    one, other = _real(operation.element("self")), _real(operation.element("other"))
+    if operation.name != "mul" or one is None or other is None or not (math.isfinite(one) and math.isfinite(other)):
+        return None
+    power, limit = math.log10(abs(one)) + math.log10(abs(other)), limit_of(operation.result.dtype)
+    sentence = f"the result is about 1e{power:.0f}, beyond {number_text(limit)}, where {dtype_name(operation.result.dtype)} ends"
+    return Cause(f"overflow of {dtype_name(operation.result.dtype)}", sentence, _on_overflow(operation.result.dtype))
 
 
 def _on_overflow(dtype: torch.dtype) -> str:
@@ -88,8 +110,8 @@ def exact_element(operation: Operation) -> float | None:
     if operation.is_product:
         row, column = operation.factors()
         return float(row.double() @ column.double())
-    if name in ("sum", "mean", "linalg_vector_norm", "vector_norm", "prod", "cumsum") or not operation.by_element:
-        return _exact_reduction(operation)
+    if not operation.by_element:
+        return _recomputed(operation)
     values = {key: operation.element(key) for key in tensors}
     if name in ("to_copy", "copy", "clone") and len(values) == 1:
         value = next(iter(values.values()))
@@ -111,21 +133,44 @@ def _wide(part: Any, operation: Operation) -> Any:
     return element.double() if element.is_floating_point() else element
 
 
-def _exact_reduction(operation: Operation) -> float | None:
-    given = operation.first()
-    if given is None or operation.name not in ("sum", "mean", "linalg_vector_norm", "vector_norm", "prod"):
+def _recomputed(operation: Operation, **changed: float) -> float | None:
+    """Return the element that the operator makes of the same tensors in float64; None where it cannot be asked again.
+
+    Args:
+        operation: the operation.
+        changed: numbers to put in place of those of the call, by the names of the arguments.
+    """
+    function = operation.call.function
+    tags = {getattr(tag, "name", "") for tag in getattr(function, "tags", ())}
+    if operation.is_of_lists or "nondeterministic_seeded" in tags:
         return None
-    exact = operation.call.function(
-        given[1].double(), *operation.call.args[1:], **{**operation.call.kwargs, "dtype": torch.float64}
-    )
-    return float(exact[operation.index])
+    given = {**operation.call.given, **changed}
+    kwargs = {name: _in_double(given[name]) for name in operation.call.names if name in given}
+    with contextlib.suppress(Exception):  # an operator that has no version for float64
+        made = function(**kwargs)
+        parts = [part for part in (made if isinstance(made, list | tuple) else [made]) if isinstance(part, Tensor)]
+        fitting = next(part for part in parts if part.shape == operation.result.shape)
+        return float(fitting[operation.index])
+    return None
+
+
+def _in_double(part: Any) -> Any:
+    if isinstance(part, list | tuple):
+        return [_in_double(each) for each in part]
+    if isinstance(part, torch.dtype) and part.is_floating_point:
+        return torch.float64
+    if not isinstance(part, Tensor):
+        return part
+    return part.double() if part.is_floating_point() else part.clone()
 
 
 # One operation each
 
 
 def _log(operation: Operation, producers: dict[str, str]) -> Cause | None:
-    value = _real(operation.element("self"))
+    value = operation.element("self")
+    if isinstance(value, complex):
+        value = None if value != 0 else 0.0
     if value is None:
         return None
     shown = operation.name
@@ -161,12 +206,12 @@ def _sqrt(operation: Operation, producers: dict[str, str]) -> Cause | None:
 
 
 def _div(operation: Operation, producers: dict[str, str]) -> Cause | None:
-    numerator = 1.0 if operation.name == "reciprocal" else _real(operation.element("self"))
+    numerator = 1.0 if operation.name == "reciprocal" else operation.element("self")
     name = "self" if operation.name == "reciprocal" else "other"
-    return _quotient(numerator, _real(operation.element(name)), producers.get(name, ""))
+    return _quotient(numerator, operation.element(name), producers.get(name, ""))
 
 
-def _quotient(numerator: float | None, divisor: float | None, producer: str) -> Cause | None:
+def _quotient(numerator: float | complex | None, divisor: float | complex | None, producer: str) -> Cause | None:
     if numerator is None or divisor is None:
         return None
     if divisor == 0:
@@ -178,7 +223,7 @@ def _quotient(numerator: float | None, divisor: float | None, producer: str) -> 
         name = {"std": "division by a std of zero", "var": "division by a variance of zero"}.get(producer, "")
         name = name or ("0 / 0" if numerator == 0 else "division by zero")
         return Cause(name, f"{number_text(numerator)} / 0{what}", "add an eps to the divisor, or leave out what has none")
-    if math.isinf(numerator) and math.isinf(divisor):
+    if cmath.isinf(numerator) and cmath.isinf(divisor):
         return Cause(
             "inf / inf",
             f"{number_text(numerator)} / {number_text(divisor)} is NaN",
@@ -242,7 +287,7 @@ def _softmax(operation: Operation, producers: dict[str, str]) -> Cause | None:
     if bool((row == -math.inf).all()):
         sentence = f"a row of {row.numel()} elements is all -inf: the sum of the exponentials is 0, and 0 / 0 is NaN"
         advice = "leave at least one position of each row unmasked, or use torch.finfo(dtype).min as mask"
-        return Cause("softmax of a row of -inf", sentence, advice)
+        return Cause(SOFTMAX_OF_NOTHING, sentence, advice)
     if bool((row == math.inf).any()):
         return Cause(
             "softmax of inf", "a row holds +inf, and inf - inf is NaN", "see where the infinity comes from, or clamp the logits"
@@ -263,7 +308,8 @@ def _domain(low: float, high: float, edge: float | None) -> Callable[[Operation,
                 "clamp what goes in a little inside of the border",
             )
         if not low <= value <= high:
-            sentence = f"{name}({number_text(value)}) is NaN: it needs numbers from {number_text(low)} to {number_text(high)}"
+            shown = number_text(value) if not low <= round(value, 3) <= high else f"{value:.9g}"
+            sentence = f"{name}({shown}) is NaN: it needs numbers from {number_text(low)} to {number_text(high)}"
             return Cause(f"{name} out of range", sentence, "clamp what goes in; a cosine may exceed 1 by rounding")
         return None
 
@@ -275,8 +321,12 @@ def _spread(operation: Operation, producers: dict[str, str]) -> Cause | None:
     if given is None:
         return None
     count = given[1].numel() // max(operation.result.numel(), 1)
-    if count <= 1:
-        sentence = f"{operation.name} of {many(count, 'value')} divides by n - 1 = {count - 1}"
+    correction = operation.numbers.get("correction", 1.0)
+    if count == 0:
+        return Cause("mean of nothing", f"{operation.name} of no element is 0 / 0", "leave the term out where nothing is selected")
+    if count <= correction:
+        taken = number_text(correction)
+        sentence = f"{operation.name} of {many(count, 'value')} divides by n - {taken} = {number_text(count - correction)}"
         return Cause(f"{operation.name} of one value", sentence, "use correction=0, or more than one value")
     return None
 
@@ -313,9 +363,10 @@ def _product(operation: Operation, producers: dict[str, str]) -> Cause | None:
 
 
 def _nll(operation: Operation, producers: dict[str, str]) -> Cause | None:
-    target = operation.others.get("target")
+    target, weight = operation.others.get("target"), operation.tensors.get("weight")
     ignored = operation.numbers.get("ignore_index", -100)
-    if target is None:
+    given = operation.tensors.get("self")
+    if target is None or given is None:
         return None
     if target.numel() == 0:
         return Cause("mean of nothing", "the loss is a mean over no label: 0 / 0", "leave out batches without any label")
@@ -324,6 +375,25 @@ def _nll(operation: Operation, producers: dict[str, str]) -> Cause | None:
         return Cause(
             "mean of nothing", sentence, 'leave out batches without any label, or use reduction="sum" and divide by the count'
         )
+    kept = target != ignored
+    labels = target[kept]
+    if weight is not None and bool(weight[labels].isinf().any()):
+        label = int(labels[weight[labels].isinf()][0])
+        advice = "give each class a finite weight: a class without samples has no 1 / count"
+        return Cause("class weight of inf", f"the weight of class {label}, which is a label of the batch, is inf", advice)
+    if weight is not None and operation.kind == "NaN" and bool((weight[labels] == 0).all()):
+        sentence = f"the weights of the classes of all {labels.numel():,} labels are 0: the mean over them is 0 / 0"
+        return Cause("class weights of zero", sentence, "leave out batches whose labels all have the weight 0")
+    chosen = given.movedim(1, -1)[kept] if given.dim() > 1 else given[None]
+    picked = chosen.gather(-1, labels.reshape(-1, 1))[:, 0]
+    if operation.kind == "inf" and bool((picked == -math.inf).any()):
+        label = int(labels.reshape(-1)[picked == -math.inf][0])
+        sentence = (
+            f"the log-probability of a label (class {label}) is -inf: the logit of this class is masked, or its probability 0"
+        )
+        return Cause(
+            "label of probability zero", sentence, "leave the classes of the labels unmasked, or give such labels ignore_index"
+        )
     return None
 
 
@@ -331,19 +401,24 @@ def _norm(operation: Operation, producers: dict[str, str]) -> Cause | None:
     given, running = operation.tensors.get("input"), operation.tensors.get("running_var")
     if given is None or not given.isfinite().all():
         return None
+    if operation.numbers.get("eps") == 0 and _is_finite(_recomputed(operation, eps=1e-5)):
+        sentence = "the variance is 0 and eps is 0: 0 / 0"
+        return Cause("normalisation of equal numbers", sentence, "give the normalisation an eps, as 1e-5")
     size, limit = float(given.abs().max()), limit_of(torch.float64 if given.dtype == torch.float64 else torch.float32)
-    if size * size > limit:
+    if size * size > limit and _is_finite(_recomputed(operation)):
         sentence = (
             f"the variance of numbers as large as {number_text(size)} overflows: their squares are beyond {number_text(limit)}"
         )
         return Cause("overflow of the variance", sentence, _on_overflow(torch.float32))
-    if operation.numbers.get("eps", 0.0) == 0:
-        sentence = "the variance is 0 and eps is 0: 0 / 0"
-        return Cause("normalisation of equal numbers", sentence, "give the normalisation an eps, as 1e-5")
-    if running is not None and bool((running < 0).any()):
-        sentence = f"the running variance is {number_text(float(running.min()))}, whose root is NaN"
+    channel = float(running[operation.index[1]]) if running is not None and len(operation.index) > 1 else 0.0
+    if channel < 0 and operation.kind == "NaN":
+        sentence = f"the running variance is {number_text(channel)}, whose root is NaN"
         return Cause("sqrt of a negative", sentence, "reset the running statistics")
     return None
+
+
+def _is_finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
 
 
 def _addc(operation: Operation, producers: dict[str, str]) -> Cause | None:
@@ -352,15 +427,75 @@ def _addc(operation: Operation, producers: dict[str, str]) -> Cause | None:
 
 
 def _fused_adam(operation: Operation, producers: dict[str, str]) -> Cause | None:
+    second = _real(operation.element("exp_avg_sqs"))
+    if second is not None and second < 0:
+        return Cause("sqrt of a negative", f"the second moment is {number_text(second)}, whose root is NaN", OF_STATE)
     if operation.element("exp_avg_sqs") == 0 and operation.numbers.get("eps") == 0:
         return Cause("0 / 0", "the second moment is 0 and eps is 0: the update is 0 / 0", "give the optimizer an eps, as 1e-8")
     return None
 
 
+def _matrix(operation: Operation) -> Tensor | None:
+    """Return the square matrix that went in where the first bad element came out, in float64; None if it is not finite."""
+    given = operation.first()
+    if given is None or given[1].dim() < 2:
+        return None
+    batch = given[1].dim() - 2
+    found = given[1][operation.index[:batch]]
+    return found.double() if bool(found.isfinite().all()) and found.shape[-1] == found.shape[-2] else None
+
+
 def _inverse(operation: Operation, producers: dict[str, str]) -> Cause | None:
-    return Cause(
-        "singular matrix", f"{operation.name} of a matrix that is singular, or nearly so", "add a small multiple of the identity"
+    matrix = _matrix(operation)
+    if matrix is None:
+        return None
+    if operation.name == "linalg_solve_triangular":
+        zeros = int((matrix.diagonal() == 0).sum())
+        sentence = f"the triangular matrix has {many(zeros, 'zero')} on its diagonal: it is singular"
+        return Cause("singular matrix", sentence, "add a small multiple of the identity") if zeros else None
+    sizes = torch.linalg.svdvals(matrix)
+    largest, smallest = float(sizes.max()), float(sizes.min())
+    if smallest > largest * torch.finfo(operation.result.dtype).eps:
+        return None
+    sentence = (
+        f"the matrix is singular, or nearly so: its singular values go from {number_text(smallest)} to {number_text(largest)}"
     )
+    return Cause("singular matrix", sentence, "add a small multiple of the identity")
+
+
+def _determinant(operation: Operation, producers: dict[str, str]) -> Cause | None:
+    matrix = _matrix(operation)
+    if matrix is None or operation.kind != "inf" or float(torch.linalg.det(matrix.to(operation.result.dtype))) != 0:
+        return None
+    return Cause("log of zero", "the determinant is 0, and its logarithm -inf", "add a small multiple of the identity")
+
+
+def _ctc(operation: Operation, producers: dict[str, str]) -> Cause | None:
+    """Return the cause of an infinite loss of CTC: a sample has fewer steps than its labels need."""
+    if operation.kind != "inf" or not operation.index:
+        return None
+    given, sample = operation.call.given, operation.index[0]
+    steps, counts = (torch.as_tensor(given[name]).tolist() for name in ("input_lengths", "target_lengths"))
+    targets = given["targets"]
+    own = targets[sample] if targets.dim() > 1 else targets[sum(counts[:sample]) :]
+    own = own[: counts[sample]]
+    needed = counts[sample] + int((own[1:] == own[:-1]).sum())
+    if steps[sample] >= needed:
+        return None
+    sentence = (
+        f"sample {sample} has {many(steps[sample], 'step')}, and its {many(counts[sample], 'label')} need {needed} "
+        "(equal neighbours need one between them): no alignment is possible"
+    )
+    return Cause("labels longer than the input", sentence, "leave out such samples, or give ctc_loss zero_infinity=True")
+
+
+def _sigmoid_backward(operation: Operation, producers: dict[str, str]) -> Cause | None:
+    """Return the cause of a NaN in the derivative of a function that is flat there: an infinite gradient times 0."""
+    gradient, result = _real(operation.element("grad_output")), _real(operation.element("output"))
+    if gradient is None or result is None or not math.isinf(gradient):
+        return None
+    slope = 1 - result * result if operation.name == "tanh_backward" else result * (1 - result)
+    return _factors(gradient, slope)
 
 
 def _remainder(operation: Operation, producers: dict[str, str]) -> Cause | None:
@@ -408,8 +543,8 @@ _SPECIAL: dict[str, Callable[[Operation, dict[str, str]], Cause | None]] = {
     **dict.fromkeys(("acos", "asin"), _domain(-1, 1, None)),
     **dict.fromkeys(("atanh", "erfinv", "special_erfinv"), _domain(-1, 1, 1.0)),
     **dict.fromkeys(("std", "var", "std_mean", "var_mean"), _spread),
-    **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm"), _product),
-    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _nll),
+    **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "vdot"), _product),
+    **dict.fromkeys(LOSSES_OF_LABELS, _nll),
     **dict.fromkeys(("layer_norm", "batch_norm", "group_norm", "batch_norm_legit", "fused_rms_norm"), _norm),
     **dict.fromkeys(("addcdiv", "addcmul"), _addc),
     **dict.fromkeys(("linalg_inv_ex", "inverse", "linalg_solve_ex", "linalg_solve_triangular"), _inverse),
@@ -417,6 +552,9 @@ _SPECIAL: dict[str, Callable[[Operation, dict[str, str]], Cause | None]] = {
     **dict.fromkeys(("xlogy", "special_xlogy"), _xlogy),
     **dict.fromkeys(("lgamma", "digamma", "polygamma", "special_zeta"), _lgamma),
     **dict.fromkeys(("fused_adam", "fused_adamw"), _fused_adam),
+    **dict.fromkeys(("sigmoid_backward", "tanh_backward"), _sigmoid_backward),
+    **dict.fromkeys(("slogdet", "linalg_slogdet"), _determinant),
+    "ctc_loss": _ctc,
     "acosh": _domain(1, math.inf, None),
     "logit": _logit,
     "mean": _mean,

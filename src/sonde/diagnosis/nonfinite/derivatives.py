@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import cmath
+import itertools
 import math
 import re
+from typing import Any
 
 from torch import Tensor
 
@@ -53,7 +56,9 @@ def _of_node(operation: Operation) -> Cause | None:
     name, saved = forward_name(operation.node), operation.saved
     value = _element(operation, saved.get("self"))
     result = _element(operation, saved.get("result"))
-    unknown = value is None and result is None  # as in a checkpoint: the only number at which these are infinite is assumed
+    there = [operation.element(key) for key in operation.tensors]
+    is_pole = any(each is not None and (each == 0 or cmath.isinf(each)) for each in there)
+    unknown = value is None and result is None and is_pole  # as in a checkpoint: nothing is saved, and 0 or inf meets the gradient
     if name in ("sqrt", "rsqrt") and (unknown or result == 0 or (result is not None and math.isinf(result))):
         sentence = f"the derivative of {name} at 0 is infinite: 1 / (2 · {name}(0))"
         return Cause(f"{name}'(0)", sentence, "add an eps inside the root: sqrt(x + eps)")
@@ -78,8 +83,12 @@ def _of_node(operation: Operation) -> Cause | None:
     if name in ("std", "var"):
         return _of_spread(operation, name)
     if name in ("norm", "vector_norm"):
+        if not _is_of_equal(operation, zeros=True):
+            return None
         sentence = "the derivative of this norm at a vector of zeros is not finite"
         return Cause("norm'(0)", sentence, "add an eps inside: (x * x).sum().add(eps).sqrt()")
+    if name in ("svd", "eigh"):
+        return _of_spectrum(operation, name)
     if name in ("exp", "mul") and operation.kind == "NaN":
         factors = [result] if name == "exp" else [_element(operation, saved.get(key)) for key in ("self", "other")]
         if any(factor is not None and math.isinf(factor) for factor in factors):
@@ -92,18 +101,68 @@ _BORDERS = {"acos", "asin", "atanh", "erfinv", "acosh"}
 
 
 def _of_spread(operation: Operation, name: str) -> Cause | None:
-    given = operation.saved.get("self")
+    given, result = operation.saved.get("self"), operation.saved.get("result")
     if given is None:
         return None
-    result = operation.saved.get("result")
-    if result is not None and bool((result == 0).any()) and given.numel() > result.numel():
+    count = given.numel() // max(1 if result is None else result.numel(), 1)
+    if result is not None and count > 1:
+        if name != "std" or not _is_of_equal(operation):
+            return None
         return Cause(
             f"{name}'(0)", f"the derivative of {name} of equal numbers is 0 / 0", f"add an eps: sqrt(var + eps) in place of {name}"
         )
+    if any(not math.isfinite(number) for number in operation.numbers.values()) or count == 1:
+        return Cause(
+            f"{name} of one value",
+            f"the derivative of {name} of one value divides by n - 1 = 0",
+            "use correction=0, or more than one value",
+        )
+    return None
+
+
+def _is_of_equal(operation: Operation, *, zeros: bool = False) -> bool:
+    """Return whether a reduction of what the node had saved is one of equal numbers where the first bad element is.
+
+    Args:
+        operation: a part of the derivative of a reduction.
+        zeros: the numbers are 0 as well.
+    """
+    given, result = operation.saved.get("self"), operation.saved.get("result")
+    if given is None or result is None or len(operation.index) not in (given.dim(), result.dim()):
+        return False
+    for dims in itertools.chain.from_iterable(itertools.combinations(range(given.dim()), n) for n in range(given.dim() + 1)):
+        left = [size for dim, size in enumerate(given.shape) if dim not in dims]
+        kept = [1 if dim in dims else size for dim, size in enumerate(given.shape)]
+        if list(result.shape) not in (left, kept):
+            continue
+        place: list[Any] = list(operation.index) if len(operation.index) == given.dim() else []
+        if not place:
+            known = iter(operation.index)
+            place = [0 if dim in dims else next(known) for dim in range(given.dim())]
+        for dim in dims:
+            place[dim] = slice(None)
+        row = given[tuple(place)]
+        return bool((row == (0 if zeros else row.flatten()[0])).all())
+    return False
+
+
+def _of_spectrum(operation: Operation, name: str) -> Cause | None:
+    """Return the cause of a bad element in the derivative of a decomposition whose values are not all different."""
+    values = operation.saved.get("S", operation.saved.get("L", operation.saved.get("eigenvalues")))
+    if values is None or operation.name != "div" or not bool(values.isfinite().all()):
+        return None
+    own = values[operation.index[: values.dim() - 1]] if len(operation.index) >= values.dim() else values
+    ordered = own.reshape(-1).sort().values
+    if not bool((ordered[1:] == ordered[:-1]).any()) or operation.element("other") not in (0, None):
+        return None
+    what = "singular values" if name == "svd" else "eigenvalues"
+    sentence = (
+        f"the derivative of {name} divides by differences of {what}, and two of them are equal: {number_text(float(ordered[0]))}"
+    )
+    if ordered[0] != ordered[1]:
+        sentence = f"the derivative of {name} divides by differences of {what}, and two of them are equal"
     return Cause(
-        f"{name} of one value",
-        f"the derivative of {name} of one value divides by n - 1 = 0",
-        "use correction=0, or more than one value",
+        f"equal {what}", sentence, f"keep the {what} apart by a small random diagonal, or use the values and not the vectors"
     )
 
 

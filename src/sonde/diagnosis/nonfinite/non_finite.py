@@ -152,7 +152,9 @@ class NonFinite(Answer):
         if origin.source == "rank":
             return f"{self.model}: the first {origin.kind} has come from another rank"
         if origin.source != "operation":
-            word = {"outside": "tensor", "uninitialised": "uninitialised memory"}.get(origin.source, origin.source)
+            word = {"outside": "tensor", "uninitialised": "uninitialised memory", "state": "optimizer's state"}.get(
+                origin.source, origin.source
+            )
             return f"{self.model}: the first {origin.kind} is in the {word} {origin.name}".rstrip()
         return f"{self.model}: the first {origin.kind} is made {_how(origin)}"
 

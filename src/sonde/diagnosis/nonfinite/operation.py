@@ -21,8 +21,13 @@ _BY_ELEMENT = {"to_copy", "copy", "clone", "contiguous", "convert_element_type",
 """Operators without torch's tag for them that compute each element of the result from the elements at its position."""
 
 _ALONG_DIM = {"softmax", "log_softmax", "softmax_backward_data", "log_softmax_backward_data", "cumsum", "cumprod", "logcumsumexp"}
-_PRODUCTS = {"mm": ("self", "mat2"), "bmm": ("self", "mat2"), "addmm": ("mat1", "mat2"), "baddbmm": ("batch1", "batch2")}
-"""Products of matrices, and the names of the two factors."""
+_PRODUCTS = {
+    "mm": ("self", "mat2"), "bmm": ("self", "mat2"), "addmm": ("mat1", "mat2"), "baddbmm": ("batch1", "batch2"),
+    "mv": ("self", "vec"), "addmv": ("mat", "vec"), "dot": ("self", "tensor"), "vdot": ("self", "other"),
+}  # fmt: skip
+"""Products of matrices and vectors, and the names of the two factors."""
+
+LOSSES_OF_LABELS = ("nll_loss_forward", "nll_loss2d_forward")
 
 MOVES = {
     "cat", "stack", "index", "index_select", "gather", "embedding", "slice_scatter", "select_scatter", "scatter", "index_put",
@@ -54,6 +59,7 @@ class Operation:
         node: the name of the autograd node whose derivative ran; ``""`` in a forward.
         saved, saved_numbers: tensors and numbers that this node had saved.
         by_element: each element of the result comes from the elements of the operands at its position.
+        is_of_lists: one position of an operator that takes lists of tensors.
     """
 
     call: OperatorCall
@@ -70,6 +76,7 @@ class Operation:
     saved: dict[str, Tensor] = field(default_factory=dict)
     saved_numbers: dict[str, float] = field(default_factory=dict)
     by_element: bool = False
+    is_of_lists: bool = False
 
     @property
     def operator(self) -> str:
@@ -106,14 +113,14 @@ class Operation:
 
     @property
     def is_product(self) -> bool:
-        """Whether the operator multiplies matrices."""
+        """Whether the operator multiplies matrices or vectors."""
         return self.name in _PRODUCTS
 
     def factors(self) -> tuple[Tensor, Tensor]:
         """Return the row and the column of a product of matrices that meet in the first bad element."""
         left, right = (self.tensors[name] for name in _PRODUCTS[self.name])
-        row: Any = self.index[:-1]
-        column: Any = (*self.index[:-2], slice(None), self.index[-1])
+        row: Any = self.index[: left.dim() - 1]
+        column: Any = () if right.dim() == 1 else (*self.index[:-2], slice(None), self.index[-1])
         return left[row], right[column]
 
     def find(self) -> bool:
@@ -136,6 +143,16 @@ class Operation:
                 return True
         return False
 
+    def find_label(self) -> bool:
+        """Return whether this is a loss of class labels that is infinite; if so, its first such element is the bad one."""
+        infinite = self.result.isinf() if self.name in LOSSES_OF_LABELS else torch.zeros(())
+        if not bool(infinite.any()):
+            return False
+        self.kind, self.new = "inf", infinite
+        place = torch.tensor(int(infinite.flatten().to(torch.uint8).argmax()))
+        self.index = tuple(int(part) for part in torch.unravel_index(place, infinite.shape))
+        return True
+
     def _bad_operands(self) -> tuple[Tensor, Tensor]:
         """Return which elements of the result depend on NaN, and which on infinities."""
         shape = self.result.shape
@@ -149,7 +166,11 @@ class Operation:
     def _reach(self, name: str, mask: Tensor, shape: torch.Size) -> Tensor:
         """Return which elements of a result of *shape* depend on elements of the operand *name* that *mask* marks."""
         if self.is_product and name in _PRODUCTS[self.name]:
-            mask = mask.any(-1 if name == _PRODUCTS[self.name][0] else -2, keepdim=True)
+            if mask.dim() == 1:
+                mask = mask.any()
+            else:
+                is_left = name == _PRODUCTS[self.name][0]
+                mask = mask.any(-1 if is_left else -2, keepdim=len(shape) > 1)
         elif self.name in _ALONG_DIM:
             mask = mask.any(int(self.numbers.get("dim", -1)), keepdim=True)
         elif not (self.by_element or self.is_product):
@@ -203,7 +224,7 @@ def operations_of(call: OperatorCall, result: Any, written: dict[str, Any]) -> I
             here = {key: _at(part, position) if foreach else part for key, part in before.items()}
             tensors, others, numbers = _sorted(here)
             new = {key: _at(given[key], position) if foreach else given[key] for key in written}
-            yield Operation(was, name, tensors, others, numbers, new, held, by_element=by_element or foreach)
+            yield Operation(was, name, tensors, others, numbers, new, held, by_element=by_element or foreach, is_of_lists=foreach)
 
 
 def _at(value: Any, position: int) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,13 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sonde.diagnosis.nonfinite.causes import cause_of, exact_element, limit_of, number_cause
+from sonde.diagnosis.nonfinite.causes import OF_STATE, cause_of, exact_element, limit_of, number_cause
 from sonde.diagnosis.nonfinite.derivatives import derivative_cause, forward_name
 from sonde.diagnosis.nonfinite.operation import Operation, base_name, operations_of
-from sonde.diagnosis.nonfinite.origins import Cause, Flow, Kind, ModulePlace, Operand, Origin, Producer, Source, memory_of
+from sonde.diagnosis.nonfinite.origins import Cause, Flow, Kind, ModulePlace, Operand, Origin, Producer, Source
 from sonde.diagnosis.nonfinite.reproduction import reproductions
-from sonde.diagnosis.nonfinite.source_lines import SourceLine, calling_frames, line_of, lines_of
-from sonde.diagnosis.nonfinite.tensor_facts import TensorFacts, dense, dtype_name, largest
+from sonde.diagnosis.nonfinite.source_lines import SourceLine, calling_frames, line_of, lines_of, variable_of
+from sonde.diagnosis.nonfinite.tensor_facts import TensorFacts, dense, dtype_name, largest, memory_of
 from sonde.engine import (
     Derivative,
     ModuleTracker,
@@ -39,6 +40,9 @@ NEAR = 8.0
 
 _EXPLAINED = 64
 """So many origins are explained, each by a look at all its operands; later ones are followed only."""
+
+_DIVISIONS = {"rsqrt", "reciprocal", "div"}
+_ROOTS = {"sqrt", "vector_norm", "std"}
 
 _OFTEN = 64  # operations between two words about the progress
 
@@ -114,6 +118,7 @@ class OperationObserver(OperatorMode):
         self._progress = progress
         memory = ((name, memory_of(parameter)) for name, parameter, _ in parameters(model))
         self._parameters = {reference.cdata: name for name, reference in memory if reference is not None}
+        self._states: dict[int, tuple[str, str]] = {}
         self._nodes: dict[tuple[int, int], Producer] = {}
         self._read_out: tuple[Origin, ...] = ()
         self._numbers = itertools.count()
@@ -131,6 +136,16 @@ class OperationObserver(OperatorMode):
         place = ModulePlace(path, kind, None, "forward")
         self.flow.note(tensor, (self._given(source, name, tensor, place),), None)
 
+    def give_state(self, parameter: str, key: str, tensor: Tensor, optimizer: str) -> None:
+        """Note a tensor that an optimizer of the class *optimizer* holds as *key* for the parameter called *parameter*."""
+        reference, size = memory_of(tensor), largest(tensor)
+        if reference is not None:
+            self._states[reference.cdata] = f"{key} of {parameter}", parameter
+        if size is not None and not math.isfinite(size):
+            origin = self._given("state", f"{key} of {parameter}", tensor, ModulePlace(None, optimizer, None, "step"))
+            origin.parameter = parameter
+            self.flow.note(tensor, (origin,), None)
+
     def _given(self, source: Source, name: str, tensor: Tensor, place: ModulePlace) -> Origin:
         held = dense(tensor)
         facts = TensorFacts.of(tensor)
@@ -140,15 +155,20 @@ class OperationObserver(OperatorMode):
         index = _first(bad)
         value = held[index].item()
         what: Kind = "NaN" if facts.nan else "inf"
-        word = {"outside": "the tensor", "rank": "what a collective has brought", "uninitialised": "uninitialised memory"}.get(
-            source, f"the {source}"
-        )
+        word = {
+            "outside": "the tensor",
+            "state": "the optimizer's state",
+            "rank": "what a collective has brought",
+            "uninitialised": "uninitialised memory",
+        }.get(source, f"the {source}")
         sentence = f"{word} {name} holds {facts.numbers}; the first at {list(index)}".replace("  ", " ")
         operand = Operand(name, facts, value if not isinstance(value, complex) else None)
         given = value if isinstance(value, float) and facts.positive_infinities == 0 else math.inf
+        is_statistic = source == "buffer" and name.rpartition(".")[2].startswith("running_")
+        advice = _OF_STATISTIC if is_statistic else _ADVICE[source]
         return Origin(
             next(self._numbers), what, source, place, name, operands=[operand], result=facts, index=index,
-            cause=Cause(f"non-finite {source}", sentence, _ADVICE[source]), given=given,
+            cause=Cause(f"non-finite {source}", sentence, advice), given=given,
         )  # fmt: skip
 
     def unexplained(self, name: str, tensor: Tensor) -> Origin:
@@ -202,7 +222,37 @@ class OperationObserver(OperatorMode):
                 self._note_bad(operation, producer, origins)
         for output, size in sizes:
             if size is not None and math.isfinite(size):
+                if name in _DIVISIONS:
+                    self._note_lost(output, call, name, producer)
                 self._note_finite(output, size, call, producer)
+
+    def _note_lost(self, output: Tensor, call: OperatorCall, name: str, producer: Producer) -> None:
+        """Mark the overflows of which a division makes 0, though the exact quotient is none."""
+        divisor = call.args[1 if name == "div" else 0]
+        stored = self.flow.of(divisor) if isinstance(divisor, Tensor) and _is_bad(divisor) else None
+        held = dense(divisor) if isinstance(divisor, Tensor) else None
+        if stored is None or held is None:
+            return
+        is_root = name == "rsqrt" or (stored.producer is not None and stored.producer.operator in _ROOTS)
+        for origin in stored.origins:
+            if origin.exact is None or origin.lost or origin.kind != "inf":
+                continue
+            numerator = call.args[0] if name == "div" else None
+            most = 1.0 if numerator is None else abs(numerator) if isinstance(numerator, int | float) else largest(numerator) or 0.0
+            limits = torch.finfo(output.dtype)
+            least = limits.tiny * (limits.eps if name == "rsqrt" else 1.0)
+            if most / (math.sqrt(abs(origin.exact)) if is_root else abs(origin.exact)) < least:
+                continue
+            called = self._call_of(producer)
+            line = line_of(called.lines)
+            at = f" ({line.name})" if line is not None else ""
+            zeros = int(held.isinf().sum())
+            origin.lost = (
+                f"{zeros:,} of {held.numel():,} divisors in {called.place.path or '(root)'}, which are inf{at}: the quotient is 0"
+            )
+            origin.cause = origin.cause and origin.cause._replace(
+                sentence=f"{origin.cause.sentence}; {called.operation} makes 0 of the infinity, so that nothing shows"
+            )
 
     def _note_finite(self, output: Tensor, size: float, call: OperatorCall, producer: Producer) -> None:
         limit, constant = limit_of(output.dtype), False
@@ -220,7 +270,7 @@ class OperationObserver(OperatorMode):
             self.largest[output.dtype] = found
 
     def _note_bad(self, operation: Operation, producer: Producer, parents: tuple[Origin, ...]) -> None:
-        if operation.find():
+        if operation.find() or (parents and all(parent.is_mask for parent in parents) and operation.find_label()):
             origins: tuple[Origin, ...] = (self._made(operation, producer, parents),)
             origins += tuple(parent for parent in parents if operation.kind == "inf")
         else:
@@ -242,7 +292,7 @@ class OperationObserver(OperatorMode):
                 lines = lines_of(calling_frames())
                 is_of_ranks = any("/torch/distributed/" in line.file for line in lines)
                 is_of_ranks = is_of_ranks or (stored is not None and stored.is_of_ranks)
-                shown = "" if is_of_ranks else _name_of(name, operation, lines)
+                shown = "" if is_of_ranks else variable_of(tensor) or _name_of(name, operation, lines)
                 origin = self._given("rank" if is_of_ranks else "outside", shown, tensor, self._place())
                 origin.lines = [] if is_of_ranks else lines
                 if tensor.dim() == 0 and operation.name in ("copy", "fill"):  # x[0] = math.nan
@@ -274,6 +324,28 @@ class OperationObserver(OperatorMode):
         self.origins.append(origin)
         if len(self.origins) > _EXPLAINED:
             return origin
+        self._read_saved(operation, called)
+        origin.result = TensorFacts.of(operation.result)
+        for name, tensor in (*operation.tensors.items(), *operation.others.items()):
+            facts = TensorFacts.of(tensor)
+            if facts is not None:
+                shown = name if called.node else _name_of(name, operation, called.lines)
+                shown = self._state_name(operation.written.get(name, tensor)) or ("input" if shown == "self" else shown)
+                origin.operands.append(Operand(shown, facts, operation.element(name) if operation.by_element else None))
+        origin.cause = self._cause_of(operation, called)
+        if origin.cause.name == "sqrt of a negative" and self._parameter_of_state(operation):
+            origin.cause = origin.cause._replace(advice=OF_STATE)
+        if origin.kind == "inf" and origin.cause.name.startswith("overflow of"):
+            origin.exact = exact_element(operation)
+        if origin.cause.name == "log of zero" and origin.kind == "inf" and _is_mask(operation):
+            origin.source = "constant"
+        if called.node and self._loss_scale != 1.0 and origin.cause.name.startswith("overflow"):
+            origin.cause = self._scaled(operation, origin.cause)
+        origin.reproductions = reproductions(operation)
+        return origin
+
+    def _read_saved(self, operation: Operation, called: _CallOf) -> None:
+        """Give *operation*, if it is a part of a derivative, what the node of that has saved."""
         if called.node:
             operation.node = called.node
             derivative = Derivative.now()
@@ -281,22 +353,11 @@ class OperationObserver(OperatorMode):
             tensors = {key: dense(value) for key, value in saved.items() if isinstance(value, Tensor)}
             operation.saved = {key: held for key, held in tensors.items() if held is not None}
             operation.saved_numbers = {key: float(value) for key, value in saved.items() if isinstance(value, int | float)}
-        origin.result = TensorFacts.of(operation.result)
-        for name, tensor in (*operation.tensors.items(), *operation.others.items()):
-            facts = TensorFacts.of(tensor)
-            if facts is not None:
-                shown = name if called.node else _name_of(name, operation, called.lines)
-                shown = "input" if shown == "self" else shown
-                origin.operands.append(Operand(shown, facts, operation.element(name) if operation.by_element else None))
+
+    def _cause_of(self, operation: Operation, called: _CallOf) -> Cause:
         stored = {name: self.flow.of(tensor) for name, tensor in operation.tensors.items()}
         made_by = {name: held.producer.operator for name, held in stored.items() if held is not None and held.producer is not None}
-        origin.cause = derivative_cause(operation, made_by) if called.node else cause_of(operation, made_by)
-        if origin.cause.name == "log of zero" and origin.kind == "inf" and _is_mask(operation):
-            origin.source = "constant"
-        if called.node and self._loss_scale != 1.0 and origin.cause.name.startswith("overflow"):
-            origin.cause = self._scaled(operation, origin.cause)
-        origin.reproductions = reproductions(operation)
-        return origin
+        return derivative_cause(operation, made_by) if called.node else cause_of(operation, made_by)
 
     def _scaled(self, operation: Operation, cause: Cause) -> Cause:
         """Return *cause* with the remark that the gradient would fit without the scale of the loss."""
@@ -308,17 +369,34 @@ class OperationObserver(OperatorMode):
         return Cause(f"{cause.name} by the loss scale", f"{cause.sentence}; {without}", advice)
 
     def _parameter_of(self, operation: Operation) -> str:
-        """Return the name of the parameter whose memory *operation* wrote; ``""`` if it is none."""
+        """Return the name of the parameter whose memory *operation* wrote, or whose state it read; ``""`` if it is none."""
         reference = memory_of(operation.result)
-        return "" if reference is None else self._parameters.get(reference.cdata, "")
+        own = "" if reference is None else self._parameters.get(reference.cdata, "")
+        return own or self._parameter_of_state(operation)
+
+    def _parameter_of_state(self, operation: Operation) -> str:
+        """Return the name of the parameter for which an optimizer holds an operand of *operation*; ``""`` if it holds none."""
+        held = (memory_of(operation.written.get(name, tensor)) for name, tensor in operation.tensors.items())
+        return next((self._states[each.cdata][1] for each in held if each is not None and each.cdata in self._states), "")
+
+    def _state_name(self, tensor: Tensor) -> str:
+        """Return the name of a tensor that an optimizer holds: ``exp_avg of head.weight``; ``""`` of any other."""
+        reference = memory_of(tensor)
+        return "" if reference is None else self._states.get(reference.cdata, ("", ""))[0]
 
     def _constant(self, operation: Operation, producer: Producer) -> Origin:
         """Return the origin of the bad values that *operation* was given as a number."""
         called = self._call_of(producer)
         name, number = next((name, number) for name, number in operation.numbers.items() if not math.isfinite(number))
-        cause = number_cause(called.operation, name, number)
+        is_inside = bool(called.operation) and not called.node and not _is_call_of(called.operation, operation.name)
+        cause = number_cause(f"{operation.name} in {called.operation}" if is_inside else called.operation, name, number)
         kind: Kind = "NaN" if math.isnan(number) else "inf"
         source: Source = "operation" if called.place.phase == "step" else "constant"
+        if called.is_of_torch:  # the number is torch's own, and not one of the code
+            self._read_saved(operation, called)
+            source, cause = "operation", self._cause_of(operation, called)
+        elif called.operation == "logdet":
+            source, cause = "operation", Cause("log of a negative", "the determinant is negative: its logarithm is NaN", _NEGATIVE)
         origin = Origin(
             next(self._numbers), kind, source, called.place, called.operation, operation.operator, called.lines,
             result=TensorFacts.of(operation.result), cause=cause, parameter=self._parameter_of(operation),
@@ -365,7 +443,7 @@ class OperationObserver(OperatorMode):
         """Return the operation that runs now as users know it: its module call, its name, the lines that lead to it."""
         place, lines = self._place(), lines_of(producer.frames)
         derivative = Derivative.now() if place.phase == "backward" else None
-        if derivative is None:
+        if derivative is None or (_is_of_torch(derivative.name) and _is_hook(lines)):
             inner = next((line.operation for line in lines if line.operation), "")
             known = inner if inner not in _VARIABLES and not inner.startswith("_") else ""
             return _CallOf(place, known or producer.operator, lines, "")
@@ -398,16 +476,40 @@ class _CallOf(NamedTuple):
     lines: list[SourceLine]
     node: str
 
+    @property
+    def is_of_torch(self) -> bool:
+        """Whether a derivative runs that torch has, and no function of the user's own."""
+        return _is_of_torch(self.node)
+
+
+_HOOKED = {"AccumulateGrad", "BackwardHookFunctionBackward"}
+"""Nodes of torch that compute nothing themselves: what runs there are hooks."""
+
+
+def _is_of_torch(node: str) -> bool:
+    return re.search(r"Backward\d+$", node) is not None or node.rpartition("::")[2] in _HOOKED
+
+
+def _is_hook(lines: list[SourceLine]) -> bool:
+    """Return whether *lines*, which run while a backward pass does, are those of a hook: inside of what torch calls it from."""
+    inside = itertools.takewhile(lambda line: "/torch/autograd/" not in line.file, lines)
+    return any(line.owner != "torch" for line in inside)
+
+
+_NEGATIVE = "use slogdet, which gives sign and logarithm apart, or keep the matrix positive definite"
 
 _VARIABLES = {"apply", "forward", "func", "fn", "f", "function", "op"}
 """Words for whatever function is called, which name none."""
+
+_OF_STATISTIC = "reset or reload the buffer: an earlier step has broken the running statistics"
 
 _ADVICE: dict[Source, str] = {
     "operation": "",
     "constant": "write a finite number, or keep the infinity away from the loss",
     "input": "look at the data: drop or repair this sample before the model sees it",
     "parameter": "load the last good checkpoint: an update before this step has broken the parameter",
-    "buffer": "reset or reload the buffer: an earlier step has broken the running statistics",
+    "buffer": "look at where the buffer is written; load the last good checkpoint if a step has broken it",
+    "state": OF_STATE,
     "gradient": "call zero_grad() first: the gradient of an earlier step is there",
     "uninitialised": "torch.empty holds whatever was in memory: fill it, or use torch.zeros",
     "rank": "look at the answer of the other ranks: call why_nan on each of them",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -11,11 +10,11 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from sonde.diagnosis.nonfinite.source_lines import RawFrame, SourceLine
-from sonde.diagnosis.nonfinite.tensor_facts import TensorFacts, dense
+from sonde.diagnosis.nonfinite.tensor_facts import TensorFacts, dense, memory_of
 from sonde.site import Phase, Site
 
 Kind = Literal["NaN", "inf"]
-Source = Literal["operation", "constant", "input", "parameter", "buffer", "gradient", "uninitialised", "outside", "rank"]
+Source = Literal["operation", "constant", "input", "parameter", "buffer", "gradient", "uninitialised", "outside", "rank", "state"]
 
 
 class Cause(NamedTuple):
@@ -107,6 +106,8 @@ class Origin:
         parameter: of an operation in an optimizer's step, the name of the parameter that it writes.
         parents: origins of non-finite values that went in.
         given: of a tensor that was there before: -inf if its only bad values are -inf.
+        exact: of an overflow, the first bad element as it should have been; None where that is not known.
+        lost: where a later operation made 0 of this infinity, so that nothing behind it shows; ``""`` if none did.
     """
 
     number: int
@@ -125,13 +126,26 @@ class Origin:
     reproductions: list[str] = field(default_factory=list)
     parents: tuple[Origin, ...] = ()
     given: float | None = None
+    exact: float | None = None
+    lost: str = ""
 
     @property
     def is_intended(self) -> bool:
-        """Whether this is an infinity that the code wrote on purpose, as a mask or the start of a minimum."""
+        """Whether this is an infinity that the code may hold on purpose, as a mask or the start of a minimum."""
         if self.kind == "NaN":
             return False
         return self.source in ("constant", "buffer", "outside") or (self.source == "input" and self.given == float("-inf"))
+
+    @property
+    def is_mask(self) -> bool:
+        """Whether this is an infinity of the code that stands for "nothing here": it is no fault behind a loss that is bad.
+
+        A number that the code writes; or a tensor whose only bad values are -inf, and which a layer reads. What a loss function
+        reads are targets and weights.
+        """
+        if not self.is_intended or self.source == "constant":
+            return self.is_intended
+        return self.given == float("-inf") and (self.source != "outside" or self.place.path is not None)
 
 
 def ancestors(origins: Iterable[Origin]) -> list[Origin]:
@@ -190,16 +204,6 @@ class Flow:
         self._written += 1
         if self._written % 4096 == 0:
             self._stored = {key: held for key, held in self._stored.items() if not held.memory.expired()}
-
-
-def memory_of(tensor: Tensor) -> StorageWeakRef | None:
-    """Return a weak reference to the memory that *tensor* lies in; None where it has none of its own."""
-    held = dense(tensor)
-    if held is None:
-        return None
-    with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-        return StorageWeakRef(held.untyped_storage())
-    return None
 
 
 def _covers(tensor: Tensor) -> bool:

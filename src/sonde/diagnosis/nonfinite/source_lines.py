@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 import sonde
+from sonde.diagnosis.nonfinite.tensor_facts import memory_of
 
 Owner = Literal["user", "library", "torch"]
 
@@ -87,6 +88,23 @@ def calling_frames() -> tuple[RawFrame, ...]:
             found.append(RawFrame(frame.f_code, frame.f_lineno, frame.f_lasti))
         frame = frame.f_back
     return tuple(found)
+
+
+def variable_of(tensor: torch.Tensor) -> str:
+    """Return the name of the variable that holds *tensor*, or what it is a view of, in the innermost function of a user that runs.
+
+    ``""`` if none does.
+    """
+    reference, frame = memory_of(tensor), sys._getframe(1)
+    while reference is not None and frame.f_back is not None and frame.f_code not in _BOUNDARIES:
+        if _owner(frame.f_code.co_filename) == "user":
+            for held in (frame.f_locals, frame.f_globals):
+                named = [(name, memory_of(value)) for name, value in list(held.items()) if isinstance(value, torch.Tensor)]
+                name = next((name for name, memory in named if memory is not None and memory.cdata == reference.cdata), "")
+                if name:
+                    return name
+        frame = frame.f_back
+    return ""
 
 
 def lines_of(frames: tuple[RawFrame, ...]) -> list[SourceLine]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from sonde.engine import torch_tensors
 from sonde.stats import PLAIN, Piece, local
@@ -56,6 +57,12 @@ class TensorFacts:
         return not (self.nan or self.positive_infinities or self.negative_infinities)
 
     @property
+    def bad(self) -> str:
+        """The counts of what is not finite: ``64 -inf``."""
+        counts = ((self.nan, "NaN"), (self.positive_infinities, "inf"), (self.negative_infinities, "-inf"))
+        return ", ".join(f"{'all' if count == self.count else format(count, ',')} {word}" for count, word in counts if count)
+
+    @property
     def numbers(self) -> str:
         """The range and the counts: ``from -3.2 to 5.1, 64 -inf``."""
         parts = []
@@ -64,8 +71,7 @@ class TensorFacts:
         if not math.isnan(self.low):
             both = self.low == self.high
             parts.append(number_text(self.low) if both else f"from {number_text(self.low)} to {number_text(self.high)}")
-        counts = ((self.nan, "NaN"), (self.positive_infinities, "inf"), (self.negative_infinities, "-inf"))
-        parts += [f"{'all' if count == self.count else format(count, ',')} {word}" for count, word in counts if count]
+        parts += [self.bad] if self.bad else []
         if self.zeros and not self.low == self.high == 0:
             parts.append(f"{self.zeros:,} zero")
         return ", ".join(parts)
@@ -107,6 +113,16 @@ def dense(tensor: Tensor) -> Tensor | None:
             tensor = tensor.to_dense() if "mkldnn" in str(tensor.layout) else torch_tensors.stored_values(tensor)
         held: Tensor = tensor.detach().resolve_conj().resolve_neg()
         return held if type(held) in PLAIN else None
+    return None
+
+
+def memory_of(tensor: Tensor) -> StorageWeakRef | None:
+    """Return a weak reference to the memory that *tensor* lies in; None where it has none of its own."""
+    held = dense(tensor)
+    if held is None:
+        return None
+    with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+        return StorageWeakRef(held.untyped_storage())
     return None
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sonde.diagnosis.nonfinite.causes import SOFTMAX_OF_NOTHING
 from sonde.diagnosis.nonfinite.non_finite import NonFinite
 from sonde.diagnosis.nonfinite.operation_observer import OperationObserver
 from sonde.diagnosis.nonfinite.origins import Origin, ancestors
@@ -34,6 +35,7 @@ from sonde.engine import (
 from sonde.errors import ObservationWarning
 from sonde.graph import named_inputs
 from sonde.view import progress
+from sonde.words import names_text
 
 Outcomes = list[tuple[str, Tensor]]
 """What a step has made, each tensor with the word for its kind: ``the loss``."""
@@ -87,9 +89,19 @@ def why_nan(
         rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         notes.append(f"this is rank {rank} of {size}: the answer is about its batch")
     scale = 1.0 if scaler is None or not scaler.is_enabled() else float(scaler.get_scale())
+    left = [name for name, held, _ in parameters(model) if held.grad is not None and not math.isfinite(largest(held.grad) or 0.0)]
+    if left:
+        notes.append(
+            f"the gradient of {names_text(left)} that is there already is not finite, and this step began without it: "
+            "zero_grad() takes it away"
+        )
     with Trial.of(model, *as_arguments(batch), loss_fn, optimizer) as trial, progress("why_nan") as show:
         if optimizer is not None and not trial.is_free:
             notes.append("the optimizer took no step, since the parameters are not copies")
+        if trial.hooks_left:
+            notes.append(
+                f"the copy runs without {names_text(trial.hooks_left)}: hooks on gradients that reach what no copy replaces"
+            )
         outcomes: Outcomes = []
         found = observe_step(
             trial.model,
@@ -98,6 +110,7 @@ def why_nan(
             notes=notes,
             batch=(trial.args, trial.kwargs),
             loss_scale=scale,
+            optimizer=trial.optimizer if trial.is_free else None,
             progress=show,
         )
         if is_compiled and found.origin is None:
@@ -136,6 +149,7 @@ def observe_step(
     notes: list[str] | None = None,
     batch: tuple[tuple[Any, ...], dict[str, Any]] = ((), {}),
     loss_scale: float = 1.0,
+    optimizer: torch.optim.Optimizer | None = None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> NonFinite:
     """Call *step* once, look at every operation in it, and return the first one that made a bad value.
@@ -150,6 +164,7 @@ def observe_step(
         notes: shown with the answer; *step* may add to them.
         batch: the positional and the keyword arguments that *model* is called with, for answers about the data.
         loss_scale: by which *step* multiplies the loss before it is sent backward.
+        optimizer: whose step *step* takes; its state is named by the parameters that it is of.
         progress: called now and then with words for what runs.
 
     Raises:
@@ -163,6 +178,8 @@ def observe_step(
             observer = OperationObserver(model, tracker, loss_scale, progress)
             inputs = [(name, tensor) for name, _, tensor in named_inputs(unwrap(model), *batch)]
             _give_all(observer, model, inputs)
+            for parameter, key, tensor in _optimizer_state(model, optimizer):
+                observer.give_state(parameter, key, tensor, type(optimizer).__name__)
             with observer, torch.set_grad_enabled(torch.is_grad_enabled()):
                 try:
                     returned = _called(step)
@@ -170,7 +187,9 @@ def observe_step(
                 except Exception as raised:
                     error = raised
     outcomes += [("a gradient of the input", tensor.grad) for _, tensor in inputs if tensor.is_leaf and tensor.grad is not None]
-    found = _judge(model, observer, [*outcomes, *_state_of(model)], notes, error)
+    outcomes += _state_of(model)
+    outcomes += [("the optimizer's state", tensor) for _, _, tensor in _optimizer_state(model, optimizer)]
+    found = _judge(model, observer, outcomes, notes, error)
     if error is not None and found.origin is None:
         raise error
     return found
@@ -190,6 +209,15 @@ def _give_all(observer: OperationObserver, model: nn.Module, inputs: Outcomes) -
         observer.give("buffer", name, buffer, name.rpartition(".")[0], "")
     for name, tensor in inputs:
         observer.give("input", name, tensor, "", "")
+
+
+def _optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> list[tuple[str, str, Tensor]]:
+    """Return the tensors that *optimizer* holds for each parameter: the parameter's name, the name of the tensor, the tensor."""
+    found = []
+    for name, parameter, _ in parameters(model) if optimizer is not None else ():
+        state = optimizer.state.get(parameter, {}) if optimizer is not None else {}
+        found += [(name, str(key), tensor) for key, tensor in state.items() if isinstance(tensor, Tensor)]
+    return found
 
 
 def _buffers(model: nn.Module) -> Outcomes:
@@ -219,8 +247,30 @@ def _around(error: Exception | None) -> Iterator[Tensor]:
         trace = trace.tb_next
 
 
-_MATTERS = {"the loss", "gradients", "a gradient of the input", "parameters"}
+_MATTERS = {"the loss", "gradients", "a gradient of the input", "parameters", "the optimizer's state"}
 """An infinity that was written on purpose may stand in an output or a buffer; in one of these it does harm."""
+
+
+def _blamed(bad: list[tuple[str, tuple[Origin, ...]]], behind: list[Origin], origins: list[Origin]) -> Origin | None:
+    """Return the origin that is to blame: the first one behind the loss, if that is bad; else the first behind anything.
+
+    An infinity of a target, or one that was written on purpose, is blamed if the loss is bad for no other reason. Where nothing bad
+    has come through, an overflow is, of which a later operation has made 0.
+
+    Args:
+        bad: outcomes that are bad, each with the word for its kind and with its origins.
+        behind: all that is behind them.
+        origins: all that there are.
+    """
+    behind_loss = ancestors(origin for word, found in bad if word == "the loss" for origin in found)
+    blamed = [origin for origin in behind_loss if not origin.is_mask] or behind_loss
+    rows = [origin for origin in blamed if origin.cause is not None and origin.cause.name == SOFTMAX_OF_NOTHING]
+    if blamed and blamed[0].source == "outside" and blamed[0].given == -math.inf and rows:
+        return rows[0]  # a mask of the loss function
+    blamed = blamed or [origin for origin in behind if not origin.is_intended]
+    blamed = blamed or ancestors(origin for word, found in bad if word in _MATTERS for origin in found)
+    blamed = blamed or [origin for origin in origins if origin.lost]
+    return blamed[0] if blamed else None
 
 
 def _judge(
@@ -240,16 +290,17 @@ def _judge(
         stored = observer.flow.of(tensor)
         bad.append(("an exception", () if stored is None else stored.origins))
     behind = ancestors(origin for _, origins in bad for origin in origins)
-    blamed = [origin for origin in behind if not origin.is_intended]
-    if not blamed:
-        blamed = ancestors(origin for word, origins in bad if word in _MATTERS for origin in origins)
-    first = blamed[0] if blamed else None
+    first = _blamed(bad, behind, observer.origins)
+    if first is not None and first not in behind:
+        behind = [first]
     intended = [origin for origin in {*behind, *observer.origins} if origin.is_intended and origin is not first]
     through = [(word, origins) for word, origins in bad if first is not None and first in ancestors(origins)]
     reached = []
     for word in dict.fromkeys(word for word, _ in through):
         number = sum(word == each for each, _ in through)
         reached.append(f"{number} of {counts[word]} {word}" if word in ("gradients", "parameters", "buffers") else word)
+    if first is not None and first.lost:
+        reached.append(first.lost)
     return NonFinite(
         class_of(model).__name__,
         first,

@@ -51,6 +51,16 @@ not_saved = unserializable_hook
 """Mark a hook, or a class of hooks, on a tensor: ``torch.save`` of the tensor leaves it out and says nothing."""
 
 
+def on_gradients(tensor: Tensor) -> tuple[list[Any], list[Any]]:
+    """Return the hooks of *tensor* that are called with its gradient, and those called when the gradient was added up.
+
+    Hooks of observers, which no copy of the tensor takes along, are left out.
+    """
+    held = [getattr(tensor, name, None) or {} for name in ("_backward_hooks", "_post_accumulate_grad_hooks")]
+    own, after = ([hook for hook in each.values() if not hasattr(hook, "__torch_unserializable__")] for each in held)
+    return own, after
+
+
 def undisturbed(callback: Any, function: Callable[..., Any], *args: Any) -> Any:
     """Return ``function(*args)``, run by Python alone; *callback* is the value of ``compiler_at_work()``."""
     _dynamo.set_eval_frame(None)
