@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import cmath
-import itertools
 import math
 import re
-from typing import Any
 
 from torch import Tensor
 
@@ -22,7 +20,7 @@ def forward_name(node: str) -> str:
     if not re.search(r"Backward\d+$", node):  # a function of one's own keeps the name of its class
         return name
     name = re.sub(r"(?<=[a-z0-9])([A-Z])", lambda found: f"_{found[1]}", name).lower()
-    return name.removeprefix("linalg_").removeprefix("native_") if name != "linalg" else name
+    return name.removeprefix("linalg_").removeprefix("native_").replace("log1_p", "log1p") if name != "linalg" else name
 
 
 def derivative_cause(operation: Operation, producers: dict[str, str]) -> Cause:
@@ -44,7 +42,7 @@ def _behind_zero(operation: Operation, found: Cause) -> Cause:
     """Return *found* with the remark that a gradient of 0, as from the other branch of ``torch.where``, does not help."""
     elements = [operation.element(name) for name in operation.tensors]
     numbers = [element for element in elements if element is not None and not isinstance(element, complex)]
-    if operation.kind != "NaN" or not any(number == 0 for number in numbers):
+    if operation.kind != "NaN" or "'(" not in found.name or not any(number == 0 for number in numbers):
         return found
     sentence = (
         f"{found.sentence}; the gradient that arrives is 0, as from the branch that torch.where does not take, and 0 × inf is NaN"
@@ -82,11 +80,6 @@ def _of_node(operation: Operation) -> Cause | None:
         )
     if name in ("std", "var"):
         return _of_spread(operation, name)
-    if name in ("norm", "vector_norm"):
-        if not _is_of_equal(operation, zeros=True):
-            return None
-        sentence = "the derivative of this norm at a vector of zeros is not finite"
-        return Cause("norm'(0)", sentence, "add an eps inside: (x * x).sum().add(eps).sqrt()")
     if name in ("svd", "eigh"):
         return _of_spectrum(operation, name)
     if name in ("exp", "mul") and operation.kind == "NaN":
@@ -101,49 +94,11 @@ _BORDERS = {"acos", "asin", "atanh", "erfinv", "acosh"}
 
 
 def _of_spread(operation: Operation, name: str) -> Cause | None:
-    given, result = operation.saved.get("self"), operation.saved.get("result")
-    if given is None:
+    """Return the cause of a bad element in the derivative of a spread, which divides by the count less the correction."""
+    if all(map(math.isfinite, operation.numbers.values())):
         return None
-    count = given.numel() // max(1 if result is None else result.numel(), 1)
-    if result is not None and count > 1:
-        if name != "std" or not _is_of_equal(operation):
-            return None
-        return Cause(
-            f"{name}'(0)", f"the derivative of {name} of equal numbers is 0 / 0", f"add an eps: sqrt(var + eps) in place of {name}"
-        )
-    if any(not math.isfinite(number) for number in operation.numbers.values()) or count == 1:
-        return Cause(
-            f"{name} of one value",
-            f"the derivative of {name} of one value divides by n - 1 = 0",
-            "use correction=0, or more than one value",
-        )
-    return None
-
-
-def _is_of_equal(operation: Operation, *, zeros: bool = False) -> bool:
-    """Return whether a reduction of what the node had saved is one of equal numbers where the first bad element is.
-
-    Args:
-        operation: a part of the derivative of a reduction.
-        zeros: the numbers are 0 as well.
-    """
-    given, result = operation.saved.get("self"), operation.saved.get("result")
-    if given is None or result is None or len(operation.index) not in (given.dim(), result.dim()):
-        return False
-    for dims in itertools.chain.from_iterable(itertools.combinations(range(given.dim()), n) for n in range(given.dim() + 1)):
-        left = [size for dim, size in enumerate(given.shape) if dim not in dims]
-        kept = [1 if dim in dims else size for dim, size in enumerate(given.shape)]
-        if list(result.shape) not in (left, kept):
-            continue
-        place: list[Any] = list(operation.index) if len(operation.index) == given.dim() else []
-        if not place:
-            known = iter(operation.index)
-            place = [0 if dim in dims else next(known) for dim in range(given.dim())]
-        for dim in dims:
-            place[dim] = slice(None)
-        row = given[tuple(place)]
-        return bool((row == (0 if zeros else row.flatten()[0])).all())
-    return False
+    sentence = f"the derivative of {name} of one value divides by n - 1 = 0"
+    return Cause(f"{name} of one value", sentence, "use correction=0, or more than one value")
 
 
 def _of_spectrum(operation: Operation, name: str) -> Cause | None:
