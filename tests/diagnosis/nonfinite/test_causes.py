@@ -186,6 +186,17 @@ listed(
 )
 
 
+listed("number beyond the dtype", "overflow of float32", lambda ok: lambda h: h * (1e9 if ok else 1e39))
+
+
+@case("0 / 0")
+def weight_norm(undone: bool) -> dict[str, Any]:
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))
+    with torch.no_grad():
+        layer.parametrizations.weight.original1.mul_(1.0 if undone else 0.0)
+    return {"model": layer, "batch": X, "loss_fn": mean_square}
+
+
 @case("overflow of float16 by the loss scale")
 def loss_scale(undone: bool) -> dict[str, Any]:
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0 if undone else 2.0**20)

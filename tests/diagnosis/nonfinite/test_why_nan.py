@@ -484,3 +484,153 @@ def test_the_answer_as_text_html_and_finding() -> None:
 def test_clear_errors(arguments: Any, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         sonde.why_nan(*arguments)
+
+
+# Whose fault a bad loss is
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize(
+    "loss", [functional.mse_loss, functional.l1_loss, functional.huber_loss, lambda o, y: ((o - y) ** 2).mean()]
+)
+def test_a_target_that_is_not_finite_is_to_blame_and_not_the_layer_before_the_loss(bad: float, loss: Any) -> None:
+    goal = torch.zeros(5, 3)
+    goal[1, 2] = bad
+    found = sonde.why_nan(network(), X, lambda output: loss(output, goal))
+    assert found.origin is not None
+    assert (found.origin.source, found.origin.name, found.origin.index) == ("outside", "goal", (1, 2))
+    assert found.line is not None
+    assert "goal" in found.line.text
+    assert found.intended == []
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf])
+def test_a_weight_of_the_loss_that_is_infinite_is_to_blame(value: float) -> None:
+    weights = torch.tensor([1.0, 1.0, 1.0, 1.0, value])
+    found = sonde.why_nan(network(), X, lambda output: (output.mean(-1) * weights).mean())
+    assert found.origin is not None
+    assert (found.origin.source, found.origin.name) == ("outside", "weights")
+
+
+def test_a_mask_of_the_loss_function_is_not_blamed_but_the_softmax_of_it_is() -> None:
+    mask = torch.full((5, 3), -math.inf)
+    found = sonde.why_nan(network(), X, lambda output: (output + mask).log_softmax(-1).mean())
+    assert (found.operation, found.cause and found.cause.name) == ("log_softmax", "softmax of a row of -inf")
+
+
+def test_a_buffer_of_inf_that_reaches_the_loss_is_to_blame_and_one_that_is_only_held_is_not() -> None:
+    class Scaled(nn.Module):
+        def __init__(self, uses: bool) -> None:
+            super().__init__()
+            self.linear, self.uses = nn.Linear(4, 3), uses
+            self.register_buffer("scale", torch.tensor([1.0, 1.0, math.inf]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x) * (self.scale if self.uses else 1.0)
+
+    found = sonde.why_nan(Scaled(True), X, lambda output: output.mean())
+    assert found.origin is not None
+    assert (found.origin.source, found.origin.name) == ("buffer", "scale")
+    assert sonde.why_nan(Scaled(False), X, lambda output: output.mean()).ok
+
+
+def test_a_label_whose_class_is_masked_is_to_blame_on_the_loss() -> None:
+    masked = torch.tensor([False, True, False])
+    found = sonde.why_nan(network(), X, lambda output: functional.cross_entropy(output.masked_fill(masked, -math.inf), LABELS))
+    assert (found.operation, found.kind, found.cause and found.cause.name) == ("cross_entropy", "inf", "label of probability zero")
+    assert "class 1" in repr(found)
+
+
+def test_an_operation_whose_cause_is_not_known_says_what_went_in_and_nothing_of_finite_numbers() -> None:
+    x = X.clone()
+    x[0, 0] = math.inf
+    found = sonde.why_nan(nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4)), x, lambda output: output.square().mean())
+    assert "layer_norm made a NaN: input holds 1 inf" in repr(found)
+    assert "finite numbers" not in repr(found)
+
+
+# What a division hides
+
+
+class RootMeanSquare(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+def test_an_overflow_of_which_a_root_makes_zeros_is_not_called_harmless() -> None:
+    model, x = nn.Sequential(RootMeanSquare(), nn.Linear(4, 2)).half(), (X.sign() * 1000).half()
+    assert not model[0](x).any()  # where a norm of float32 gives numbers around 1
+    found = sonde.why_nan(model, x, lambda output: output.float().square().mean())
+    assert (found.layer, found.operation, found.kind) == ("0", "pow", "inf")
+    assert "rsqrt makes 0 of the infinity" in repr(found)
+    assert found.harmless == []
+    assert sonde.why_nan(model, x / 1000, lambda output: output.float().square().mean()).ok
+
+
+def test_an_overflow_whose_reciprocal_is_nearly_zero_is_harmless() -> None:
+    assert sonde.why_nan(Calls(lambda x: x / (1 + (x * 1e25) ** 2)), X, lambda output: output.sum()).ok
+    assert sonde.why_nan(Calls(lambda x: 1 / (1 + (x.sign() * 200).exp())), X, lambda output: output.sum()).ok
+
+
+# What an optimizer holds
+
+
+@pytest.mark.parametrize("options", [{"foreach": False}, {"foreach": True}, {"fused": True}], ids=str)
+@pytest.mark.parametrize(("key", "value"), [("exp_avg", math.nan), ("exp_avg_sq", math.inf), ("exp_avg_sq", -1.0)])
+def test_broken_state_of_an_optimizer_is_named_with_its_parameter(options: dict[str, bool], key: str, value: float) -> None:
+    model = network()
+    adam = Adam(model.parameters(), **options)
+    cross_entropy(model(X)).backward()
+    adam.step()
+    adam.state[model[2].weight][key][1, 2] = value
+    found = sonde.why_nan(model, X, cross_entropy, optimizer=adam)
+    assert (str(found.site), found.phase) == ("2.weight:update", "step")
+    assert f"{key} of 2.weight" in repr(found)
+    assert found.cause is not None
+    assert "state is broken" in found.cause.advice
+
+
+# Hooks on gradients
+
+
+def test_hooks_on_the_gradients_of_parameters_run_in_the_copy() -> None:
+    for register in ("register_hook", "register_post_accumulate_grad_hook"):
+        model, seen = network(), []
+
+        def spoil(given: Tensor, seen: list[int] = seen) -> Tensor | None:
+            seen.append(1)
+            if given.grad is None:
+                return given / (given - given).norm()
+            given.grad.div_(0)
+            return None
+
+        getattr(model[0].weight, register)(spoil)
+        found = sonde.why_nan(model, X, cross_entropy)
+        assert (found.layer, found.phase, found.operation) == (
+            "0",
+            "backward",
+            "truediv" if register == "register_hook" else "div_",
+        )
+        assert found.line is not None
+        assert found.line.function.endswith("spoil")
+        assert seen == []  # the hook of the copy has a list of its own
+
+
+KEPT: list[float] = []
+
+
+def test_a_hook_that_reaches_what_no_copy_replaces_does_not_run_and_is_named() -> None:
+    model = network()
+    model[2].bias.register_hook(lambda gradient: KEPT.append(float(gradient.sum())))
+    found = sonde.why_nan(model, X, cross_entropy)
+    assert found.ok
+    assert KEPT == []
+    assert any("2.bias" in note and "hooks" in note for note in found.notes)
+
+
+def test_a_gradient_that_is_there_before_the_step_is_noted() -> None:
+    model = network()
+    model[0].weight.grad = torch.full((8, 4), math.nan)
+    found = sonde.why_nan(model, X, cross_entropy)
+    assert found.ok
+    assert any("0.weight" in note and "zero_grad" in note for note in found.notes)

@@ -84,18 +84,27 @@ def _overflow(operation: Operation) -> Cause | None:
     if abs(exact) > limit:
         sentence = f"the result {number_text(exact)} is beyond {number_text(limit)}, where {dtype_name(dtype)} ends"
         return Cause(f"overflow of {dtype_name(dtype)}", sentence, _on_overflow(dtype))
+    beyond = next((number for number in operation.numbers.values() if limit < abs(number) < math.inf), None)
+    if beyond is not None:
+        sentence = f"the number {number_text(beyond)} in the code is beyond {number_text(limit)}, where {dtype_name(dtype)} ends"
+        return Cause(f"overflow of {dtype_name(dtype)}", sentence, "write a number that the dtype has")
     sentence = f"in float64 the same numbers give {number_text(exact)} there: {dtype_name(dtype)} has not the range for what is"
     return Cause(f"overflow of {dtype_name(dtype)}", f"{sentence} computed on the way", _on_overflow(dtype))
 
 
 def _overflow_of_double(operation: Operation) -> Cause | None:
-    """Return the cause of an overflow that float64 has as well: of a product of two numbers, the one result that needs no more."""
-    one, other = _real(operation.element("self")), _real(operation.element("other"))
-    if operation.name != "mul" or one is None or other is None or not (math.isfinite(one) and math.isfinite(other)):
+    """Return the cause of an overflow that float64 has as well: of a product or a power, whose size logarithms give."""
+    one = _real(operation.element("self"))
+    other = _real(operation.element("exponent" if operation.name == "pow" else "other"))
+    if operation.name not in ("mul", "pow") or not one or not other or not (math.isfinite(one) and math.isfinite(other)):
         return None
-    power, limit = math.log10(abs(one)) + math.log10(abs(other)), limit_of(operation.result.dtype)
-    sentence = f"the result is about 1e{power:.0f}, beyond {number_text(limit)}, where {dtype_name(operation.result.dtype)} ends"
-    return Cause(f"overflow of {dtype_name(operation.result.dtype)}", sentence, _on_overflow(operation.result.dtype))
+    power = math.log10(abs(one)) * other if operation.name == "pow" else math.log10(abs(one)) + math.log10(abs(other))
+    dtype = operation.result.dtype
+    limit = limit_of(dtype)
+    if power <= math.log10(limit):
+        return None
+    sentence = f"the result is about 1e{power:.0f}, beyond {number_text(limit)}, where {dtype_name(dtype)} ends"
+    return Cause(f"overflow of {dtype_name(dtype)}", sentence, _on_overflow(dtype))
 
 
 def _on_overflow(dtype: torch.dtype) -> str:
@@ -489,6 +498,13 @@ def _ctc(operation: Operation, producers: dict[str, str]) -> Cause | None:
     return Cause("labels longer than the input", sentence, "leave out such samples, or give ctc_loss zero_infinity=True")
 
 
+def _weight_norm(operation: Operation, producers: dict[str, str]) -> Cause | None:
+    vectors, dim = operation.tensors["v"], int(operation.numbers.get("dim", 0))
+    if not bool((vectors.movedim(dim, 0)[operation.index[dim]] == 0).all()):
+        return None
+    return Cause("0 / 0", "a vector of the weight is all 0, and it is divided by its norm", "begin with other weights than zeros")
+
+
 def _sigmoid_backward(operation: Operation, producers: dict[str, str]) -> Cause | None:
     """Return the cause of a NaN in the derivative of a function that is flat there: an infinite gradient times 0."""
     gradient, result = _real(operation.element("grad_output")), _real(operation.element("output"))
@@ -555,6 +571,7 @@ _SPECIAL: dict[str, Callable[[Operation, dict[str, str]], Cause | None]] = {
     **dict.fromkeys(("sigmoid_backward", "tanh_backward"), _sigmoid_backward),
     **dict.fromkeys(("slogdet", "linalg_slogdet"), _determinant),
     "ctc_loss": _ctc,
+    "weight_norm_interface": _weight_norm,
     "acosh": _domain(1, math.inf, None),
     "logit": _logit,
     "mean": _mean,

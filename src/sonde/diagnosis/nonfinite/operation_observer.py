@@ -392,6 +392,8 @@ class OperationObserver(OperatorMode):
         cause = number_cause(f"{operation.name} in {called.operation}" if is_inside else called.operation, name, number)
         kind: Kind = "NaN" if math.isnan(number) else "inf"
         source: Source = "operation" if called.place.phase == "step" else "constant"
+        if source == "operation":
+            cause = cause._replace(advice="look at the settings of the optimizer, its learning rate first")
         if called.is_of_torch:  # the number is torch's own, and not one of the code
             self._read_saved(operation, called)
             source, cause = "operation", self._cause_of(operation, called)

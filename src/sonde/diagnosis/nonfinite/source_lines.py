@@ -99,7 +99,10 @@ def variable_of(tensor: torch.Tensor) -> str:
     while reference is not None and frame.f_back is not None and frame.f_code not in _BOUNDARIES:
         if _owner(frame.f_code.co_filename) == "user":
             for held in (frame.f_locals, frame.f_globals):
-                named = [(name, memory_of(value)) for name, value in list(held.items()) if isinstance(value, torch.Tensor)]
+                parts = [(name, value) for name, value in list(held.items()) if not name.startswith("__")]
+                for name, module in [part for part in parts if isinstance(part[1], torch.nn.Module)]:
+                    parts += [(f"{name}.{key}", value) for key, value in vars(module).items()]
+                named = [(name, memory_of(value)) for name, value in parts if isinstance(value, torch.Tensor)]
                 name = next((name for name, memory in named if memory is not None and memory.cdata == reference.cdata), "")
                 if name:
                     return name
