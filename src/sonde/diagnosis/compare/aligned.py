@@ -43,6 +43,7 @@ class Place:
         floor: the largest *relative* that rounding explains here.
         parts: the sides are further apart than that, or only one has the tensor.
         remark: why the tensors could not be subtracted, or other facts in words.
+        leaf: which tensor of a structured value is furthest apart, where it is not the first: its leaf path.
     """
 
     stage: Stage
@@ -57,6 +58,7 @@ class Place:
     floor: float = 0.0
     parts: bool = False
     remark: str = ""
+    leaf: str = ""
 
     @property
     def key(self) -> Key:
@@ -151,7 +153,7 @@ def _of_stage(stage: Stage, events: list[Kept], others: dict[Key, Kept], names: 
             if path is not None and stage == "backward" and kept.leaves and others:
                 found.append(_gone(kept, Site(path, port)))
             continue
-        place = _place(stage, kept, other, judge)
+        place = place_of(stage, kept, other, judge)
         if place is not None:
             found.append(place)
     return _without_unused(found) if stage == "forward" else found
@@ -184,7 +186,7 @@ def _shape(tensor: Tensor) -> str:
     return f"{tensor.size(0)} nested" if tensor.is_nested else shape_text(tensor.shape)
 
 
-def _place(stage: Stage, one: Kept, other: Kept, judge: Judge) -> Place | None:
+def place_of(stage: Stage, one: Kept, other: Kept, judge: Judge) -> Place | None:
     """Return how far two events are apart; None where that says nothing."""
     site, port = one.site, one.site.port
     if not one.leaves or not other.leaves:
@@ -195,10 +197,10 @@ def _place(stage: Stage, one: Kept, other: Kept, judge: Judge) -> Place | None:
         shape = "" if main is None else _shape(main[1])
         remark = f"no gradient in {lacking}" if stage == "backward" else f"no tensor in {lacking}"
         return Place(stage, site, other.site, one.call, one.type, shape, math.inf, parts=_is_nonzero(held), remark=remark)
-    pairs = list(_pairs(one, other, only_main=port == "input" or stage == "update"))
+    pairs = list(_pairs(one, other, only_main=stage == "update"))
     if not pairs:
         return None
-    (x, y), *rest = pairs
+    (_, x, y), *rest = pairs
     shape = _shape(x)
     if x.is_meta or y.is_meta:
         same = x.shape == y.shape
@@ -225,14 +227,21 @@ def _place(stage: Stage, one: Kept, other: Kept, judge: Judge) -> Place | None:
         turned = distance(as_numbers(x), as_numbers(y).mT)  # as between the Conv1D of GPT-2 and a Linear
         if turned.relative < apart.relative:
             apart, laid = turned, (laid[0].mT, "transposed")
-    beside = [both for left, right in rest if (both := held_of_both(left, right)) is not None]
-    more = [distance(as_numbers(left), as_numbers(right)) for left, right in beside]
-    relative = max([apart.relative, *(each.relative for each in more)])
-    parts = relative > floor
+    leaf = ""
+    for path, left, right in rest:
+        both = held_of_both(left, right)
+        if both is not None:
+            beside = distance(as_numbers(both[0]), as_numbers(both[1]))
+            if beside.relative > max(apart.relative, floor):
+                apart, leaf = beside, path
+    parts = apart.relative > floor
     if not parts:
-        judge.note(relative)
-    remark = laid[1] or _of_nonfinite(apart) or _of_types(x, y)
-    return Place(stage, site, other.site, one.call, one.type, shape, relative, apart.cosine, apart.largest, floor, parts, remark)
+        judge.note(apart.relative)
+    remark = f"{leaf} differs" if leaf else laid[1] or _of_nonfinite(apart) or _of_types(x, y)
+    return Place(
+        *(stage, site, other.site, one.call, one.type, shape),
+        *(apart.relative, apart.cosine, apart.largest, floor, parts, remark, leaf),
+    )
 
 
 def _of_nonfinite(apart: Distance) -> str:
@@ -244,20 +253,25 @@ def _of_types(x: Tensor, y: Tensor) -> str:
     return "" if one == other else f"{one} in a, {other} in b"
 
 
-def _pairs(one: Kept, other: Kept, *, only_main: bool) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the tensors that belong together: the main ones, then those with the same leaf path and shape."""
+def _pairs(one: Kept, other: Kept, *, only_main: bool) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Yield the tensors that belong together, with the leaf path: the main ones, then those of one path and shape.
+
+    Of an input whole numbers and truth values count too: masks and positions.
+    """
     main, others = one.main, other.main
     if main is None or others is None or is_floating(main[1]) != is_floating(others[1]):
         return
-    yield main[1], others[1]
+    yield main[0], main[1], others[1]
     if only_main:
         return
     for leaf, tensor in one.leaves.items():
         beside = other.leaves.get(leaf)
         if leaf in (main[0], others[0]) or beside is None or tensor.is_nested or beside.is_nested:
             continue
-        if beside.shape == tensor.shape and is_floating(tensor) and not tensor.is_meta and not beside.is_meta:
-            yield tensor, beside
+        if beside.shape != tensor.shape or tensor.is_meta or beside.is_meta or is_floating(tensor) != is_floating(beside):
+            continue
+        if is_floating(tensor) or one.site.port == "input":
+            yield leaf, tensor, beside
 
 
 # Where a place lies
@@ -280,13 +294,13 @@ class Frame:
     before: tuple[Key, ...]
 
 
-def frame_of(place: Place, events: Iterable[Kept]) -> Frame:
-    """Return where *place*, one of the forward, lies among *events* of the same side."""
+def frame_of(wanted: Key, events: Iterable[Kept]) -> Frame:
+    """Return where the place *wanted*, one of the forward, lies among *events* of its side."""
     stack: list[tuple[str, int, list[Key]]] = []
     for kept in events:
         site, call = kept.key
         if site.port == "input":
-            if kept.key == place.key:
+            if kept.key == wanted:
                 owner, number, before = stack[-1] if stack else ("", 0, [])
                 return Frame(owner, number, True, tuple(before))
             if stack:
@@ -294,13 +308,14 @@ def frame_of(place: Place, events: Iterable[Kept]) -> Frame:
             stack.append((site.path, call, [kept.key]))
             continue
         before = []
-        while stack:
-            path, number, before = stack.pop()
-            if (path, number) == (site.path, call):
-                break
-        if kept.key == place.key:
+        if any((path, number) == (site.path, call) for path, number, _ in stack):  # a portion of a module has no call of its own
+            while stack:
+                path, number, before = stack.pop()
+                if (path, number) == (site.path, call):
+                    break
+        if kept.key == wanted:
             return Frame(site.path, call, any(key[0].path != site.path for key in before), tuple(dict.fromkeys(before)))
         if stack:
             stack[-1][2].append(kept.key)
-    owner = place.site.path if place.site.port == "output" else place.site.path.rpartition(".")[0]
-    return Frame(owner, place.call, place.site.port == "input", ())
+    site, call = wanted
+    return Frame(site.path if site.port == "output" else site.path.rpartition(".")[0], call, site.port == "input", ())

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from sonde.diagnosis.compare.proof import Suspect, Undo
 from sonde.diagnosis.compare.scene import Scene, Source
 from sonde.diagnosis.distance import as_numbers, distance
 from sonde.rules import Finding
@@ -47,7 +48,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Given:
-    """The tensors of one side, of the first sample: queries, keys and values (positions, width), and the result.
+    """The tensors of one side, of one sample: queries, keys and values (positions, width), and the result.
 
     Attributes:
         q, k, v, result: the tensors.
@@ -69,28 +70,23 @@ class Given:
     scales: tuple[float, ...]
 
 
-def of_attention(scene: Scene) -> Iterator[Finding]:
-    """Return how attention differs: both sides are recognised, or ``a`` alone."""
+def of_attention(scene: Scene) -> Iterator[Suspect]:
+    """Return how attention differs, where both sides are recognised; the form of ``a`` is put into ``b`` for every sample."""
     if not scene.frame.is_code or scene.tensors is None or scene.tensors[0].dim() != 3:
         return
+    tolerance = max(scene.tolerance, 3e-7)
     for triple in _triples(scene):
-        sides = [_given(scene, triple, side) for side in (0, 1)]
-        forms = [_form(given, max(scene.tolerance, 3e-7)) for given in sides]
-        here, there = forms
-        if here is not None and there is not None and here != there:
-            yield from _differences(scene, here, there)
-            return
-        if (here is None) != (there is None):
-            known, side, other = (here, "a", "b") if here is not None else (there, "b", "a")
-            assert known is not None
-            yield scene.finding(
-                "attention",
-                f"{side} is attention of {known.heads} heads, {known.scale}, {known.mask}, rotary embedding: {known.rotary}; "
-                f"{other} is none of the forms that are tried",
-                f"look at how {other} computes attention",
-                severity="warn",
-            )
-            return
+        here, there = (_form(_given(scene, triple, side), tolerance) for side in (0, 1))
+        if here is None or there is None or here == there:
+            continue
+        samples = range(scene.tensors[1].size(0))
+        made = [_attended(_given(scene, triple, 1, sample), here) for sample in samples]
+        if any(each is None for each in made):
+            continue
+        result = torch.stack([each for each in made if each is not None])
+        for finding in _differences(scene, here, there):
+            yield Suspect(finding, Undo(made=lambda _, result=result: result))  # type: ignore[misc]  # a tensor
+        return
 
 
 def _differences(scene: Scene, here: Form, there: Form) -> Iterator[Finding]:
@@ -157,9 +153,9 @@ def _three(tensor: Tensor) -> Tensor:
     return tensor.flatten(2) if tensor.dim() == 4 else tensor
 
 
-def _given(scene: Scene, triple: tuple[Source, Source, Source], side: int) -> Given:
+def _given(scene: Scene, triple: tuple[Source, Source, Source], side: int, sample: int = 0) -> Given:
     assert scene.tensors is not None
-    one = [(held.a if side == 0 else held.b)[0] for held in triple]
+    one = [(held.a if side == 0 else held.b)[sample] for held in triple]
     module = scene.modules[side]
     events = (scene.a, scene.b)[side].forward
     owner = scene.frame.owner if side == 0 else scene.owner_b
@@ -179,8 +175,8 @@ def _given(scene: Scene, triple: tuple[Source, Source, Source], side: int) -> Gi
         one[0],
         one[1],
         one[2],
-        scene.tensors[side][0],
-        {leaf: held[0, :1].detach().cpu() for leaf, held in masks.items()},
+        scene.tensors[side][sample],
+        {leaf: held[min(sample, len(held) - 1), :1].detach().cpu() for leaf, held in masks.items()},
         angles,
         tuple(int(held) for held in attributes.values() if held == int(held) and 1 <= held <= 512),
         bases,
@@ -207,28 +203,49 @@ def _attributes(module: nn.Module | None) -> dict[str, float]:
 def _form(given: Given, tolerance: float) -> Form | None:
     """Return the form of attention that comes nearest to the result; None if none comes near."""
     best, nearest = None, 4 * tolerance
-    length, width = given.q.shape
+    length = len(given.q)
     rows = torch.linspace(0, length - 1, min(length, _MOST_QUERIES)).round().long().unique()
     wanted = given.result[rows]
+    for form, made in _forms(given, rows):
+        off = distance(made, wanted).relative if made.shape == wanted.shape else math.inf
+        if off <= nearest:
+            best, nearest = _plain(form, given), off
+        if off <= tolerance / 8:  # no other form comes so near by chance
+            return best
+    return best
+
+
+def _attended(given: Given, form: Form) -> Tensor | None:
+    """Return what attention of *form* makes of queries, keys and values; None where they do not fit it."""
+    every = torch.arange(len(given.q))
+    return next((made for other, made in _forms(given, every, form) if other == form or _plain(other, given) == form), None)
+
+
+def _forms(given: Given, rows: Tensor, only: Form | None = None) -> Iterator[tuple[Form, Tensor]]:
+    """Yield the forms to try, and what each makes at the queries *rows*; with *only* forms with its heads and rotation alone."""
+    width = given.q.size(-1)
     for heads, groups in _head_numbers(given):
+        if only is not None and (heads, groups) != (only.heads, only.groups):
+            continue
         size = width // heads
         factors = _factors(given, heads, size)
+        if only is not None and only.scale.startswith(_OWN_SCALE):
+            factors[only.scale] = float(only.scale.removeprefix(_OWN_SCALE))
         for rotary, q, k in _rotated(given, heads, groups, size):
+            if only is not None and rotary != only.rotary:
+                continue
             for sharing in _SHARINGS if 1 < groups < heads else _SHARINGS[:1]:
                 wide = torch.arange(heads) // (heads // groups) if sharing == _SHARINGS[0] else torch.arange(heads) % groups
                 scores = torch.einsum("qhd,khd->hqk", q[rows], k[:, wide])
                 v = given.v.unflatten(-1, (groups, -1))[:, wide]
                 for scale, mask in itertools.product(factors, (*given.masks, *_MASKS)):
+                    if only is not None and (scale != only.scale or sharing != only.sharing):
+                        continue
                     weights = _masked(scores * factors[scale], mask, given, rows).softmax(-1)
-                    made = torch.einsum("hqk,khd->qhd", weights, v).flatten(1)
-                    off = distance(made, wanted).relative if made.shape == wanted.shape else math.inf
-                    if off <= nearest:
-                        best, nearest = _plain(Form(heads, groups, scale, mask, rotary, sharing), given), off
-                    if off <= tolerance / 8:  # no other form comes so near by chance
-                        return best
-    return best
+                    yield Form(heads, groups, scale, mask, rotary, sharing), torch.einsum("hqk,khd->qhd", weights, v).flatten(1)
 
 
+_OWN_SCALE = "a scale of "
 _SHARINGS = ("neighbouring heads", "heads at equal distances")
 
 
@@ -260,7 +277,7 @@ def _head_numbers(given: Given) -> Iterator[tuple[int, int]]:
 def _factors(given: Given, heads: int, size: int) -> dict[str, float]:
     """Return the scales to try, by their words: the usual ones, and those that the module itself holds."""
     values = (size**-0.5, 1.0, 1 / size, (heads * size) ** -0.5, size**0.5, heads**-0.5)
-    own = {f"a scale of {held:g}": held for held in given.scales if not any(math.isclose(held, usual) for usual in values)}
+    own = {f"{_OWN_SCALE}{held:g}": held for held in given.scales if not any(math.isclose(held, usual) for usual in values)}
     return dict(zip(_SCALES, values, strict=True)) | own
 
 

@@ -1,164 +1,182 @@
-"""Look for the cause where two sides part: parameters, settings, modes, and known relations between the tensors."""
+"""Look for what may explain the place where two sides part: modes, arguments, parameters, settings, types; gradients and updates.
+
+Each look yields suspects; ``proof`` tries them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import types
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from sonde.diagnosis.compare.formulas import of_formulas
+from sonde.diagnosis.compare import changes
+from sonde.diagnosis.compare.formulas import TENSOR_LOOKS, factor_of
+from sonde.diagnosis.compare.proof import Change, Explained, Suspect, Undo, explained
 from sonde.diagnosis.compare.scene import Scene
-from sonde.diagnosis.compare.weights import Relation, relation
+from sonde.diagnosis.compare.sides import Side
+from sonde.diagnosis.compare.weights import Relation, is_addend, matched, relation
 from sonde.diagnosis.distance import as_numbers, distance, held_of_both, readable, spacing
-from sonde.engine import BatchNorm, buffers_of, class_of, parameters_of
-from sonde.rules import Finding
+from sonde.engine import class_of
 from sonde.site import PARAMETER_PORTS
 
+Look = Callable[[Scene], Iterator[Suspect]]
 
-def causes_of(scene: Scene) -> list[Finding]:
-    """Return what explains the place where the sides part, the most certain cause first; nothing where none is known."""
-    looks: list[Callable[[Scene], Iterator[Finding]]]
+
+def causes_of(scene: Scene) -> Explained:
+    """Return what explains the place where the sides part; nothing where nothing that is known makes them equal."""
+    of_runs: list[Look]
+    of_tensors: list[Look]
     if scene.place.stage == "forward":
-        looks = [_of_modes, _of_parameters, of_formulas, _of_settings, _of_types]
+        of_runs, of_tensors = [_of_random, _of_modes, _of_arguments, _of_parameters, _of_settings, _of_types], TENSOR_LOOKS
+    elif scene.place.stage == "backward":
+        of_runs = [_of_loss, _of_frozen, _of_tie, _of_cut, _of_random, _of_modes, _of_settings, _of_parameters, _of_types]
+        of_tensors = [_of_gradient_factor]
     else:
-        looks = [_of_gradients, _of_updates, _of_parameters, _of_settings, _of_types]
-    found: dict[tuple[str, str], Finding] = {}
-    for look in looks:
-        for finding in look(scene):
-            if not (finding.rule == "setting" and finding.evidence.keys() & _evidence(found.values())):
-                found.setdefault((finding.rule, finding.message), finding)
-    return list(found.values())
+        of_runs = [_of_optimizer, _of_frozen, _of_modes, _of_settings]
+        of_tensors = [_of_update_factor, _of_decay]
+    return explained(scene, of_runs, of_tensors, [_of_class])
 
 
-def _evidence(found: Iterable[Finding]) -> set[str]:
-    """Return the names of all evidence."""
-    return {name for finding in found for name in finding.evidence}
+# Modes and arguments
 
 
-# Modes
-
-
-def _of_modes(scene: Scene) -> Iterator[Finding]:
-    """Dropout that is on in one side alone; statistics of the batch in one side, running statistics in the other."""
+def _of_random(scene: Scene) -> Iterator[Suspect]:
+    """Dropout that is on in one side alone, or draws other numbers."""
     one, other = scene.modules
     random = {"a": scene.place.key in scene.a.random, "b": scene.place.other_key in scene.b.random}
-    if one is None or other is None:
+    if one is None or other is None or not any(random.values()):
         return
     training = {"a": one.training, "b": other.training}
+    evidence = {"training_a": float(training["a"]), "training_b": float(training["b"])}
     if random["a"] != random["b"]:
         side = "a" if random["a"] else "b"
-        kind, rest = type(one if side == "a" else other).__name__, "b" if side == "a" else "a"
-        mode = "is in training mode" if training[side] else "draws random numbers in evaluation mode"
+        kind, rest = class_of(one if side == "a" else other).__name__, "b" if side == "a" else "a"
+        where = "is in training mode" if training[side] else "draws random numbers in evaluation mode"
         why = f"dropout is on in {side}" if training[side] else f"{side} is random"
-        yield scene.finding(
-            "random",
-            f"{why}: its {kind} {mode}, and gives other results from another random state; {rest} gives the same",
-            f"compare both in evaluation mode: {side}.eval()",
-            {"training_a": float(training["a"]), "training_b": float(training["b"])},
-        )
-    elif random["a"] and random["b"]:
-        yield scene.finding(
-            "random",
-            "both sides are random here, and draw other numbers from the same random state",
-            "compare both in evaluation mode: a.eval(), b.eval()",
-        )
-    elif training["a"] != training["b"] and (isinstance(one, _MODED) or isinstance(other, _MODED) or scene.frame.is_code):
-        side = "a" if training["a"] else "b"
-        yield scene.finding(
-            "training_mode",
-            f"the {type(one).__name__} is in training mode in {side} alone",
-            "put both into the same mode: a.eval(), b.eval()",
-            {"training_a": float(training["a"]), "training_b": float(training["b"])},
-        )
+        message = f"{why}: its {kind} {where}, and gives other results from another random state; {rest} gives the same"
+        advice = f"compare both in evaluation mode: {side}.eval()"
+    else:
+        message = "both sides are random here, and draw other numbers from the same random state"
+        advice = "compare both in evaluation mode: a.eval(), b.eval()"
+    still = Change(contexts=(changes.Still,))
+    quiet = [changes.mode(side, name, training=False, inside=True) for side, name in _owners(scene)]
+    for undo in (Undo(still, still), Undo(*quiet)):
+        yield scene.suspect("random", message, undo, advice, evidence, instead="random")
 
 
-_MODED: tuple[type[nn.Module], ...] = (
-    BatchNorm,
-    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
-    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU),
-)
-"""Classes of torch that do something else in training mode."""
+def _owners(scene: Scene) -> list[tuple[Side, str]]:
+    assert scene.owner_b is not None
+    return [(scene.a, scene.frame.owner), (scene.b, scene.owner_b)]
+
+
+def _of_modes(scene: Scene) -> Iterator[Suspect]:
+    """Statistics of the batch in one side, running statistics in the other."""
+    one, other = scene.modules
+    if one is None or other is None or one.training == other.training:
+        return
+    side = "a" if one.training else "b"
+    assert scene.owner_b is not None
+    yield scene.suspect(
+        "training_mode",
+        f"the {class_of(one).__name__} is in training mode in {side} alone",
+        Undo(b=changes.mode(scene.b, scene.owner_b, training=one.training)),
+        "put both into the same mode: a.eval(), b.eval()",
+        {"training_a": float(one.training), "training_b": float(other.training)},
+    )
+
+
+def _of_arguments(scene: Scene) -> Iterator[Suspect]:
+    """The module is called with another plain argument: a flag or a number."""
+    owner = scene.owner_b
+    if owner is None or scene.place.site.port != "output":
+        return
+    here = next((kept.plain for kept in scene.a.forward if _is_input(kept, scene.frame.owner, scene.place.call)), {})
+    there = next((kept.plain for kept in scene.b.forward if _is_input(kept, owner, scene.place.call)), {})
+    for name, value in here.items():
+        if name in there and there[name] != value:
+            yield scene.suspect(
+                "argument",
+                f"its argument {name} is {_short(value)} in a and {_short(there[name])} in b",
+                Undo(b=changes.argument(scene.b, owner, name, value)),
+                "call it with the same arguments",
+            )
+
+
+def _is_input(kept: Any, path: str, call: int) -> bool:
+    return kept.site.port == "input" and kept.site.path == path and kept.call == call
 
 
 # Parameters
 
 
-def own_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and buffers of *module* itself by name, as tensors that can be read, or on the meta device."""
-    held = (*parameters_of(module).items(), *buffers_of(module).items())
-    return {name: readable(tensor) for name, tensor in held if tensor is not None and not tensor.is_nested}
-
-
-def _of_parameters(scene: Scene) -> Iterator[Finding]:
+def _of_parameters(scene: Scene) -> Iterator[Suspect]:
     one, other = scene.modules
-    if one is None or other is None:
+    owner, owner_b = scene.frame.owner, scene.owner_b
+    if one is None or other is None or owner_b is None:
         return
-    for name, x, y, label in _matched(own_tensors(one), own_tensors(other)):
-        held = held_of_both(x, y)
-        if x.is_meta or y.is_meta or held is None:
+    mine, theirs = scene.a.tensors_of(owner), scene.b.tensors_of(owner_b)
+    pairs = matched(mine, theirs)
+    for name, label in pairs:
+        held = held_of_both(mine[name], theirs[label])
+        if held is None or held[0].is_meta or held[1].is_meta:
             continue
-        x, y = held  # noqa: PLW2901
-        if (
-            y.shape == x.shape
-            and str(x.dtype) != str(y.dtype)
-            and distance(as_numbers(x), as_numbers(y)).relative <= max(spacing(x), spacing(y))
-        ):
-            continue  # the difference of the types is told apart
-        found = relation(as_numbers(x), as_numbers(y))
-        if {class_of(one).__name__, class_of(other).__name__} >= _TURNED and x.dim() == 2:
-            found = _of_turned(x, y)
-        if found is not None:
-            found = _mixed_up(scene, name, y) or found
-            yield _of_relation(scene, found, name, label)
-    mine, theirs = own_tensors(one), own_tensors(other)
-    for name in ("bias", "weight"):
-        if (name in mine) != (name in theirs):
-            side = "a" if name in mine else "b"
-            tensor = (mine if name in mine else theirs)[name]
-            if not tensor.is_meta and not bool((tensor == 0).all()):
-                lacking = "b" if side == "a" else "a"
-                yield scene.finding(
-                    f"{name}_missing",
-                    f"there is a {name} in {side} and none in {lacking}",
-                    f"add the {name} in {lacking}",
-                )
+        yield from _of_pair(scene, name, label, *held)
+    for side, where, named, own, rest in (
+        (scene.a, owner, "a", mine, {name for name, _ in pairs}),
+        (scene.b, owner_b, "b", theirs, {label for _, label in pairs}),
+    ):
+        for name, tensor in own.items():
+            if name not in rest and isinstance(tensor, nn.Parameter):
+                yield from _of_lonely(scene, side, where, named, name, tensor)
 
 
-_TURNED = {"Conv1D", "Linear"}
-"""Classes of which one multiplies by its weight (GPT-2 of transformers), the other by its transpose."""
-
-
-def _of_turned(x: Tensor, y: Tensor) -> Relation | None:
-    if x.shape == y.shape and relation(as_numbers(x), as_numbers(y)) is None:
-        return Relation("weight_transposed", "{a} equals {b}, but a Conv1D multiplies by its weight, a Linear by its transpose")
-    return None if x.shape != y.mT.shape else relation(as_numbers(x), as_numbers(y).mT)
-
-
-def _matched(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor, Tensor, str]]:
-    """Yield tensors of two modules that belong together: of one name, else of one shape that occurs once in each."""
-    for name, tensor in one.items():
-        if name in other:
-            yield name, tensor, other[name], name
+def _of_pair(scene: Scene, name: str, label: str, x: Tensor, y: Tensor) -> Iterator[Suspect]:
+    """Put the tensor of ``a`` into ``b``: as it is, and transposed."""
+    if y.shape == x.shape and x.dtype != y.dtype and distance(as_numbers(x), as_numbers(y)).relative <= max(spacing(x), spacing(y)):
+        return  # the difference of the types is told apart
+    assert scene.owner_b is not None
+    for given, words in ((x, ""), (x.mT if x.dim() == 2 else None, ".T")):
+        if given is None or given.shape != y.shape:
             continue
-        left = [key for key, held in other.items() if key not in one and sorted(held.shape) == sorted(tensor.shape)]
-        same = [key for key, held in one.items() if key not in other and sorted(held.shape) == sorted(tensor.shape)]
-        if len(left) == len(same) == 1:
-            yield name, tensor, other[left[0]], left[0]
+        found = relation(as_numbers(given), as_numbers(y))
+        if found is None:
+            continue
+        found = _mixed_up(scene, name, y) or found
+        undo = Undo(b=changes.putting(scene.b, scene.owner_b, label, given))
+        yield _of_relation(scene, found, name, label, words, undo)
 
 
-def _of_relation(scene: Scene, found: Relation, name: str, label: str) -> Finding:
+def _of_lonely(scene: Scene, side: Side, owner: str, named: str, name: str, tensor: Tensor) -> Iterator[Suspect]:
+    """A parameter that one side has alone: without it the sides are equal."""
+    neutral = 0.0 if is_addend(name) else 1.0
+    if tensor.is_meta or (neutral and tensor.dim() > 1) or bool((tensor == neutral).all()):
+        return
+    lacking, kind = "b" if named == "a" else "a", "weight" if neutral else "bias"
+    change = changes.putting(side, owner, name, torch.full_like(as_numbers(tensor), neutral))
+    yield scene.suspect(
+        f"{kind}_missing",
+        f"there is a {name} in {named} and none in {lacking}",
+        Undo(a=change) if named == "a" else Undo(b=change),
+        f"add the {name} in {lacking}",
+    )
+
+
+def _of_relation(scene: Scene, found: Relation, name: str, label: str, turned: str, undo: Undo) -> Suspect:
     layer, beside = scene.frame.owner, scene.owner_b or ""
     same = layer == beside and name == label
     texts = ("a." + _joined(layer, name), "b." + _joined(beside, label))
-    words = found.words.format(a=f"a's {name}" if same else texts[0], b=f"b's {label}" if same else texts[1])
-    return scene.finding(found.rule, words, _ADVICE.get(found.rule, ""), found.evidence)
+    words = found.words.format(a=(f"a's {name}" if same else texts[0]) + turned, b=f"b's {label}" if same else texts[1])
+    return scene.suspect(found.rule, words, undo, _ADVICE.get(found.rule, ""), found.evidence, instead=f"put {label}")
 
 
 _ADVICE = {
     "weight_transposed": "transpose the weight where it is converted",
     "weight_reshaped": "transpose the weight where it is converted, instead of changing its shape",
     "weight_permuted": "put the rows in the order of the other side where the weight is converted",
+    "weight_flipped": "turn the weight round where it is converted",
     "weight_scaled": "load the weight without the factor",
     "weight_rounded": "keep the weight in the wider type",
     "weight_shifted": "check the first row of the table of embeddings, and the offset of its indices",
@@ -186,22 +204,21 @@ def _mixed_up(scene: Scene, name: str, y: Tensor) -> Relation | None:
 # Settings
 
 
-def _of_settings(scene: Scene) -> Iterator[Finding]:
+def _of_settings(scene: Scene) -> Iterator[Suspect]:
     one, other = scene.modules
-    if one is None or other is None:
+    if one is None or other is None or scene.owner_b is None:
         return
-    for name, here, there in setting_differences(one, other):
-        numbers = {f"{name}_a": here, f"{name}_b": there}
+    there = _settings(other)
+    for name, here, beside in setting_differences(one, other):
+        numbers = {f"{name}_a": here, f"{name}_b": beside}
         evidence = {key: float(held) for key, held in numbers.items() if isinstance(held, int | float)}
-        yield scene.finding(
-            "setting",
-            f"{name} is {_short(here)} in a and {_short(there)} in b",
+        yield scene.suspect(
+            "eps" if name == "eps" else "setting",
+            f"{name} is {_short(here)} in a and {_short(beside)} in b",
+            Undo(b=changes.setting(scene.b, scene.owner_b, {there[name][0]: here})),
             f"give both the same {name}",
             evidence,
         )
-    kinds = class_of(one).__name__, class_of(other).__name__
-    if kinds[0] != kinds[1] and not scene.frame.is_code:
-        yield scene.finding("class", f"{kinds[0]} in a, {kinds[1]} in b", severity="note")
 
 
 def setting_differences(one: nn.Module, other: nn.Module) -> list[tuple[str, Any, Any]]:
@@ -210,77 +227,140 @@ def setting_differences(one: nn.Module, other: nn.Module) -> list[tuple[str, Any
     Different names for the small number of a normalisation (``eps``, ``variance_epsilon``) are one name.
     """
     here, there = _settings(one), _settings(other)
-    return [(name, here[name], there[name]) for name in here if name in there and here[name] != there[name]]
+    pairs = [(name, here[name][1], there[name][1]) for name in here if name in there]
+    return [(name, x, y) for name, x, y in pairs if _differ(x, y)]
 
 
-def _settings(module: nn.Module) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, held in vars(module).items():
-        if name.startswith("_") or name in _NO_SETTINGS or not isinstance(held, bool | int | float | str | tuple | None):
+def _differ(x: Any, y: Any) -> bool:
+    if callable(x) and callable(y):
+        names = [(getattr(held, "__module__", ""), getattr(held, "__qualname__", "")) for held in (x, y)]
+        return x is not y and names[0] != names[1]
+    return bool(x != y)
+
+
+def _settings(module: nn.Module) -> dict[str, tuple[str, Any]]:
+    """Return the plain attributes, and those of ``config``: the name of the attribute and the value, by the name of the setting."""
+    held = dict(vars(module))
+    for name in ("config", "cfg", "args"):
+        held |= {f"{name}.{key}": value for key, value in getattr(held.get(name), "__dict__", {}).items()}
+    found: dict[str, tuple[str, Any]] = {}
+    for name, value in held.items():
+        last = name.rpartition(".")[2]
+        if last.startswith("_") or last in _NO_SETTINGS or not isinstance(value, _PLAIN):
             continue
-        if isinstance(held, tuple) and not all(isinstance(part, bool | int | float | str) for part in held):
+        if isinstance(value, tuple) and not all(isinstance(part, bool | int | float | str) for part in value):
             continue
-        found["eps" if "eps" in name else name] = held
+        found.setdefault("eps" if "eps" in name else name, (name, value))
     return found
 
 
-_NO_SETTINGS = {"training", "call_super_init", "dump_patches", "layer_idx", "name", "device"}
+_PLAIN = (bool, int, float, str, tuple, type(None), types.FunctionType, types.BuiltinFunctionType)
+_NO_SETTINGS = {"training", "call_super_init", "dump_patches", "layer_idx", "name", "device", "forward"}
 
 
 def _short(value: Any) -> str:
+    if callable(value):
+        return str(getattr(value, "__name__", value))
     return f"{value:.6g}" if isinstance(value, float) else repr(value)
 
 
-# Types
+# Types and code
 
 
-def _of_types(scene: Scene) -> Iterator[Finding]:
+def _of_types(scene: Scene) -> Iterator[Suspect]:
     one, other = (None if kept is None else kept.main for kept in scene.kept)
-    if one is None or other is None or one[1].dtype == other[1].dtype:
+    if one is None or other is None or one[1].dtype == other[1].dtype or scene.b.model is None:
         return
     kinds = [str(held[1].dtype).removeprefix("torch.") for held in (one, other)]
-    yield scene.finding("dtype", f"{kinds[0]} in a, {kinds[1]} in b", "compute both in the same type", severity="warn")
+    undo = Undo(b=changes.typed(one[1].dtype))
+    yield scene.suspect("dtype", f"{kinds[0]} in a, {kinds[1]} in b", undo, "compute both in the same type", severity="warn")
 
 
-# Gradients and updates
-
-
-def _of_gradients(scene: Scene) -> Iterator[Finding]:
-    place = scene.place
-    if place.stage != "backward":
+def _of_class(scene: Scene) -> Iterator[Suspect]:
+    """The code of the layer: with that of ``a``, and the parameters and settings of ``b``, the sides are equal."""
+    one, other = scene.modules
+    if one is None or other is None or scene.frame.is_code or scene.owner_b is None or class_of(one) is class_of(other):
         return
+    if scene.frame.owner in scene.a.portions or scene.owner_b in scene.b.portions:
+        return
+    kinds = [class_of(module).__name__ for module in (one, other)]
+    words = f"{kinds[0]} in a, {kinds[1]} in b" if kinds[0] != kinds[1] else f"two classes {kinds[0]} of different code"
+    mine, theirs = scene.a.tensors_of(scene.frame.owner), scene.b.tensors_of(scene.owner_b)
+    held = {name: theirs[label] for name, label in matched(mine, theirs) if mine[name].numel() == theirs[label].numel()}
+    here = _settings(one)
+    settings = {here[name][0]: y for name, _, y in setting_differences(one, other)}
+    undo = Undo(b=changes.code(scene.b, scene.owner_b, one, held, settings))
+    yield scene.suspect("class", words, undo, "use the same code on both sides", severity="note")
+
+
+# Gradients
+
+
+def _of_loss(scene: Scene) -> Iterator[Suspect]:
+    """The outputs agree, and the losses do not."""
+    here, there = scene.a.loss, scene.b.loss
+    if here is None or there is None or scene.a.loss_fn is scene.b.loss_fn:
+        return
+    yield scene.suspect(
+        "loss",
+        f"the loss is {here:.6g} in a and {there:.6g} in b, of outputs that agree: the loss functions differ",
+        Undo(b=Change(loss_fn=(scene.a.loss_fn,))),
+        "use the same loss function, with the same reduction, weights and smoothing",
+        {"loss_a": here, "loss_b": there},
+    )
+
+
+def _of_frozen(scene: Scene) -> Iterator[Suspect]:
+    """Parameters require a gradient in one side alone."""
+    one, other = scene.modules
+    if one is None or other is None or scene.owner_b is None or scene.a.model is None or scene.b.model is None:
+        return
+    place = scene.place
     if place.site.port in PARAMETER_PORTS:
-        yield from _of_parameter_gradient(scene)
-    elif place.remark.startswith("no gradient"):
-        side = place.remark[-1]
-        frozen = _frozen(scene, side)
-        if frozen:
-            yield frozen
-        else:
-            yield scene.finding(
-                "graph_cut",
-                f"no gradient reaches this output in {side}, while gradients behind it agree",
-                f"look for detach(), torch.no_grad(), .data or an operation on whole numbers between {_named(scene)} and the next "
-                f"layer of {side}",
-            )
-    if scene.tensors is not None:
-        yield from _of_factor(scene, "the gradient")
+        pairs = [(place.site.path, place.other.path)]
+    else:
+        pairs = [
+            (_joined(scene.frame.owner, name), _joined(scene.owner_b, label))
+            for name, label in matched(dict(one.named_parameters()), dict(other.named_parameters()))
+        ]
+    flags = [dict(model.named_parameters(remove_duplicate=False)) for model in (scene.a.model, scene.b.model)]
+    known = [(name, label) for name, label in pairs if name in flags[0] and label in flags[1]]
+    differing = [pair for pair in known if flags[0][pair[0]].requires_grad != flags[1][pair[1]].requires_grad]
+    if not differing:
+        return
+    side = "b" if flags[0][differing[0][0]].requires_grad else "a"
+    lacking = other if side == "b" else one
+    whole = all(not held.requires_grad for held in lacking.parameters())
+    what = f"all of {scene.frame.owner or '(root)'}" if whole else "the parameter"
+    wanted = {label: flags[0][name].requires_grad for name, label in differing}
+    yield scene.suspect(
+        "frozen",
+        f"{what} is frozen in {side}: requires_grad is False there, and True in the other side",
+        Undo(b=changes.requiring(scene.b, wanted)),
+        f"call requires_grad_(True) on it in {side}, before the optimizer is made",
+    )
 
 
-def _of_tie(scene: Scene) -> Iterator[Finding]:
+def _of_tie(scene: Scene) -> Iterator[Suspect]:
     """The parameter has several names in one side, and fewer in the other."""
-    if scene.a.model is None or scene.b.model is None:
+    if scene.a.model is None or scene.b.model is None or scene.place.site.port not in PARAMETER_PORTS:
         return
     here, there = _names_of(scene.a.model, scene.place.site.path), _names_of(scene.b.model, scene.place.other.path)
-    if len(here) != len(there):
-        side, names = ("a", here) if len(here) > len(there) else ("b", there)
-        other = "b" if side == "a" else "a"
-        yield scene.finding(
-            "tied",
-            f"{' and '.join(names)} are one parameter in {side}, and are not in {other}",
-            f"tie the parameters in {other}, so that their gradients are added",
-            {"names_a": float(len(here)), "names_b": float(len(there))},
-        )
+    if len(here) == len(there):
+        return
+    side, names = ("a", here) if len(here) > len(there) else ("b", there)
+    lacking = "b" if side == "a" else "a"
+    known = {place.site.path: place.other.path for place in scene.places if place.site.port in PARAMETER_PORTS}
+    if side == "b":
+        known = {other: name for name, other in known.items()}
+    change = changes.tied([known.get(names[0], names[0]), *(known.get(name, name) for name in names[1:])])
+    yield scene.suspect(
+        "tied",
+        f"{' and '.join(names)} are one parameter in {side}, and are not in {lacking}",
+        Undo(a=change) if lacking == "a" else Undo(b=change),
+        f"tie the parameters in {lacking}, so that their gradients are added",
+        {"names_a": float(len(here)), "names_b": float(len(there))},
+    )
 
 
 def _names_of(model: nn.Module, name: str) -> list[str]:
@@ -290,96 +370,96 @@ def _names_of(model: nn.Module, name: str) -> list[str]:
     return [other for other, parameter in held.items() if parameter is wanted]
 
 
-def _of_parameter_gradient(scene: Scene) -> Iterator[Finding]:
-    yield from _of_tie(scene)
-    place = scene.place
-    if place.remark.startswith("no gradient"):
-        side = place.remark[-1]
-        found = _frozen(scene, side)
-        if found:
-            yield found
-        elif not list(_of_tie(scene)):
-            yield scene.finding(
-                "no_gradient",
-                f"no gradient reaches the parameter in {side}, though it requires one",
-                f"look for detach(), torch.no_grad() or .data around the use of {place.site.name} in {side}",
-            )
-
-
-def _frozen(scene: Scene, side: str) -> Finding | None:
-    """Return the finding that parameters require a gradient in the other side alone."""
-    one, other = scene.modules
-    if one is None or other is None:
-        return None
-    lacking, having = (one, other) if side == "a" else (other, one)
-    if scene.place.site.port in PARAMETER_PORTS:
-        own = scene.place.site.path.rpartition(".")[2]
-        here, there = own_tensors(lacking).get(own), own_tensors(having).get(own)
-        if here is None or there is None or here.requires_grad or not there.requires_grad:
-            return None
-        whole = all(not held.requires_grad for held in lacking.parameters())
-        what = f"all of {_named(scene)}" if whole else "the parameter"
-    else:
-        here_any = any(held.requires_grad for held in lacking.parameters())
-        if here_any or not any(held.requires_grad for held in having.parameters()):
-            return None
-        what = f"all of {_named(scene)}"
-    return scene.finding(
-        "frozen",
-        f"{what} is frozen in {side}: requires_grad is False there, and True in the other side",
-        f"call requires_grad_(True) on it in {side}, before the optimizer is made",
-    )
-
-
-def _of_factor(scene: Scene, what: str) -> Iterator[Finding]:
-    from sonde.diagnosis.compare.weights import factor_between
-
-    assert scene.tensors is not None
-    factor = factor_between(*scene.tensors, max(scene.tolerance, 1e-6))
-    if factor is not None:
-        yield scene.finding("scaled", f"{what} of b is {factor:.6g} times that of a", evidence={"factor": factor})
-
-
-def _of_updates(scene: Scene) -> Iterator[Finding]:
-    place = scene.place
-    if place.stage != "update" or scene.tensors is None:
+def _of_cut(scene: Scene) -> Iterator[Suspect]:
+    """Something keeps gradients from flowing in one side."""
+    if scene.owner_b is None and scene.place.site.port not in PARAMETER_PORTS:
         return
-    here, there = (bool((tensor != 0).any()) for tensor in scene.tensors)
-    if here != there:
-        side = "b" if here else "a"
-        found = _frozen(scene, side)
-        if found is not None:
-            yield found
-            return
-        yield scene.finding(
+    flowing = Change(contexts=(changes.Flowing,))
+    place = scene.place
+    lacking = place.remark[-1] if place.remark.startswith("no gradient") else ""
+    tried = [("b", Undo(b=flowing)), ("a", Undo(a=flowing)), *([(lacking, Undo(flowing, flowing))] if lacking else [])]
+    for side, undo in tried:
+        none = side == lacking
+        what = "no gradient reaches it" if none else "a part of its gradient is lost"
+        yield scene.suspect(
+            "graph_cut",
+            f"{what} in {side}: detach(), .data or torch.no_grad() cuts the graph there",
+            undo,
+            f"look for detach(), torch.no_grad() or .data between {scene.frame.owner or '(root)'} and the next layer of {side}",
+        )
+
+
+def _of_gradient_factor(scene: Scene) -> Iterator[Suspect]:
+    yield from factor_of(scene, "the gradient of b is {factor:.6g} times that of a")
+
+
+# Updates
+
+
+def _of_optimizer(scene: Scene) -> Iterator[Suspect]:
+    """The optimizer of one side does not hold the parameter, or steps with other settings."""
+    name, label = scene.place.site.path, scene.place.other.path
+    here, there = scene.a.optimizer.get(name), scene.b.optimizer.get(label)
+    if (here is None) != (there is None):
+        side, lacking, given = ("b", label, here) if there is None else ("a", name, there)
+        change = Change(optimizer=(_adding(lacking, given or {}),))
+        yield scene.suspect(
             "not_updated",
-            f"the parameter does not move in {side}, though its gradient agrees",
-            f"check that the optimizer of {side} was given it, with the same learning rate",
+            f"the parameter does not move in {side}, though its gradient agrees: the optimizer of {side} does not hold it",
+            Undo(b=change) if side == "b" else Undo(a=change),
+            f"give it to the optimizer of {side}",
         )
         return
-    yield from _of_factor(scene, "the update")
-    if _kept_parameter(scene) is not None:
-        yield from _of_decay(scene)
+    for key in here.keys() & there.keys() if here is not None and there is not None else ():
+        x, y = here[key], there[key]  # type: ignore[index]  # both are there
+        if x == y:
+            continue
+        evidence = {f"{key}_{side}": float(held) for side, held in (("a", x), ("b", y)) if isinstance(held, int | float)}
+        yield scene.suspect(
+            "setting",
+            f"{key} is {_short(x)} in the optimizer of a and {_short(y)} in that of b",
+            Undo(b=Change(optimizer=(_stepping(label, key, x),))),
+            f"give both optimizers the same {key}",
+            evidence,
+        )
 
 
-def _kept_parameter(scene: Scene) -> Tensor | None:
-    kept = scene.kept[0]
-    return None if kept is None or "before" not in kept.leaves else as_numbers(kept.leaves["before"])
+def _adding(name: str, settings: Mapping[str, Any]) -> Callable[[Any, Any], None]:
+    def add(optimizer: Any, trial: Any) -> None:
+        known = {key: held for key, held in settings.items() if key in optimizer.defaults}
+        optimizer.add_param_group({"params": [trial.model.get_parameter(name)], **known})
+
+    return add
 
 
-def _of_decay(scene: Scene) -> Iterator[Finding]:
+def _stepping(name: str, key: str, value: Any) -> Callable[[Any, Any], None]:
+    def change(optimizer: Any, trial: Any) -> None:
+        wanted = trial.model.get_parameter(name)
+        for group in optimizer.param_groups:
+            if any(held is wanted for held in group["params"]):
+                group[key] = value
+
+    return change
+
+
+def _of_update_factor(scene: Scene) -> Iterator[Suspect]:
+    yield from factor_of(scene, "the update of b is {factor:.6g} times that of a")
+
+
+def _of_decay(scene: Scene) -> Iterator[Suspect]:
     """The difference of the updates is a multiple of the parameter: weight decay."""
-    parameter = _kept_parameter(scene)
-    assert scene.tensors is not None
-    assert parameter is not None
+    kept = scene.kept[0]
+    if kept is None or "before" not in kept.leaves or scene.tensors is None:
+        return
+    parameter = as_numbers(kept.leaves["before"])
     off = scene.tensors[1] - scene.tensors[0]
     square = float((parameter * parameter).sum())
     factor = float((off * parameter).sum()) / square if square else 0.0
-    rest = off - factor * parameter
-    if factor and float(rest.norm()) <= 1e-2 * float(off.norm()):
-        yield scene.finding(
+    if factor:
+        yield scene.suspect(
             "weight_decay",
             f"the updates differ by {factor:.3g} times the parameter: weight decay",
+            Undo(made=lambda b: b - factor * parameter),
             "give both optimizers the same weight decay",
             {"factor": factor},
         )
@@ -387,7 +467,3 @@ def _of_decay(scene: Scene) -> Iterator[Finding]:
 
 def _joined(layer: str, name: str) -> str:
     return f"{layer}.{name}" if layer else name
-
-
-def _named(scene: Scene) -> str:
-    return scene.frame.owner or "(root)"

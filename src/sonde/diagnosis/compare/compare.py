@@ -15,17 +15,23 @@ from sonde.diagnosis.compare.aligned import NOT_COMPARED, Place, compared
 from sonde.diagnosis.compare.causes import causes_of, setting_differences
 from sonde.diagnosis.compare.comparison import Comparison, first_parted
 from sonde.diagnosis.compare.copies import Copies
+from sonde.diagnosis.compare.formulas import where_it_differs
 from sonde.diagnosis.compare.live_runs import Loss, Request, live_side
 from sonde.diagnosis.compare.names import Names, check_match
+from sonde.diagnosis.compare.portions import joined_projections
+from sonde.diagnosis.compare.proof import Explained
 from sonde.diagnosis.compare.proposal import few_in_common, proposed_match
 from sonde.diagnosis.compare.recorded_runs import compare_recorded, is_recorded
 from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.sides import Side, of_stashes, of_store
+from sonde.diagnosis.compare.weights import matched
+from sonde.diagnosis.distance import readable
 from sonde.engine import check_loss_fn, check_numbers, remap
 from sonde.errors import ArgumentError
 from sonde.keep import Tracker
 from sonde.rules import Finding
 from sonde.run import Run, TensorStore, open_tensors
+from sonde.site import Site
 from sonde.suggest import nearest
 from sonde.view import RunComparison, progress
 from sonde.words import many, names_text
@@ -232,11 +238,17 @@ def _compared(a: Side, b: Side, match: Mapping[str, str] | None, noise: float | 
         here, there = ([*types[place], *(kept.site.path for kept in side.kept)] for place, side in enumerate((a, b)))
         check_match(match, here, there)
     notes = _notes(a, b)
+    joined = joined_projections(a, b)
     if match is None and few_in_common(a, b):
-        match = proposed_match(a, b)
+        match = proposed_match(a, b, {name for each in joined for name in (each.module, *each.parts)})
         if match:
             notes.insert(0, f"few names are equal; the layers were matched by order, class, shapes and values: match={match}")
     names = Names(match, types[0], types[1])
+    for each in joined:
+        if not any(names.of_b(name) for name in ([each.module] if each.is_in_a else each.parts)):
+            names.add(each.divide(a, b))
+            notes.append(f"{each.module} of {'a' if each.is_in_a else 'b'} is compared in parts: {', '.join(each.parts)}")
+    names.add_parameters(_parameters(a, b, names))
     places = compared(a, b, names, noise)
     _check_common(a, b, names, places)
     apart = [place for place in places if place.remark.startswith(NOT_COMPARED)]
@@ -245,25 +257,57 @@ def _compared(a: Side, b: Side, match: Mapping[str, str] | None, noise: float | 
         count = many(len(apart), "place")
         notes.append(f"this rank holds parts of distributed tensors, which were not compared, at {count}: {which}")
     culprit = first_parted(places)
-    causes: list[Finding] = []
+    found = Explained()
     owner = ""
     if culprit is not None:
-        scene = Scene(a, b, names, culprit, places)
-        causes, owner = causes_of(scene), scene.frame.owner
+        scene = Scene(a, b, names, culprit, places, noise)
+        found, owner = causes_of(scene), a.real(scene.frame.owner)
+        if not found.causes:
+            found.refuted += where_it_differs(scene)
+    told = [_told(place, a, b) for place in places]
     return Comparison(
         _titled(a),
         _titled(b),
-        tuple(places),
-        culprit,
+        tuple(told),
+        None if culprit is None else told[places.index(culprit)],
         owner,
-        tuple(causes),
-        tuple(_hints(a, b, names, places, culprit)),
+        tuple(found.causes),
+        (*found.refuted, *_hints(a, b, names, places, culprit)),
         names.match,
-        tuple(names.only_a()),
-        tuple(names.only_b()),
+        tuple(name for name in names.only_a() if all(portion.module != name for portion in a.portions.values())),
+        tuple(name for name in names.only_b() if all(portion.module != name for portion in b.portions.values())),
         tuple(notes),
         tuple(_error(side) for side in (a, b) if side.error is not None),
     )
+
+
+def _parameters(a: Side, b: Side, names: Names) -> dict[str, str]:
+    """Return the parameters of matched modules that have other names of their own, by their names in ``a``."""
+    here, there, found = a.modules(), b.modules(), {}
+    for name, other in names.pairs():
+        if name not in here or other not in there or name in a.portions or other in b.portions:
+            continue
+        own, beside = (dict(module.named_parameters(recurse=False)) for module in (here[name], there[other]))
+        if own.keys() != beside.keys():
+            readable_own, readable_beside = ({key: readable(held) for key, held in each.items()} for each in (own, beside))
+            for one, two in matched(readable_own, readable_beside):
+                found[f"{name}.{one}" if name else one] = f"{other}.{two}" if other else two
+    return found
+
+
+def _told(place: Place, a: Side, b: Side) -> Place:
+    """Return *place* with the names of the modules themselves in the place of those of portions."""
+    here, there = _real(a, place.site), _real(b, place.other)
+    if (here, there) == (place.site.path, place.other.path):
+        return place
+    beside = f"{place.site.path} in a, {place.other.path} in b"
+    remark = f"{beside}; {place.remark}" if place.remark else beside
+    return replace(place, site=replace(place.site, path=here), other=replace(place.other, path=there), remark=remark)
+
+
+def _real(side: Side, site: Site) -> str:
+    owner = site.owner.path
+    return side.real(owner) + site.path[len(owner) :]
 
 
 def _titled(side: Side) -> str:

@@ -2,40 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from sonde.diagnosis.compare.attention import of_attention
+from sonde.diagnosis.compare.proof import Suspect, Undo
 from sonde.diagnosis.compare.scene import Scene
-from sonde.diagnosis.compare.weights import factor_between, order_of_rows, words_of_order
-from sonde.diagnosis.distance import as_numbers, distance, readable
+from sonde.diagnosis.compare.sides import Side
+from sonde.diagnosis.compare.weights import factor_between, is_addend, order_of_rows, words_of_order
+from sonde.diagnosis.distance import as_numbers, distance, laid_out_alike, readable
 from sonde.rules import Finding
-
-
-def of_formulas(scene: Scene) -> Iterator[Finding]:
-    """Return the differences of formulas that explain the place, the most certain first."""
-    if scene.tensors is None or scene.tensors[0].numel() < _LEAST:
-        return
-    for look in (
-        _of_normalisation,
-        _of_activation,
-        _of_factor,
-        _of_residual,
-        _of_parameter,
-        _of_order,
-        _of_shift,
-        of_attention,
-        _of_positions,
-    ):
-        found = list(look(scene))
-        yield from found
-        if found:
-            return
-
+from sonde.words import names_text
 
 _LEAST = 4
 """Elements of a tensor from which a formula is recognised."""
@@ -67,8 +51,10 @@ def _equal(scene: Scene, made: Tensor, wanted: Tensor) -> bool:
     return made.shape == wanted.shape and distance(made, wanted).relative <= max(4 * scene.tolerance, 1e-6)
 
 
-def _of_activation(scene: Scene) -> Iterator[Finding]:
+def _of_activation(scene: Scene) -> Iterator[Suspect]:
     """An activation on each side, of a tensor that both agree on, or of that with a gate."""
+    if not _is_large_enough(scene):
+        return
     assert scene.tensors is not None
     here, there = (_activation(scene, side, wanted) for side, wanted in enumerate(scene.tensors))
     if here and there and here != there:
@@ -76,7 +62,11 @@ def _of_activation(scene: Scene) -> Iterator[Finding]:
         words = [f"{name} of {source}" + (f" times {gate}" if gate else "") for name, source, gate in (here, there)]
         if here[1:] == there[1:]:
             words[1] = there[0]
-        yield scene.finding(rule, f"{words[0]} in a, {words[1]} in b", "use the same formula on both sides")
+        held = {source.name: source.b for source in scene.sources}
+        made = ACTIVATIONS[here[0]](held[here[1]]) * (held[here[2]] if here[2] else 1.0)  # the formula of a on the tensors of b
+        yield scene.suspect(
+            rule, f"{words[0]} in a, {words[1]} in b", Undo(made=lambda _: made), "use the same formula on both sides"
+        )
 
 
 def _activation(scene: Scene, side: int, wanted: Tensor) -> tuple[str, str, str] | None:
@@ -97,37 +87,33 @@ def _activation(scene: Scene, side: int, wanted: Tensor) -> tuple[str, str, str]
 # Normalisation
 
 
-def _of_normalisation(scene: Scene) -> Iterator[Finding]:
+def _of_normalisation(scene: Scene) -> Iterator[Suspect]:
     """Both sides normalise the last axis; the small number, the mean, or the kind of variance differs."""
-    assert scene.tensors is not None
     module_a, module_b = scene.modules
-    if module_a is None or module_b is None or scene.frame.is_code:
+    if module_a is None or module_b is None or not _is_large_enough(scene) or scene.frame.is_code:
         return
+    assert scene.tensors is not None
     for source in scene.sources:
         if source.a.shape != scene.tensors[0].shape or source.a.size(-1) < 3:
             continue
-        found = [
-            _normalisation(held, wanted, module)
-            for held, wanted, module in ((source.a, scene.tensors[0], module_a), (source.b, scene.tensors[1], module_b))
-        ]
-        here, there = found
+        here, there = (
+            _normalisation(held, wanted, _scales(side, owner), _eps_of(module))
+            for held, wanted, side, owner, module in (
+                (source.a, scene.tensors[0], scene.a, scene.frame.owner, module_a),
+                (source.b, scene.tensors[1], scene.b, scene.owner_b or "", module_b),
+            )
+        )
         if here is None or there is None:
             continue
-        if here[0] != there[0]:
-            yield scene.finding("normalisation", f"{source.name} is normalised by {here[0]} in a, by {there[0]} in b")
-        elif abs(here[1] - there[1]) > 0.02 * max(abs(here[1]), abs(there[1]), 1e-12):
-            said = [_eps_of(module) for module in scene.modules]
-            eps = [
-                known if known is not None and _near(known, fitted) else fitted
-                for known, fitted in zip(said, (here[1], there[1]), strict=True)
-            ]
-            if eps[0] != eps[1]:
-                yield scene.finding(
-                    "eps",
-                    f"eps is {eps[0]:.3g} in a and {eps[1]:.3g} in b",
-                    "give both normalisations the same eps",
-                    {"eps_a": eps[0], "eps_b": eps[1], "fitted_a": here[1], "fitted_b": there[1]},
-                )
+        made = replace(there, kind=here.kind, eps=here.eps).of(source.b)  # the formula of a with the parameters of b
+        undo = Undo(made=lambda _, made=made: made)  # type: ignore[misc]  # a tensor
+        if here.kind != there.kind:
+            words = f"{source.name} is normalised by {here.kind} in a, by {there.kind} in b"
+            yield scene.suspect("normalisation", words, undo, "use the same normalisation on both sides")
+        elif abs(here.eps - there.eps) > 0.02 * max(abs(here.eps), abs(there.eps), 1e-12):
+            words = f"eps is {here.eps:.3g} in a and {there.eps:.3g} in b"
+            evidence = {"eps_a": here.eps, "eps_b": there.eps, "fitted_a": here.fitted, "fitted_b": there.fitted}
+            yield scene.suspect("eps", words, undo, "give both normalisations the same eps", evidence)
         return
 
 
@@ -139,52 +125,87 @@ def _eps_of(module: object) -> float | None:
     return next((held for name, held in vars(module).items() if "eps" in name and isinstance(held, float)), None)
 
 
-def _normalisation(given: Tensor, wanted: Tensor, module: object) -> tuple[str, float] | None:
-    """Return how *wanted* was made from *given* by a normalisation of the last axis, and the fitted eps; None for another formula.
+def _scales(side: Side, owner: str) -> tuple[Tensor, Tensor]:
+    """Return what a normalisation multiplies by and adds: its parameters, or 1 and 0."""
+    held = {name: as_numbers(tensor) for name, tensor in side.tensors_of(owner).items() if not tensor.is_meta and tensor.dim() == 1}
+    scale = next((tensor for name, tensor in held.items() if not is_addend(name)), torch.ones(1, dtype=torch.float64))
+    return scale, next((tensor for name, tensor in held.items() if is_addend(name)), torch.zeros(1, dtype=torch.float64))
+
+
+@dataclass(frozen=True)
+class _Normalisation:
+    """A normalisation of the last axis.
+
+    Attributes:
+        kind: by what, in words.
+        eps: the small number: that which the module holds, or the fitted one.
+        fitted: the small number that fits best.
+        scale, shift: what the result is multiplied by, and what is added.
+    """
+
+    kind: str
+    eps: float
+    fitted: float
+    scale: Tensor
+    shift: Tensor
+
+    def of(self, given: Tensor) -> Tensor:
+        """Return *given* normalised."""
+        centred = given - given.mean(-1, keepdim=True) if self.kind.startswith(_CENTRED) else given
+        freedom = given.size(-1) - self.kind.endswith(_LESS)
+        total = (centred * centred).sum(-1, keepdim=True) / freedom + self.eps
+        return centred / total.sqrt() * self.scale + self.shift
+
+
+_CENTRED, _RMS, _LESS, _PLUS = "mean and variance", "root mean square", ", divided by n - 1", " with 1 + weight"
+
+
+def _normalisation(given: Tensor, wanted: Tensor, scales: tuple[Tensor, Tensor], eps: float | None) -> _Normalisation | None:
+    """Return how *wanted* was made from *given* by a normalisation of the last axis; None for another formula.
 
     With ``y = (x - m) / sqrt(v + eps)`` the sums of squares of a row give ``v + eps = |x - m|^2 / |y|^2``.
     """
-    held = (getattr(module, name, None) for name in ("weight", "bias"))
-    weight, bias = (readable(each) if isinstance(each, Tensor) else None for each in held)
-    if any(each is not None and each.is_meta for each in (weight, bias)):
-        return None
-    scales = [("", as_numbers(weight) if weight is not None else torch.ones(1, dtype=torch.float64))]
-    if weight is not None:
-        scales.append((" with 1 + weight", 1 + scales[0][1]))
-    shift = as_numbers(bias) if bias is not None else 0.0
+    weight, shift = scales
     count = given.size(-1)
-    for words, scale in scales:
-        if bool((scale == 0).any()) or (scale.numel() not in (1, count)):
+    if shift.numel() not in (1, count):
+        return None
+    for words, scale in (("", weight), (_PLUS, 1 + weight)):
+        if bool((scale == 0).any()) or scale.numel() not in (1, count):
             continue
         normal = (wanted - shift) / scale
-        for name, centred in (("mean and variance", given - given.mean(-1, keepdim=True)), ("root mean square", given)):
+        for name, centred in ((_CENTRED, given - given.mean(-1, keepdim=True)), (_RMS, given)):
             squares, sums = (centred * centred).sum(-1, keepdim=True), (normal * normal).sum(-1, keepdim=True)
             if not bool((sums > 0).all()):
                 continue
             total = squares / sums
             if distance(centred / total.sqrt(), normal).relative > 1e-3:
                 continue
-            for kind, freedom in (("", count), (", divided by n - 1", count - 1)):
+            for kind, freedom in (("", count), (_LESS, count - 1)):
                 fitted = float((total - squares / freedom).median())
                 if abs(fitted) < 0.2 * float((squares / freedom).median()) and fitted > -1e-9:
-                    return name + kind + words, fitted
+                    round_one = min((10.0**-power for power in range(3, 13)), key=lambda each: abs(each - fitted))
+                    known = [each for each in (eps, round_one) if each is not None and _near(each, fitted)]
+                    return _Normalisation(name + words + kind, known[0] if known else fitted, fitted, scale, shift)
     return None
 
 
 # Relations of the two tensors
 
 
-def _of_factor(scene: Scene) -> Iterator[Finding]:
-    assert scene.tensors is not None
-    factor = factor_between(*scene.tensors, max(scene.tolerance, 1e-6))
-    if factor is None:
+def factor_of(scene: Scene, words: str) -> Iterator[Suspect]:
+    """Suspect that the tensor of ``b`` is that of ``a`` times a number, which *words* name ``{factor}``."""
+    if scene.tensors is None:
         return
-    yield scene.finding(
-        "scaled",
-        f"b is {factor:.6g} times a{_root(factor)}",
-        "look for a scale that one side lacks",
-        {"factor": factor},
-    )
+    factor = factor_between(*scene.tensors, max(scene.tolerance, 1e-6))
+    if factor is not None:
+        undo = Undo(made=lambda b: b / factor)
+        advice = "look for a scale that one side lacks"
+        yield scene.suspect("scaled", words.format(factor=factor) + _root(factor), undo, advice, {"factor": factor})
+
+
+def _of_factor(scene: Scene) -> Iterator[Suspect]:
+    if _is_large_enough(scene):
+        yield from factor_of(scene, "b is {factor:.6g} times a")
 
 
 def _root(factor: float) -> str:
@@ -195,34 +216,89 @@ def _root(factor: float) -> str:
     return ""
 
 
-def _of_residual(scene: Scene) -> Iterator[Finding]:
-    """The tensors differ by one that both sides agree on."""
-    assert scene.tensors is not None
-    one, other = scene.tensors
-    off = one - other
-    for source in scene.sources:
-        if source.a.shape != off.shape or not float(source.a.norm()):
-            continue
-        factor = float((off * source.a).sum()) / float((source.a * source.a).sum())
-        if abs(factor) < _SMALLEST_SHARE or distance(off, factor * source.a).relative > _OF_DIFFERENCE:
-            continue
-        side, lacking = ("a", "b") if factor > 0 else ("b", "a")
-        times = "" if abs(abs(factor) - 1) < _OF_DIFFERENCE else f"{abs(factor):.4g} times "
-        yield scene.finding(
-            "residual",
-            f"{side} adds {times}{source.name}, {lacking} does not: a residual connection is missing or scaled",
-            f"add {source.name} in {lacking}",
-            {"factor": factor},
-        )
+def _of_module(scene: Scene) -> Iterator[Suspect]:
+    """A module that ran in one side alone made the tensor there of the tensor that the other side has."""
+    if scene.tensors is None or not _is_large_enough(scene):
         return
+    for side, lacking, (own, beside) in (("a", "b", scene.tensors), ("b", "a", scene.tensors[::-1])):
+        held = scene.a if side == "a" else scene.b
+        alone = set(scene.names.only_a() if side == "a" else scene.names.only_b())
+        inputs = {
+            (kept.site.path, kept.call): kept for kept in held.forward if kept.site.port == "input" and kept.site.path in alone
+        }
+        for kept in held.forward:
+            given = inputs.get((kept.site.path, kept.call))
+            if kept.site.port != "output" or given is None or kept.main is None or given.main is None:
+                continue
+            made, of = (laid_out_alike(own, as_numbers(each.main[1])) for each in (kept, given) if each.main is not None)
+            if made is None or of is None or not _equal(scene, made[0], own) or not _equal(scene, of[0], beside):
+                continue
+            result = made[0] if side == "a" else of[0]
+            yield scene.suspect(
+                "module_missing",
+                f"{kept.site.path} ({kept.type}) runs in {side} and not in {lacking}, which goes on with its input",
+                Undo(made=lambda _, result=result: result),  # type: ignore[misc]  # a tensor
+                f"call it in {lacking}, or leave it out in {side}",
+            )
+            return
 
 
-_SMALLEST_SHARE, _OF_DIFFERENCE = 1e-3, 1e-2
+def _of_sum(scene: Scene) -> Iterator[Suspect]:
+    """Each side is a sum of tensors that it has made before, with factors, and the sums differ."""
+    if scene.tensors is None or not _is_large_enough(scene):
+        return
+    here, there = (_sum_of(scene, held, wanted) for held, wanted in zip(scene.made_of, scene.tensors, strict=True))
+    if not here or not there or here == there or not here.keys() <= scene.made_of[1].keys():
+        return
+    made = sum((factor * scene.made_of[1][name] for name, factor in here.items()), torch.zeros_like(scene.tensors[1]))
+    rule = "residual" if len(here) > 1 or len(there) > 1 else "inputs" if here.keys() != there.keys() else "scaled"
+    yield scene.suspect(
+        rule,
+        f"{_words_of_sum(here)} in a, {_words_of_sum(there)} in b",
+        Undo(made=lambda _: made),
+        "add the same tensors on both sides" if rule == "residual" else "use the same tensor on both sides",
+        {f"{name}, {side}": factor for side, held in (("a", here), ("b", there)) for name, factor in held.items()},
+    )
 
 
-def _of_parameter(scene: Scene) -> Iterator[Finding]:
-    """The tensors differ by a parameter of the module, or by a vector that is the same everywhere: a bias."""
-    assert scene.tensors is not None
+def _sum_of(scene: Scene, held: Mapping[str, Tensor], wanted: Tensor) -> dict[str, float]:
+    """Return factors by name with which at most three of the tensors *held* make *wanted*; nothing where none do."""
+    names = [name for name, tensor in held.items() if bool(tensor.isfinite().all()) and bool(tensor.any())][-_MOST_TERMS:]
+    if not bool(wanted.isfinite().all()):
+        return {}
+    flat = {name: held[name].flatten() for name in names}
+    goal = wanted.flatten()
+    gram = torch.stack([torch.stack([flat[one] @ flat[other] for other in names]) for one in names]) if names else torch.zeros(0, 0)
+    right = torch.stack([flat[name] @ goal for name in names]) if names else torch.zeros(0)
+    for count in (1, 2, 3):
+        if goal.numel() < 4 * count:
+            return {}
+        for chosen in itertools.combinations(range(len(names)), count):
+            block = gram[list(chosen)][:, list(chosen)]
+            factors = torch.linalg.lstsq(block, right[list(chosen)][:, None]).solution[:, 0]
+            rounded = factors.round(decimals=3)
+            factors = torch.where((factors - rounded).abs() < 1e-4 * rounded.abs(), rounded, factors)
+            if bool((factors.abs() < 1e-3).any()):
+                continue
+            made = sum(
+                (float(factor) * flat[names[place]] for place, factor in zip(chosen, factors, strict=True)), torch.zeros_like(goal)
+            )
+            if _equal(scene, made, goal):
+                return {names[place]: float(factor) for place, factor in zip(chosen, factors, strict=True)}
+    return {}
+
+
+_MOST_TERMS = 12
+
+
+def _words_of_sum(factors: Mapping[str, float]) -> str:
+    return " + ".join(name if factor == 1 else f"{factor:.4g} {name}" for name, factor in factors.items())
+
+
+def _of_parameter(scene: Scene) -> Iterator[Suspect]:
+    """The tensors differ by a parameter of the module: a bias."""
+    if scene.tensors is None or not _is_large_enough(scene):
+        return
     one, other = scene.tensors
     off = one - other
     for side, module in zip("ab", scene.modules, strict=True):
@@ -231,21 +307,31 @@ def _of_parameter(scene: Scene) -> Iterator[Finding]:
             if given.is_meta:
                 continue
             held = as_numbers(given)
-            if not held.numel() or held.dim() > off.dim() or not float(held.norm()) or held.numel() == 1:
+            if held.numel() < 2 or held.dim() > off.dim() or not float(held.norm()):
                 continue
-            try:
-                wide = held.expand_as(off)
-            except RuntimeError:
-                continue
-            for sign, words in ((1.0, "adds"), (-1.0, "lacks")):
-                if distance(off, sign * wide).relative <= _OF_DIFFERENCE:
-                    other_side = "b" if side == "a" else "a"
-                    yield scene.finding(
+            for wide in _along_each_axis(held, off):
+                for sign in (1.0, -1.0):
+                    if not _equal(scene, one, other + sign * wide):
+                        continue
+                    adding, lacking = ("a", "b") if sign > 0 else ("b", "a")
+                    made = other + sign * wide
+                    yield scene.suspect(
                         "parameter_missing",
-                        f"a {words} {side}.{_full(scene, side, name)}, compared with {other_side}",
+                        f"{adding} adds {side}.{_full(scene, side, name)}, {lacking} does not",
+                        Undo(made=lambda _, made=made: made),  # type: ignore[misc]  # a tensor
                         f"add {name} on both sides, or on none",
                     )
                     return
+
+
+def _along_each_axis(held: Tensor, like: Tensor) -> Iterator[Tensor]:
+    """Yield *held* in the shape of *like*: as broadcasting has it, and a vector along each axis of its length."""
+    with contextlib.suppress(RuntimeError):
+        yield held.expand_as(like)
+    if held.dim() == 1:
+        for axis in range(like.dim() - 1):
+            if like.size(axis) == held.numel():
+                yield held.reshape([-1 if place == axis else 1 for place in range(like.dim())]).expand_as(like)
 
 
 def _full(scene: Scene, side: str, name: str) -> str:
@@ -253,27 +339,65 @@ def _full(scene: Scene, side: str, name: str) -> str:
     return f"{layer}.{name}" if layer else name
 
 
-def _of_order(scene: Scene) -> Iterator[Finding]:
+def _of_affine(scene: Scene) -> Iterator[Suspect]:
+    """``b`` is ``a`` times a number plus a number, the same everywhere or for each entry of an axis."""
+    if scene.tensors is None or not _is_large_enough(scene):
+        return
+    one, other = scene.tensors
+    if not bool(one.isfinite().all() & other.isfinite().all()):
+        return
+    for axis in (None, *range(1, one.dim())):
+        rest = [place for place in range(one.dim()) if place != axis]
+        if not rest or math.prod(one.shape[place] for place in rest) < _MANY or (axis is not None and one.size(axis) < 2):
+            continue
+        centred = one - one.mean(rest, keepdim=True)
+        square = (centred * centred).sum(rest, keepdim=True)
+        if not bool((square > 0).all()):
+            continue
+        factor = (centred * other).sum(rest, keepdim=True) / square
+        addend = other.mean(rest, keepdim=True) - factor * one.mean(rest, keepdim=True)
+        if bool((factor == 0).any()) or not _equal(scene, factor * one + addend, other):
+            continue
+        where = "" if axis is None else f", for each entry of axis {axis}"
+        texts = [", ".join(f"{float(each):.4g}" for each in held.flatten()[:4]) for held in (factor, addend)]
+        more = ", ..." if factor.numel() > 4 else ""
+        yield scene.suspect(
+            "affine",
+            f"b is a times {texts[0]}{more} plus {texts[1]}{more}{where}",
+            Undo(made=lambda b, factor=factor, addend=addend: (b - addend) / factor),  # type: ignore[misc]  # two values
+            "look for a normalisation or an addend that one side lacks",
+        )
+        return
+
+
+_MANY = 16
+
+
+def _of_order(scene: Scene) -> Iterator[Suspect]:
     """The same elements in another order along one axis: heads, channels, positions, samples."""
-    assert scene.tensors is not None
+    if scene.tensors is None or not _is_large_enough(scene):
+        return
     one, other = scene.tensors
     axes = [one.dim() - 1, *range(one.dim() - 1)]
     for axis in axes:
         order = order_of_rows(one.transpose(0, axis), other.transpose(0, axis), max(scene.tolerance, 1e-6))
         if order is not None:
             what = "channels" if axis == one.dim() - 1 else f"entries of axis {axis}"
-            yield scene.finding(
+            back = torch.tensor(order).argsort()
+            yield scene.suspect(
                 "permuted",
                 f"b has the elements of a in another order: {words_of_order(order, what)}",
+                Undo(made=lambda b, axis=axis, back=back: b.index_select(axis, back)),  # type: ignore[misc]  # two values
                 "look for heads, or parts of a joined projection, that are in another order",
                 {"axis": float(axis)},
             )
             return
 
 
-def _of_shift(scene: Scene) -> Iterator[Finding]:
+def _of_shift(scene: Scene) -> Iterator[Suspect]:
     """Entry i of one side equals entry i + 1 of the other, along one axis."""
-    assert scene.tensors is not None
+    if scene.tensors is None or not _is_large_enough(scene):
+        return
     one, other = scene.tensors
     for axis in range(one.dim()):
         for places in (1, 2, -1, -2):
@@ -283,42 +407,58 @@ def _of_shift(scene: Scene) -> Iterator[Finding]:
             here = one.narrow(axis, max(0, -places), length)
             there = other.narrow(axis, max(0, places), length)
             if _equal(scene, here, there) and float(here.std()) > 0:
-                yield scene.finding(
+                yield scene.suspect(
                     "shifted",
                     f"entry i of b equals entry i{-places:+d} of a along axis {axis}",
+                    Undo(made=_moved_back(one, axis, places, length)),
                     "look for an offset of positions or indices",
                     {"places": float(places), "axis": float(axis)},
                 )
                 return
 
 
-def _of_positions(scene: Scene) -> Iterator[Finding]:
-    """The tensors differ at some positions alone: a causal mask that is missing, or padding."""
-    assert scene.tensors is not None
+def _moved_back(one: Tensor, axis: int, places: int, length: int) -> Callable[[Tensor], Tensor]:
+    """Return a function that moves entries back; those at the edge, which the other side does not have, stay as in ``a``."""
+
+    def moved(other: Tensor) -> Tensor:
+        made = one.clone()
+        made.narrow(axis, max(0, -places), length).copy_(other.narrow(axis, max(0, places), length))
+        return made
+
+    return moved
+
+
+def where_it_differs(scene: Scene) -> Iterator[Finding]:
+    """Return at which positions alone the tensors differ, as a note that helps where no cause is known."""
+    if scene.tensors is None or not _is_large_enough(scene):
+        return
     one, other = scene.tensors
     for axis in range(1, one.dim() - 1):
         length = one.size(axis)
         if length < 3:
             continue
         same = [_equal(scene, one.select(axis, place), other.select(axis, place)) for place in range(length)]
-        if not any(same) or all(same):
-            continue
-        if same[-1] and not any(same[:-1]):
-            yield scene.finding(
-                "causal_mask",
-                f"the sides agree at the last of {length} positions alone: one lacks a causal mask",
-                "look at how attention is masked",
-                {"axis": float(axis)},
-            )
-        else:
+        if any(same) and not all(same):
             wrong = [place for place, equal in enumerate(same) if not equal]
-            yield scene.finding(
-                "positions",
-                f"the sides differ at {len(wrong)} of {length} positions along axis {axis}: "
-                + ", ".join(map(str, wrong[:8]))
-                + (", ..." if len(wrong) > 8 else ""),
-                "look at masks and at padding",
-                {"positions": float(len(wrong))},
-                "warn",
-            )
-        return
+            message = f"the sides differ at {len(wrong)} of {length} positions along axis {axis}: {names_text(map(str, wrong), 8)}"
+            yield scene.finding("positions", message, "look at masks and at padding", {"positions": float(len(wrong))}, "note")
+            return
+
+
+def _is_large_enough(scene: Scene) -> bool:
+    return scene.tensors is not None and scene.tensors[0].numel() >= _LEAST
+
+
+TENSOR_LOOKS: list[Callable[[Scene], Iterator[Suspect]]] = [
+    _of_normalisation,
+    _of_activation,
+    _of_sum,
+    _of_module,
+    _of_factor,
+    _of_parameter,
+    _of_affine,
+    _of_order,
+    _of_shift,
+    of_attention,
+]
+"""What is looked for in the tensors of a place, the most certain first."""

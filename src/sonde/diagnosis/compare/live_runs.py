@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.diagnosis.compare.copies import Copies
+from sonde.diagnosis.compare.proof import CannotChangeError, Change
 from sonde.diagnosis.compare.rounding import RoundingMode
 from sonde.diagnosis.compare.sides import Kept, Key, Side
 from sonde.diagnosis.distance import as_numbers, distance, held_of_both, readable, spacing
@@ -18,8 +19,11 @@ from sonde.engine import (
     Event,
     Trial,
     as_arguments,
+    buffers_of,
     class_of,
+    communicates,
     first_floating,
+    members,
     observe,
     parameters,
     parameters_of,
@@ -60,7 +64,7 @@ class Request:
 
 def live_side(name: str, request: Request, *, measure: bool, progress: Callable[[str], None]) -> Side:
     """Return the side of a live model: one run that is kept, and with *measure* the runs that measure its scatter."""
-    side = Side(name, class_of(unwrap(request.model)).__name__, model=request.model)
+    side = Side(name, class_of(unwrap(request.model)).__name__, model=request.model, loss_fn=request.loss_fn)
     progress(f"run {name}")
     drew = _run(request, _Keeper(side, request.copies), side)
     if measure:
@@ -71,7 +75,24 @@ def live_side(name: str, request: Request, *, measure: bool, progress: Callable[
         if drew:
             progress(f"look for what is random in {name}")
             _find_random(request, side, known)
+    if not communicates(request.model):  # else the ranks would have to try the same changes
+
+        def again(change: Change, backward: bool, take: Callable[[Kept], object]) -> bool:
+            return _again(request, side, change, backward, take)
+
+        side.again = again
     return side
+
+
+def _again(request: Request, side: Side, change: Change, backward: bool, take: Callable[[Kept], object]) -> bool:
+    """Run once more with *change*, and hand each event to *take*. Return whether the change could be made."""
+    loss_fn = change.loss_fn[0] if change.loss_fn else request.loss_fn
+    wanted = replace(request, loss_fn=loss_fn, backward=request.backward and backward)
+    try:
+        _run(wanted, _Comparer(side.expanding(take)), Side(side.name, side.title), change=change)
+    except CannotChangeError:
+        return False
+    return True
 
 
 def _repeat(request: Request, side: Side, known: dict[Key, Kept], seed: int) -> None:
@@ -129,13 +150,21 @@ class _Keeper:
         if event.phase != "recompute":
             if event.site.port == "input" and event.module is not None:
                 self._side.split |= parts_of(event.module)
-            kept = Kept(event.site.at(""), event.call, event.type.__name__, self._copying.leaves(event), event.passthrough)
+            plain = _plain(event) if event.site.port == "input" else {}
+            leaves = self._copying.leaves(event)
+            kept = Kept(event.site.at(""), event.call, event.type.__name__, leaves, event.passthrough, plain)
             (self._side.backward if event.grad else self._side.forward).append(kept)
 
     def parameter(self, kept: Kept) -> None:
         """Keep a gradient or an update."""
         kept = replace(kept, leaves={leaf: self._copies.copy(tensor) for leaf, tensor in kept.leaves.items()})
         (self._side.backward if kept.site.port == "grad" else self._side.update).append(kept)
+
+
+def _plain(event: Event) -> dict[int | str, Any]:
+    """Return the arguments that are flags, numbers and texts, by position or name."""
+    given: dict[int | str, Any] = {**dict(enumerate(event.args)), **event.kwargs}
+    return {name: value for name, value in given.items() if isinstance(value, bool | int | float | str | None)}
 
 
 class _Comparer:
@@ -157,7 +186,13 @@ class _Comparer:
 
 
 def _run(
-    request: Request, take: _Keeper | _Comparer, side: Side, mode: RoundingMode | None = None, *, reseed: bool = False
+    request: Request,
+    take: _Keeper | _Comparer,
+    side: Side,
+    mode: RoundingMode | None = None,
+    *,
+    reseed: bool = False,
+    change: Change | None = None,
 ) -> bool:
     """Run the model once apart; errors are noted in *side*. Return whether the forward has drawn random numbers."""
     given = (*as_arguments(request.batch), request.loss_fn, request.optimizer)
@@ -165,36 +200,71 @@ def _run(
         if reseed:
             torch.manual_seed(torch.initial_seed() + 1)
 
+        for each in () if change is None else change.trial:
+            each(trial)
+        modes = [mode, *((make() for make in change.contexts) if change is not None else ())]
         failures: list[Exception] = []
 
         def deliver(event: Event) -> None:
             try:
-                with nullcontext() if mode is None else mode.unseen():
+                with _unseen(modes):
                     take(event)
             except Exception as error:  # not one of the model
                 failures.append(error)
 
-        model, compiled = trial.compile() if mode is None and not reseed else (trial.model, "")
+        model, compiled = trial.compile() if mode is None and not reseed and change is None else (trial.model, "")
         if compiled:  # the run that is kept is that of compiled code; rounding is measured in plain Python
             stack.enter_context(torch.compiler.set_stance("default"))
             side.notes.append(compiled)
         before = torch.get_rng_state()
         stack.enter_context(observe(model, deliver, ports=("input", "output", "grad_output"), strict=True))
-        if mode is not None:
-            stack.enter_context(mode)
+        written = _written_buffers(trial)
+        for each in modes:
+            if each is not None:
+                stack.enter_context(each)
         loss = _forward(request, model, trial, side)
         drew = not torch.equal(before, torch.get_rng_state())
         if loss is not None:
             _backward(side, loss)
-        with nullcontext() if mode is None else mode.unseen():
-            for kept in _gradients(trial) if loss is not None else ():
+        with _unseen(modes):
+            for kept in (*(_gradients(trial) if loss is not None else ()), *written()):
                 take.parameter(kept)
         if loss is not None and side.error is None and request.optimizer is not None:
-            for kept in _updates(request, trial, side, mode):
+            for kept in _updates(request, trial, side, modes, change):
                 take.parameter(kept)
     if failures:
         raise failures[0]
     return drew
+
+
+def _unseen(modes: Iterable[Any]) -> AbstractContextManager[Any]:
+    """Return a context in which none of *modes* sees what is done."""
+    stack = ExitStack()
+    for mode in modes:
+        if mode is not None:
+            stack.enter_context(mode.unseen())
+    return stack
+
+
+def _written_buffers(trial: Trial) -> Callable[[], Iterator[Kept]]:
+    """Return a function that yields, as updates, what the buffers have changed by since now: as running statistics do."""
+    held = [(item, name) for item in members(trial.model) for name in buffers_of(item.module)]
+    before = {}
+    for item, name in held:
+        tensor = buffers_of(item.module)[name]
+        if tensor is not None and tensor.is_floating_point() and not tensor.is_nested and not tensor.is_meta:
+            before[item.name, name] = tensor.detach().clone()
+
+    def updates() -> Iterator[Kept]:
+        for item, name in held:
+            tensor, was = buffers_of(item.module).get(name), before.get((item.name, name))
+            if tensor is None or was is None or tensor.shape != was.shape or torch.equal(tensor.detach(), was):
+                continue
+            moved = tensor.detach().to(torch.float64) - was.to(torch.float64)
+            path = f"{item.name}.{name}" if item.name else name
+            yield Kept(Site(path, "update"), -1, class_of(item.module).__name__, {"": moved, "before": was})
+
+    return updates
 
 
 def _forward(request: Request, model: nn.Module, trial: Trial, side: Side) -> Tensor | None:
@@ -262,25 +332,39 @@ def _gradients(trial: Trial) -> Iterator[Kept]:
         yield Kept(Site(name, "grad"), -1, class_of(owner.module).__name__, leaves)
 
 
-def _updates(request: Request, trial: Trial, side: Side, mode: RoundingMode | None) -> Iterator[Kept]:
+def _updates(request: Request, trial: Trial, side: Side, modes: Iterable[Any], change: Change | None) -> Iterator[Kept]:
     side.stage = "optimizer step"
     if not trial.is_free:
         side.notes.append("no optimizer step: the parameters are too large to be copied, or cannot be")
         return
-    with nullcontext() if mode is None else mode.unseen():
+    with _unseen(modes):
         before = {name: parameter.detach().clone() for name, parameter, _ in parameters(trial.model)}
         optimizer = trial.make_optimizer(request.optimizer)
         if trial.optimizer is not None:
             _check_optimizer(optimizer, trial)
+        side.optimizer = _settings_of(optimizer, trial)
+        for each in () if change is None else change.optimizer:
+            each(optimizer, trial)
     try:
         optimizer.step()
     except Exception as error:
         side.error = error
         return
-    with nullcontext() if mode is None else mode.unseen():
+    with _unseen(modes):
         for name, parameter, owner in parameters(trial.model):
             moved = parameter.detach().to(torch.float64 if not parameter.is_complex() else torch.complex128) - before[name]
             yield Kept(Site(name, "update"), -1, class_of(owner.module).__name__, {"": moved, "before": before[name]})
+
+
+def _settings_of(optimizer: Any, trial: Trial) -> dict[str, dict[str, Any]]:
+    """Return the plain settings with which *optimizer* steps, by the name of each parameter that it holds."""
+    groups = {id(held): group for group in getattr(optimizer, "param_groups", ()) for held in group["params"]}
+    found = {}
+    for name, parameter, _ in parameters(trial.model):
+        group = groups.get(id(parameter))
+        if group is not None:
+            found[name] = {key: held for key, held in group.items() if isinstance(held, bool | int | float | str | tuple | None)}
+    return found
 
 
 def _check_optimizer(optimizer: Any, trial: Trial) -> None:

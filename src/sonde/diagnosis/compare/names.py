@@ -18,7 +18,7 @@ class Names:
     Args:
         match: from patterns of names in ``a`` to names in ``b``. Each ``*`` stands for any text, the same on both sides;
             ``(root)`` is the model itself. The first pattern that gives a name of ``b`` counts; names without one stay.
-        a, b: the names that are there.
+        a, b: the names that are there. A name of ``b`` belongs to one of ``a`` alone: to the first that a pattern leads to it.
     """
 
     def __init__(self, match: Mapping[str, str] | None, a: Iterable[str], b: Iterable[str]) -> None:
@@ -26,27 +26,54 @@ class Names:
         self._a = dict.fromkeys(a)
         self._b = dict.fromkeys(b)
         self._rules = [(_as_regex(one), other) for one, other in self.match.items()]
-        self._found: dict[str, str | None] = {}
+        self._found: dict[str, str] = {}
+        self._parameters: dict[str, str] = {}
+        taken: set[str] = set()
+        for name in self._a:
+            made = self._by_rules(name)
+            if made is not None and made not in taken:
+                self._found[name] = made
+                taken.add(made)
+        for name in self._a:
+            if name not in self._found and name in self._b and name not in taken:
+                self._found[name] = name
+                taken.add(name)
+
+    def add(self, pairs: Mapping[str, str]) -> None:
+        """Let more modules belong together."""
+        self._a |= dict.fromkeys(pairs)
+        self._b |= dict.fromkeys(pairs.values())
+        self._found |= pairs
+
+    def add_parameters(self, pairs: Mapping[str, str]) -> None:
+        """Let parameters belong together whose own names differ."""
+        self._parameters |= pairs
 
     def of_b(self, name: str) -> str | None:
         """Return the name in ``b`` of the module *name* of ``a``; None if there is none."""
-        if name not in self._found:
-            self._found[name] = self._look_up(name)
-        return self._found[name]
+        if name in self._a:
+            return self._found.get(name)
+        made = self._by_rules(name)
+        return made if made is not None else name if name in self._b and name not in self._found.values() else None
 
     def parameter_of_b(self, name: str, there: Iterable[str]) -> str | None:
         """Return the name in ``b``, among *there*, of the parameter *name* of ``a``; None if there is none."""
         known = set(there)
+        if self._parameters.get(name) in known:
+            return self._parameters[name]
         for rule, other in self._rules:
             made = _renamed(name, rule, other)
             if made is not None and made in known:
                 return made
-        layer, _, own = name.rpartition(".")
-        mapped = self.of_b(layer)
-        if mapped is None:
-            return None
-        made = f"{mapped}.{own}" if mapped else own
-        return made if made in known else None
+        layer, rest = name, ""
+        while layer:  # modules that hold parameters for another one do not run themselves
+            layer, _, own = layer.rpartition(".")
+            rest = f"{own}.{rest}" if rest else own
+            mapped = self.of_b(layer)
+            if mapped is not None:
+                made = f"{mapped}.{rest}" if mapped else rest
+                return made if made in known else None
+        return None
 
     def pairs(self) -> list[tuple[str, str]]:
         """Return the modules that are in both, by their names in ``a`` and in ``b``."""
@@ -59,16 +86,16 @@ class Names:
 
     def only_a(self) -> list[str]:
         """Return the names of ``a`` that have none in ``b``."""
-        return [name for name in self._a if self.of_b(name) is None]
+        return [name for name in self._a if name not in self._found]
 
-    def _look_up(self, name: str) -> str | None:
+    def _by_rules(self, name: str) -> str | None:
         for rule, other in self._rules:
             made = _renamed(name or _ROOT, rule, other) if name or rule.pattern == re.escape(_ROOT) else _renamed("", rule, other)
             if made is not None:
                 made = "" if made == _ROOT else made.strip(".")
                 if made in self._b:
                     return made
-        return name if name in self._b else None
+        return None
 
 
 def _as_regex(pattern: str) -> re.Pattern[str]:

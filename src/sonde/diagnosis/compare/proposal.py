@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,13 +41,15 @@ class _Layer:
     is_container: bool
 
 
-def proposed_match(a: Side, b: Side) -> dict[str, str]:
+def proposed_match(a: Side, b: Side, without: Collection[str] = ()) -> dict[str, str]:
     """Return patterns of names for modules of ``a`` and ``b`` that seem to belong together, as ``match=`` takes them.
+
+    Modules *without* are left out: those that belong together in parts.
 
     The modules that ran are aligned in the order of execution, so that the sum of scores of pairs is largest (Needleman and
     Wunsch 1970, gaps are free). A pair scores by the size of its output, class, parameters, name, and value of the output.
     """
-    one, other = _layers(a), _layers(b)
+    one, other = ([layer for layer in _layers(side) if layer.name not in without] for side in (a, b))
     if not one or not other:
         return {}
     pairs = [(one[i].name, other[j].name) for i, j in _aligned(_scores(one, other)) if one[i].name and other[j].name]

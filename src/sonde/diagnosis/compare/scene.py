@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
+import torch
 from torch import Tensor, nn
 
 from sonde.diagnosis.compare.aligned import Frame, Place, frame_of
 from sonde.diagnosis.compare.names import Names
-from sonde.diagnosis.compare.sides import Kept, Side
+from sonde.diagnosis.compare.proof import Suspect, Undo
+from sonde.diagnosis.compare.sides import Kept, Key, Side
 from sonde.diagnosis.distance import as_numbers, distance, laid_out_alike
+from sonde.engine import is_floating
 from sonde.rules import Finding, Severity
 
 
@@ -38,6 +41,8 @@ class Scene:
         names: which names belong together.
         place: the place.
         places: all places that were compared, in order.
+        noise: the relative distance that counts as equal; None where it was measured.
+        base: what has been undone in the runs of the sides already.
     """
 
     a: Side
@@ -45,13 +50,39 @@ class Scene:
     names: Names
     place: Place
     places: list[Place]
+    noise: float | None = None
+    base: Undo = field(default_factory=Undo)
 
     @cached_property
     def frame(self) -> Frame:
         """The module whose code made the tensor, in ``a``."""
         if self.place.stage == "forward":
-            return frame_of(self.place, self.a.forward)
+            return frame_of(self.place.key, self.a.forward)
         return Frame(self.place.site.owner.path, self.place.call, False, ())
+
+    @cached_property
+    def made_of(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The tensors that the tensor at the place can have been made of in each side, whether the other has them or not.
+
+        They are those within the call of the module whose code made it, in the layout of the tensor at the place, by site;
+        those of ``b`` by the site in ``a`` where there is one.
+        """
+        if self.place.stage != "forward" or self.tensors is None:
+            return {}, {}
+        in_a = {place.other_key: str(place.site) for place in self.places}
+        sides: tuple[tuple[Side, Key, dict[Key, str]], ...] = (self.a, self.place.key, {}), (self.b, self.place.other_key, in_a)
+        found = []
+        for (side, key, known), wanted in zip(sides, self.tensors, strict=True):
+            events = {kept.key: kept for kept in side.forward}
+            held: dict[str, Tensor] = {}
+            for before in frame_of(key, side.forward).before:
+                main = events[before].main
+                if main is not None and not main[1].is_meta and is_floating(main[1]) and main[1].numel() == wanted.numel():
+                    laid = laid_out_alike(wanted, as_numbers(main[1]))
+                    if laid is not None and not any(torch.equal(laid[0], other) for other in held.values()):
+                        held[known.get(before, str(before[0]))] = laid[0]
+            found.append(held)
+        return found[0], found[1]
 
     @property
     def owner_b(self) -> str | None:
@@ -73,7 +104,7 @@ class Scene:
     @cached_property
     def tensors(self) -> tuple[Tensor, Tensor] | None:
         """The tensor that parts, in float64, that of ``b`` in the layout of ``a``; None where the shapes do not fit."""
-        return _laid(*self.kept)
+        return _laid(*self.kept, self.place.leaf)
 
     @cached_property
     def sources(self) -> list[Source]:
@@ -102,6 +133,20 @@ class Scene:
         """Return whether two tensors of one shape are equal up to *times* the tolerance."""
         return x.shape == y.shape and distance(x, y).relative <= times * self.tolerance
 
+    def suspect(
+        self,
+        rule: str,
+        message: str,
+        undo: Undo,
+        advice: str = "",
+        evidence: Mapping[str, float] | None = None,
+        severity: Severity = "bad",
+        *,
+        instead: str = "",
+    ) -> Suspect:
+        """Return the cause *rule* as a suspect at the place, which *undo* has to prove."""
+        return Suspect(self.finding(rule, message, advice, evidence, severity), undo, instead)
+
     def finding(
         self, rule: str, message: str, advice: str = "", evidence: Mapping[str, float] | None = None, severity: Severity = "bad"
     ) -> Finding:
@@ -112,8 +157,8 @@ class Scene:
         )
 
 
-def _laid(one: Kept | None, other: Kept | None) -> tuple[Tensor, Tensor] | None:
-    x, y = (None if kept is None else kept.main for kept in (one, other))
+def _laid(one: Kept | None, other: Kept | None, leaf: str = "") -> tuple[Tensor, Tensor] | None:
+    x, y = (None if kept is None else (leaf, kept.leaves[leaf]) if leaf else kept.main for kept in (one, other))
     if x is None or y is None or x[1].is_meta or y[1].is_meta:
         return None
     here = as_numbers(x[1])

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from sonde.engine import is_floating, members
+from sonde.diagnosis.distance import readable
+from sonde.engine import Named, buffers_of, class_of, is_floating, members, parameters_of
 from sonde.errors import ArgumentError
 from sonde.keep import Stash, leaves_of
 from sonde.run import TensorStore
-from sonde.site import Site
+from sonde.site import PARAMETER_PORTS, Site
 
 Key = tuple[Site, int]
 """A site, as a whole, and the call."""
@@ -28,6 +30,7 @@ class Kept:
         type: name of the module's class.
         leaves: the tensors by leaf path, in main memory or on disk.
         passthrough: the module returned one of its inputs.
+        plain: of an input the arguments that are flags, numbers and texts, by position or name.
     """
 
     site: Site
@@ -35,6 +38,7 @@ class Kept:
     type: str
     leaves: Mapping[str, Tensor]
     passthrough: bool = False
+    plain: Mapping[int | str, Any] = field(default_factory=dict)
 
     @property
     def key(self) -> Key:
@@ -46,6 +50,23 @@ class Kept:
         """The first floating-point tensor with its leaf path; without one the first tensor; None if there is none."""
         found = list(self.leaves.items())
         return next((each for each in found if is_floating(each[1])), next(iter(found), None))
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """Some output features of one module, to which a module of the other side corresponds: the queries of a joined projection.
+
+    Attributes:
+        module: the name of the module.
+        features: their numbers along the last axis of its output.
+    """
+
+    module: str
+    features: Tensor
+
+    def of(self, tensor: Tensor, axis: int = -1) -> Tensor:
+        """Return the features out of *tensor*."""
+        return tensor.index_select(axis, self.features.to(tensor.device))
 
 
 @dataclass
@@ -62,8 +83,13 @@ class Side:
         error: raised by the forward, the loss, or the backward pass.
         stage: where *error* was raised.
         loss: the loss; None without one.
+        loss_fn: the user's loss function; None for the default.
         notes: facts about how the side was run, in words.
         split: into how many parts layers of the model are divided among ranks while they run.
+        portions: features of modules that are compared like modules of their own, by the names that they have in the comparison.
+        optimizer: the settings with which the optimizer steps, by the name of each parameter that it holds.
+        again: runs the side once more with a change, with a backward pass or without, and hands each event to a function; returns
+            False where the change cannot be made. None where the side cannot run again.
     """
 
     name: str
@@ -77,8 +103,12 @@ class Side:
     error: BaseException | None = None
     stage: str = ""
     loss: float | None = None
+    loss_fn: Any = None
     notes: list[str] = field(default_factory=list)
     split: set[int] = field(default_factory=set)
+    portions: dict[str, Portion] = field(default_factory=dict)
+    optimizer: dict[str, dict[str, Any]] = field(default_factory=dict)
+    again: Callable[[Any, bool, Callable[[Kept], object]], bool] | None = None
 
     @property
     def kept(self) -> list[Kept]:
@@ -86,12 +116,120 @@ class Side:
         return [*self.forward, *self.backward, *self.update]
 
     def modules(self) -> dict[str, nn.Module]:
-        """Return the modules of the model by name; none without a model."""
-        return {} if self.model is None else {item.name: item.module for item in members(self.model)}
+        """Return the modules of the model by name, those of portions too; none without a model."""
+        if self.model is None:
+            return {}
+        found = {item.name: item.module for item in members(self.model)}
+        return found | {name: found[portion.module] for name, portion in self.portions.items()}
+
+    def real(self, name: str) -> str:
+        """Return the name of the module *name*, of a portion that of the module that it is of."""
+        portion = self.portions.get(name)
+        return name if portion is None else portion.module
+
+    def tensors_of(self, name: str, model: nn.Module | None = None) -> dict[str, Tensor]:
+        """Return the parameters and buffers by which the module *name* computes, of the side's model or of a copy.
+
+        They are its own, and those of modules inside of it that did not run as modules, by their names inside; of a portion the
+        rows that make its features. All are tensors that can be read, or on the meta device.
+        """
+        model = self.model if model is None else model
+        assert model is not None
+        portion, real = self.portions.get(name), self.real(name)
+        found = {}
+        for item in self._computing(real, model):
+            inside = item.name[len(real) :].lstrip(".")
+            for own, held in (*parameters_of(item.module).items(), *buffers_of(item.module).items()):
+                if held is not None and not held.is_nested:
+                    tensor = readable(held)
+                    found[f"{inside}.{own}" if inside else own] = tensor if portion is None else _rows(portion, item.module, tensor)
+        return found
+
+    def write(self, model: nn.Module, name: str, own: str, value: Tensor) -> None:
+        """Write *value* into the tensor *own* of :meth:`tensors_of` of a copy of the model."""
+        portion, real = self.portions.get(name), self.real(name)
+        inside, _, last = own.rpartition(".")
+        path = ".".join(filter(None, (real, inside)))
+        module = next(item.module for item in self._computing(real, model) if item.name == path)
+        held = parameters_of(module).get(last)
+        held = buffers_of(module)[last] if held is None else held
+        assert held is not None
+        value = value.to(held.device, held.dtype)
+        with torch.no_grad():
+            if portion is None:
+                held.copy_(value)
+            else:
+                held.index_copy_(feature_axis(module, held), portion.features.to(held.device), value)
+
+    def _computing(self, real: str, model: nn.Module) -> list[Named]:
+        """Return the module *real* and those inside of it that compute within its own code: that did not run as modules."""
+        ran = self.types().keys()
+        found = []
+        for item in members(model):
+            if item.name == real:
+                found.append(item)
+            elif _around(real, item.name):
+                inside = item.name[len(real) :].lstrip(".").split(".")
+                above = (".".join(filter(None, (real, *inside[:count]))) for count in range(1, len(inside) + 1))
+                if not any(name in ran for name in above):
+                    found.append(item)
+        return found
+
+    def expanded(self, kept: Kept) -> list[Kept]:
+        """Return *kept*, and of a module with portions what is theirs: outputs, parameters, and gradients of both."""
+        if kept.site.port == "input" or not self.portions:
+            return [kept]
+        of_parameter = kept.site.port in PARAMETER_PORTS
+        layer, _, own = kept.site.path.rpartition(".") if of_parameter else (kept.site.path, "", "")
+        found = [kept]
+        for name, portion in self.portions.items():
+            if portion.module != layer:
+                continue
+            module = self.modules().get(layer)
+            if of_parameter and module is not None:
+                parts = {leaf: _rows(portion, module, held) for leaf, held in kept.leaves.items()}
+            else:
+                parts = {leaf: portion.of(held) for leaf, held in kept.leaves.items() if held.dim() and is_floating(held)}
+            found.append(replace(kept, site=replace(kept.site, path=f"{name}.{own}" if own else name), leaves=parts))
+        return found
+
+    def expanding(self, take: Callable[[Kept], object]) -> Callable[[Kept], None]:
+        """Return a function that hands an event, and those of portions, to *take*."""
+
+        def taking(kept: Kept) -> None:
+            for each in self.expanded(kept):
+                take(each)
+
+        return taking
+
+    def divide(self, portions: Mapping[str, Portion]) -> None:
+        """Add portions, and their events to those of the side."""
+        self.portions |= portions
+        for events in (self.forward, self.backward, self.update):
+            events[:] = [each for kept in events for each in self.expanded(kept)]
+        of_portions = [(name, portion.module) for name, portion in portions.items()]
+        for name, module in of_portions:
+            for (site, call), moved in list(self.scatter.items()):
+                if site.owner.path == module:
+                    self.scatter[replace(site, path=name + site.path[len(module) :]), call] = moved
 
     def types(self) -> dict[str, str]:
         """Return the class name of every module that ran, in order of execution."""
         return {each.site.path: each.type for each in self.forward if each.site.port == "output"}
+
+
+def _around(outer: str, inner: str) -> bool:
+    """Return whether the module *inner* lies inside of *outer*."""
+    return inner != outer and (not outer or inner.startswith(f"{outer}."))
+
+
+def feature_axis(module: nn.Module, tensor: Tensor) -> int:
+    """Return the axis of a parameter of *module*, a linear layer, along which the features of its output lie."""
+    return -1 if class_of(module).__name__ == "Conv1D" or tensor.dim() == 1 else 0
+
+
+def _rows(portion: Portion, module: nn.Module, tensor: Tensor) -> Tensor:
+    return portion.of(tensor, feature_axis(module, tensor)) if tensor.dim() in (1, 2) else tensor
 
 
 def of_stashes(name: str, stashes: list[Any], title: str) -> Side:

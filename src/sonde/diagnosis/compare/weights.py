@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from sonde.diagnosis.distance import Distance, distance
+from sonde.diagnosis.distance import Distance, as_numbers, distance, held_of_both
 from sonde.words import names_text
 
 _EXACT = 1e-6
@@ -29,6 +31,54 @@ class Relation:
     rule: str
     words: str
     evidence: Mapping[str, float] = field(default_factory=dict)
+
+
+_ADDENDS = ("bias", "beta", "shift", "offset")
+_ADDEND = re.compile(r"(^|_|\.)b\d*$")
+
+
+def is_addend(name: str) -> bool:
+    """Return whether a parameter of this name is added, as a bias is, and does not multiply."""
+    return any(part in name.lower() for part in _ADDENDS) or bool(_ADDEND.search(name.lower()))
+
+
+def matched(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> list[tuple[str, str]]:
+    """Return which tensors of two modules belong together, as pairs of names.
+
+    Those of one name and size do. The rest is matched by size, value, shape, what it does (multiply or be added), and order.
+    """
+    pairs = [(name, name) for name, held in one.items() if name in other and _fit(held, other[name])]
+    here = [name for name in one if (name, name) not in pairs]
+    there = [name for name in other if (name, name) not in pairs]
+    scores = []
+    for i, name in enumerate(here):
+        for j, label in enumerate(there):
+            x, y = one[name], other[label]
+            if _fit(x, y):
+                alike = is_addend(name) == is_addend(label)
+                score = 4 * _same_values(x, y) + 2 * alike + 2 * (x.shape == y.shape) - 0.01 * abs(i - j)
+                if alike or score >= 4:
+                    scores.append((score, name, label))
+    for _, name, label in sorted(scores, key=lambda each: -each[0]):
+        if all(name != left and label != right for left, right in pairs):
+            pairs.append((name, label))
+    unfit = {name for name in here if name in there} - {name for name, _ in pairs} - {label for _, label in pairs}
+    pairs += [(name, name) for name in unfit]
+    return sorted(pairs, key=lambda pair: list(one).index(pair[0]))
+
+
+def _fit(x: Tensor, y: Tensor) -> bool:
+    return sorted(length for length in x.shape if length != 1) == sorted(length for length in y.shape if length != 1)
+
+
+def _same_values(x: Tensor, y: Tensor) -> bool:
+    if x.is_meta or y.is_meta or x.numel() != y.numel() or held_of_both(x, y) is None or x.numel() > _MOST_VALUES:
+        return False
+    a, b = as_numbers(x), as_numbers(y)
+    return _equal(a.flatten(), b.flatten(), _EXACT) or (a.dim() == 2 and a.shape == b.mT.shape and _equal(a, b.mT, _EXACT))
+
+
+_MOST_VALUES = 1 << 26
 
 
 def relation(a: Tensor, b: Tensor, tolerance: float = _EXACT) -> Relation | None:
@@ -83,9 +133,12 @@ def _of_axes(a: Tensor, b: Tensor, tolerance: float) -> Relation | None:
         return Relation(
             "weight_reshaped", "{b} equals {a}.reshape(shape.T).T: a change of shape was written in place of a transposition"
         )
-    for axis in range(a.dim()):
-        if a.size(axis) > 1 and _equal(a.flip(axis), b, tolerance):
-            return Relation("weight_flipped", f"{{b}} equals {{a}} reversed along axis {axis}")
+    long = [axis for axis in range(a.dim()) if a.size(axis) > 1]
+    for count in range(1, len(long) + 1):
+        for axes in itertools.combinations(long, count):
+            if _equal(a.flip(axes), b, tolerance):
+                which = f"axis {axes[0]}" if count == 1 else f"axes {', '.join(map(str, axes))}"
+                return Relation("weight_flipped", f"{{b}} equals {{a}} reversed along {which}")
     return None
 
 

@@ -1,0 +1,218 @@
+"""Make the changes by which a difference is undone on a copy: parameters, settings, modes, random draws, cuts, ties, code."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from sonde.diagnosis.compare.proof import CannotChangeError, Change
+from sonde.diagnosis.compare.sides import Side
+from sonde.engine import OperatorCall, OperatorMode, Trial, members, parameters, remap
+
+
+def module_in(model: nn.Module, name: str) -> nn.Module:
+    """Return the module *name* of a copy."""
+    found = next((item.module for item in members(model) if item.name == name), None)
+    if found is None:
+        raise CannotChangeError(name)
+    return found
+
+
+def putting(side: Side, owner: str, name: str, value: Tensor) -> Change:
+    """Return the change that *value* stands in the place of the tensor *name* of the module *owner*."""
+
+    def put(trial: Trial) -> None:
+        _check_free(trial)
+        side.write(trial.model, owner, name, value)
+
+    return Change((put,))
+
+
+def _check_free(trial: Trial) -> None:
+    if not trial.is_free:
+        raise CannotChangeError("the parameters of the copy are those of the user")
+
+
+def setting(side: Side, owner: str, names: Mapping[str, Any]) -> Change:
+    """Return the change that attributes of the module *owner* have other values; ``config.x`` is one of its ``config``."""
+    real = side.real(owner)
+
+    def put(trial: Trial) -> None:
+        for name, value in names.items():
+            held: Any = module_in(trial.model, real)
+            *path, last = name.split(".")
+            for part in path:
+                held = getattr(held, part)
+            setattr(held, last, value)
+            if last == "padding" and isinstance(value, tuple) and hasattr(held, "_reversed_padding_repeated_twice"):
+                held._reversed_padding_repeated_twice = [each for each in reversed(value) for _ in range(2)]
+
+    return Change((put,))
+
+
+def mode(side: Side, owner: str, *, training: bool, inside: bool = False) -> Change:
+    """Return the change that *owner* is in training mode, or is not; with *inside* all modules inside of it, too."""
+    real = side.real(owner)
+
+    def put(trial: Trial) -> None:
+        module = module_in(trial.model, real)
+        if inside:
+            module.train(training)
+        module.training = training
+
+    return Change((put,))
+
+
+def requiring(side: Side, flags: Mapping[str, bool]) -> Change:
+    """Return the change that parameters, by their names, require a gradient or do not."""
+
+    def put(trial: Trial) -> None:
+        _check_free(trial)
+        for name, parameter, _ in parameters(trial.model):
+            if name in flags:
+                parameter.requires_grad_(flags[name])
+
+    return Change((put,))
+
+
+def tied(names: Sequence[str]) -> Change:
+    """Return the change that the parameters *names* are one: the first."""
+
+    def put(trial: Trial) -> None:
+        _check_free(trial)
+        first = trial.model.get_parameter(names[0])
+        for name in names[1:]:
+            layer, _, own = name.rpartition(".")
+            setattr(trial.model.get_submodule(layer), own, first)
+
+    return Change((put,))
+
+
+def typed(kind: torch.dtype) -> Change:
+    """Return the change that the model computes in another type, and is given the batch in it."""
+
+    def put(trial: Trial) -> None:
+        _check_free(trial)
+
+        def cast(tensor: Tensor) -> Tensor:
+            return tensor.to(kind) if tensor.is_floating_point() else tensor
+
+        trial.model = trial.model.to(kind)
+        trial.args, trial.kwargs = remap(trial.args, cast), remap(trial.kwargs, cast)
+
+    return Change((put,))
+
+
+def argument(side: Side, owner: str, place: int | str, value: Any) -> Change:
+    """Return the change that *owner* is called with another positional (by number) or keyword argument."""
+    real = side.real(owner)
+
+    def replaced(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if isinstance(place, int):
+            return (*args[:place], value, *args[place + 1 :]), kwargs
+        return args, {**kwargs, place: value}
+
+    def put(trial: Trial) -> None:
+        module = module_in(trial.model, real)
+        forward: Callable[..., Any] = module.forward
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = replaced(module, args, kwargs)
+            return forward(*args, **kwargs)
+
+        module.forward = called  # type: ignore[method-assign]  # of the copy
+
+    return Change((put,))
+
+
+def code(side: Side, owner: str, given: nn.Module, held: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Change:
+    """Return the change that a copy of the module *given* stands in the place of *owner*, with other tensors and settings."""
+    real = side.real(owner)
+
+    def put(trial: Trial) -> None:
+        _check_free(trial)
+        made = copy.deepcopy(given)
+        own = dict(made.named_parameters()) | dict(made.named_buffers())
+        with torch.no_grad():
+            for name, value in held.items():
+                own[name].copy_(value.reshape(own[name].shape) if value.shape != own[name].mT.shape else value.mT)
+        for name, setting in settings.items():
+            setattr(made, name, setting)
+        made.train(module_in(trial.model, real).training)
+        if not real:
+            trial.model = made
+            return
+        layer, _, last = real.rpartition(".")
+        setattr(module_in(trial.model, layer), last, made)
+
+    return Change((put,))
+
+
+class Still(OperatorMode):
+    """While entered, each draw of random numbers gives its mean: a dropout passes on what it is given."""
+
+    def operator(self, call: OperatorCall) -> Any:
+        result = call.run()
+        name = getattr(getattr(call.function, "_schema", None), "name", "").removeprefix("aten::")
+        given = call.given
+        if name in ("bernoulli", "bernoulli_"):
+            share = given.get("p", given["self"])
+            return result.copy_(share) if isinstance(share, Tensor) else result.fill_(share)
+        if name == "native_dropout":
+            return given["input"].clone(), torch.ones_like(result[1])
+        mean = _MEANS.get(name)
+        return result if mean is None else result.copy_(torch.as_tensor(mean(given)))
+
+
+_MEANS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    "rand": lambda given: 0.5,
+    "rand_like": lambda given: 0.5,
+    "randn": lambda given: 0.0,
+    "randn_like": lambda given: 0.0,
+    "uniform_": lambda given: (given.get("from", 0.0) + given.get("to", 1.0)) / 2,
+    "normal_": lambda given: given.get("mean", 0.0),
+    "normal": lambda given: given.get("mean", 0.0),
+    "exponential_": lambda given: 1 / given.get("lambd", 1.0),
+}
+"""The means of what operators draw, from their arguments."""
+
+
+class Flowing(TorchFunctionMode):
+    """While entered, ``detach()``, ``.data`` and ``torch.no_grad()`` do not keep gradients from flowing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_paused = False
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if not self._is_paused:
+            if func in _CUTS:
+                return args[0]
+            if func is torch._C._set_grad_enabled:
+                return None
+        return func(*args, **(kwargs or {}))
+
+    def unseen(self) -> AbstractContextManager[Any]:
+        """Return a context in which operations have their usual effect."""
+        return _Paused(self)
+
+
+_CUTS = (torch.Tensor.detach, torch.detach, torch.Tensor.data.__get__)  # type: ignore[attr-defined]  # a descriptor
+
+
+class _Paused(nullcontext[None]):
+    def __init__(self, mode: Flowing) -> None:
+        super().__init__()
+        self._mode = mode
+
+    def __enter__(self) -> None:
+        self._before, self._mode._is_paused = self._mode._is_paused, True
+
+    def __exit__(self, *exc: object) -> None:
+        self._mode._is_paused = self._before

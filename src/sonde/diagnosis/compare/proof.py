@@ -1,0 +1,334 @@
+"""State a cause only where undoing it makes the sides equal: run a copy with the change, and compare the place again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from sonde.diagnosis.compare.aligned import Judge, Place, place_of
+from sonde.diagnosis.distance import distance
+from sonde.engine import Trial
+from sonde.rules import Finding
+
+if TYPE_CHECKING:
+    from sonde.diagnosis.compare.scene import Scene
+    from sonde.diagnosis.compare.sides import Kept, Key
+
+CAUSES = MappingProxyType(
+    {
+        "random": "no random numbers are drawn: each draw gives its mean",
+        "training_mode": "the module has the mode of the other side",
+        "argument": "the module is called with the argument of the other side",
+        "weight_transposed": "the parameter of the other side is put in",
+        "weight_reshaped": "the parameter of the other side is put in",
+        "weight_flipped": "the parameter of the other side is put in",
+        "weight_permuted": "the parameter of the other side is put in",
+        "weight_shifted": "the parameter of the other side is put in",
+        "weight_scaled": "the parameter of the other side is put in",
+        "weight_rounded": "the parameter of the other side is put in",
+        "weight_of_another": "the parameter of the other side is put in",
+        "weight_differs": "the parameter of the other side is put in",
+        "bias_missing": "the parameter that one side has alone is set to 0",
+        "weight_missing": "the parameter that one side has alone is set to 1",
+        "eps": "the setting, or the formula, of the other side is put in",
+        "setting": "the setting of the other side is put in",
+        "dtype": "the side computes in the type of the other",
+        "normalisation": "the formula of the other side is put in",
+        "activation": "the formula of the other side is put in",
+        "inputs": "the formula of the other side is put in",
+        "residual": "the sum of the other side is put in",
+        "module_missing": "what the module made of the tensor is put in",
+        "parameter_missing": "the parameter is added",
+        "scaled": "the factor is taken out",
+        "affine": "factors and addends are taken out",
+        "permuted": "the order of the other side is put in",
+        "shifted": "the entries are moved back",
+        "attention_scale": "the attention of the other side is put in",
+        "causal_mask": "the attention of the other side is put in",
+        "mask": "the attention of the other side is put in",
+        "rotary": "the attention of the other side is put in",
+        "heads": "the attention of the other side is put in",
+        "class": "the code of the other side runs, with the parameters and settings of this one",
+        "frozen": "the parameters require a gradient as in the other side",
+        "tied": "the parameters are tied as in the other side",
+        "graph_cut": "detach(), .data and torch.no_grad() have no effect",
+        "loss": "the loss function of the other side is used",
+        "not_updated": "the optimizer is given the parameter",
+        "weight_decay": "the multiple of the parameter is taken out",
+    }
+)
+"""The rule of each cause that can be stated, and what is undone on the copies to prove it."""
+
+_MOST_RUNS = 60
+"""Runs in which changes are tried at one place."""
+_NEARER = 0.98
+"""A change is kept on the way to others if the sides are nearer by at least this factor."""
+
+
+class CannotChangeError(Exception):
+    """A change cannot be made on a copy: it has no such part, or its parameters are not copies."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is otherwise in one more run of a side. Changes add up.
+
+    Attributes:
+        trial: functions that change the copy of the model, or of the batch, before it runs.
+        contexts: make the contexts in which it runs.
+        optimizer: functions that change the optimizer before its step, and are given the copy of the model too.
+        loss_fn: replaces the loss function; a tuple of one, or empty.
+    """
+
+    trial: tuple[Callable[[Trial], object], ...] = ()
+    contexts: tuple[Callable[[], AbstractContextManager[Any]], ...] = ()
+    optimizer: tuple[Callable[[Any, Trial], object], ...] = ()
+    loss_fn: tuple[Any, ...] = ()
+
+    def __add__(self, other: Change) -> Change:
+        return Change(
+            self.trial + other.trial,
+            self.contexts + tuple(each for each in other.contexts if each not in self.contexts),
+            self.optimizer + other.optimizer,
+            other.loss_fn or self.loss_fn,
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.trial or self.contexts or self.optimizer or self.loss_fn)
+
+
+@dataclass(frozen=True)
+class Undo:
+    """How a difference is undone.
+
+    Attributes:
+        a, b: what is otherwise in the runs of the sides.
+        made: from the tensor of ``b`` at the place, in the layout of ``a``, to that without the difference; None for no change.
+    """
+
+    a: Change = Change()
+    b: Change = Change()
+    made: Callable[[Tensor], Tensor] | None = None
+
+    def __add__(self, other: Undo) -> Undo:
+        return Undo(self.a + other.a, self.b + other.b, other.made or self.made)
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A finding that may be the cause, and how it is undone.
+
+    Attributes:
+        finding: what is stated where the proof holds; its rule is one of ``CAUSES``.
+        undo: how.
+        instead: suspects of one text that is not empty exclude each other: two ways to undo one difference.
+    """
+
+    finding: Finding
+    undo: Undo
+    instead: str = ""
+
+
+@dataclass
+class Explained:
+    """What explains a place.
+
+    Attributes:
+        causes: the findings whose changes together make the sides equal there, none of which can be left out.
+        undo: these changes.
+        refuted: findings that are true but explain nothing, as notes with numbers.
+    """
+
+    causes: list[Finding] = field(default_factory=list)
+    undo: Undo | None = None
+    refuted: list[Finding] = field(default_factory=list)
+
+
+def explained(scene: Scene, run_looks: Iterable[Any], tensor_looks: Iterable[Any], last: Iterable[Any]) -> Explained:
+    """Return what explains the place of *scene*.
+
+    Args:
+        scene: the place.
+        run_looks: functions from a scene to suspects that are undone in a run.
+        tensor_looks: functions to suspects that are undone in the tensors of the place; the first look that proves anything counts.
+        last: functions to suspects of a run that are asked where nothing else explains the place.
+    """
+    proof = Proof(scene)
+    suspects = [suspect for look in run_looks for suspect in look(scene)]
+    found = _of_runs(proof, suspects)
+    if found.causes:
+        return found
+    for look in tensor_looks:
+        held = [suspect for suspect in look(scene) if proof.holds(suspect.undo)]
+        if held:
+            return Explained([each.finding for each in held], held[0].undo, found.refuted)
+    found_last = _of_runs(proof, [suspect for look in last for suspect in look(scene)])
+    return replace(found_last, refuted=[*found.refuted, *found_last.refuted])
+
+
+def _of_runs(proof: Proof, suspects: Sequence[Suspect]) -> Explained:
+    """Return the smallest set of *suspects* that explains the place: one alone, else as few as possible."""
+    alone: dict[int, float] = {}
+    for number, suspect in enumerate(suspects):
+        alone[number] = proof.apart(suspect.undo)
+        if alone[number] <= 1:
+            refuted = [_refuted(other, alone[place], proof) for place, other in enumerate(suspects[:number])]
+            return Explained([suspect.finding], suspect.undo, _told(refuted))
+    chosen = _together(proof, suspects, alone)
+    if chosen:
+        undo = _sum(each.undo for each in chosen)
+        return Explained([each.finding for each in chosen], undo)
+    return Explained(refuted=_told([_refuted(each, alone[number], proof) for number, each in enumerate(suspects)]))
+
+
+def _together(proof: Proof, suspects: Sequence[Suspect], alone: dict[int, float]) -> list[Suspect]:
+    """Return suspects that explain the place together, none of which can be left out; nothing where none do."""
+    by_distance = sorted(range(len(suspects)), key=lambda number: (alone[number], number))
+    compatible: list[Suspect] = []
+    for number in by_distance:
+        if not any(each.instead and each.instead == suspects[number].instead for each in compatible):
+            compatible.append(suspects[number])
+    if len(compatible) < 2:
+        return []
+    if proof.apart(_sum(each.undo for each in compatible)) <= 1:
+        return _needed(proof, compatible, suspects)
+    chosen: list[Suspect] = []
+    left, best = list(compatible), proof.before
+    while left:
+        tried = [(proof.apart(_sum(each.undo for each in (*chosen, one))), place, one) for place, one in enumerate(left)]
+        apart, place, nearest = min(tried, key=lambda each: each[:2])
+        if not apart < _NEARER * best:
+            return []
+        chosen.append(nearest)
+        if apart <= 1:
+            return _needed(proof, chosen, suspects)
+        best = apart
+        del left[place]
+    return []
+
+
+def _needed(proof: Proof, chosen: list[Suspect], order: Sequence[Suspect]) -> list[Suspect]:
+    """Return *chosen*, in the order in which they were found, without those that can be left out."""
+    kept = sorted(chosen, key=order.index)
+    for suspect in kept[::-1]:
+        rest = [each for each in kept if each is not suspect]
+        if rest and proof.apart(_sum(each.undo for each in rest)) <= 1:
+            kept = rest
+    return kept
+
+
+def _sum(undone: Iterable[Undo]) -> Undo:
+    total = Undo()
+    for each in undone:
+        total = total + each
+    return total
+
+
+def _refuted(suspect: Suspect, apart: float, proof: Proof) -> Finding | None:
+    """Return that the sides part with the difference undone, too; None where that could not be tried."""
+    if not math.isfinite(apart):
+        return None
+    far = apart * proof.floor
+    message = f"{suspect.finding.message}; this does not explain the place: with it undone the sides are {far:.2g} apart there"
+    return replace(suspect.finding, message=message, severity="note", advice="")
+
+
+def _told(found: Iterable[Finding | None]) -> list[Finding]:
+    return list({each.message: each for each in found if each is not None}.values())
+
+
+class Proof:
+    """Tries changes on copies, and says how far the sides are apart at the place then.
+
+    Attributes:
+        before: how far they are apart without a change, as :meth:`apart`.
+        floor: the relative distance that rounding explains at the place.
+    """
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self.floor = max(scene.place.floor, 1e-12)
+        self.before = scene.place.relative / self.floor
+        self._places = {place.other_key: (number, place) for number, place in enumerate(scene.places) if place.stage != "update"}
+        self._places |= {
+            place.other_key: (number, place) for number, place in enumerate(scene.places) if place.other_key not in self._places
+        }
+        self._target = next(number for number, place in enumerate(scene.places) if place is scene.place)
+        self._runs = 0
+
+    def holds(self, undo: Undo) -> bool:
+        """Return whether the sides are equal at the place with the tensors of the place changed."""
+        tensors = self._scene.tensors
+        if tensors is None or undo.made is None:
+            return False
+        made = undo.made(tensors[1])
+        return made.shape == tensors[0].shape and distance(tensors[0], made).relative <= max(4 * self.floor, 1e-6)
+
+    def apart(self, undo: Undo) -> float:
+        """Return how far the sides are apart at the place with *undo*, in units of what rounding explains: up to 1 for equal.
+
+        Infinite where a run is not possible or raises, the place is not reached, or a place before it parts then.
+        """
+        scene = self._scene
+        needs = [side for side, change in ((scene.a, undo.a + scene.base.a), (scene.b, undo.b + scene.base.b)) if change]
+        if not needs or any(side.again is None for side in needs) or self._runs >= _MOST_RUNS:
+            return math.inf
+        self._runs += 1
+        backward = scene.place.stage != "forward"
+        known = {kept.key: kept for kept in scene.a.kept}
+        if undo.a:
+            known = {}
+
+            def keep(kept: Kept) -> None:
+                known[kept.key] = kept
+
+            assert scene.a.again is not None
+            if not scene.a.again(undo.a + scene.base.a, backward, keep):
+                return math.inf
+        if not undo.b:
+            events: Iterable[Kept] = scene.b.kept
+            found = _Found(self, known)
+            for kept in events:
+                found(kept)
+            return found.apart
+        found = _Found(self, known)
+        assert scene.b.again is not None
+        return found.apart if scene.b.again(undo.b + scene.base.b, backward, found) else math.inf
+
+
+class _Found:
+    """Compares the events of a run of ``b`` with those of ``a``, down to the place."""
+
+    def __init__(self, proof: Proof, known: dict[Key, Kept]) -> None:
+        scene = proof._scene
+        self._places, self._target, self._known = proof._places, proof._target, known
+        self._judge = Judge(scene.a, scene.b, scene.noise)
+        self._floor = proof.floor
+        self._is_apart_before = False
+        self._place: Place | None = None
+
+    def __call__(self, kept: Kept) -> None:
+        number, place = self._places.get(kept.key, (self._target + 1, None))
+        one = self._known.get(place.key) if place is not None else None
+        if number > self._target or place is None or one is None:
+            return
+        now = place_of(place.stage, one, kept, self._judge)
+        if number == self._target:
+            self._place = now
+        elif now is not None and now.parts and not place.parts and place.site.port != "input":
+            self._is_apart_before = True
+
+    @property
+    def apart(self) -> float:
+        """How far the sides are apart at the place; infinite where a place before it parts."""
+        if self._place is None or self._is_apart_before:
+            return math.inf
+        if not self._place.parts:
+            return 0.0
+        return max(self._place.relative / self._floor, 1.01)
