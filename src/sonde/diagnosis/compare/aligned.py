@@ -238,10 +238,8 @@ def place_of(stage: Stage, one: Kept, other: Kept, judge: Judge) -> Place | None
     if not parts:
         judge.note(apart.relative)
     remark = f"{leaf} differs" if leaf else laid[1] or _of_nonfinite(apart) or _of_types(x, y)
-    return Place(
-        *(stage, site, other.site, one.call, one.type, shape),
-        *(apart.relative, apart.cosine, apart.largest, floor, parts, remark, leaf),
-    )
+    found = Place(stage, site, other.site, one.call, one.type, shape, apart.relative, apart.cosine, apart.largest, floor)
+    return replace(found, parts=parts, remark=remark, leaf=leaf)
 
 
 def _of_nonfinite(apart: Distance) -> str:

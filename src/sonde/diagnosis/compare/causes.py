@@ -16,7 +16,7 @@ from sonde.diagnosis.compare import changes
 from sonde.diagnosis.compare.formulas import TENSOR_LOOKS, factor_of
 from sonde.diagnosis.compare.proof import Change, Explained, Suspect, Undo, explained
 from sonde.diagnosis.compare.scene import Scene
-from sonde.diagnosis.compare.sides import Side
+from sonde.diagnosis.compare.sides import Kept, Side
 from sonde.diagnosis.compare.weights import Relation, is_addend, matched, relation
 from sonde.diagnosis.distance import as_numbers, distance, held_of_both, readable, spacing
 from sonde.engine import class_of
@@ -30,9 +30,21 @@ def causes_of(scene: Scene) -> Explained:
     of_runs: list[Look]
     of_tensors: list[Look]
     if scene.place.stage == "forward":
-        of_runs, of_tensors = [_of_random, _of_modes, _of_arguments, _of_parameters, _of_settings, _of_types], TENSOR_LOOKS
+        of_runs = [_of_random, _of_batch, _of_modes, _of_arguments, _of_parameters, _of_settings, _of_draws, _of_types]
+        of_tensors = TENSOR_LOOKS
     elif scene.place.stage == "backward":
-        of_runs = [_of_loss, _of_frozen, _of_tie, _of_cut, _of_random, _of_modes, _of_settings, _of_parameters, _of_types]
+        of_runs = [
+            _of_loss,
+            _of_frozen,
+            _of_tie,
+            _of_cut,
+            _of_random,
+            _of_modes,
+            _of_settings,
+            _of_parameters,
+            _of_draws,
+            _of_types,
+        ]
         of_tensors = [_of_gradient_factor]
     else:
         of_runs = [_of_optimizer, _of_frozen, _of_modes, _of_settings]
@@ -44,27 +56,48 @@ def causes_of(scene: Scene) -> Explained:
 
 
 def _of_random(scene: Scene) -> Iterator[Suspect]:
-    """Dropout that is on in one side alone, or draws other numbers."""
+    """Dropout that is on in one side alone."""
     one, other = scene.modules
     random = {"a": scene.place.key in scene.a.random, "b": scene.place.other_key in scene.b.random}
-    if one is None or other is None or not any(random.values()):
+    if one is None or other is None or random["a"] == random["b"]:
         return
     training = {"a": one.training, "b": other.training}
-    evidence = {"training_a": float(training["a"]), "training_b": float(training["b"])}
-    if random["a"] != random["b"]:
-        side = "a" if random["a"] else "b"
-        kind, rest = class_of(one if side == "a" else other).__name__, "b" if side == "a" else "a"
-        where = "is in training mode" if training[side] else "draws random numbers in evaluation mode"
-        why = f"dropout is on in {side}" if training[side] else f"{side} is random"
-        message = f"{why}: its {kind} {where}, and gives other results from another random state; {rest} gives the same"
-        advice = f"compare both in evaluation mode: {side}.eval()"
-    else:
+    side, rest = ("a", "b") if random["a"] else ("b", "a")
+    kind = class_of(one if side == "a" else other).__name__
+    where = "is in training mode" if training[side] else "draws random numbers in evaluation mode"
+    why = f"dropout is on in {side}" if training[side] else f"{side} is random"
+    yield from _quiet(
+        scene,
+        f"{why}: its {kind} {where}, and gives other results from another random state; {rest} gives the same",
+        f"compare both in evaluation mode: {side}.eval()",
+        {"training_a": float(training["a"]), "training_b": float(training["b"])},
+    )
+
+
+def _of_draws(scene: Scene) -> Iterator[Suspect]:
+    """Both sides draw random numbers, but others."""
+    if scene.place.key in scene.a.random and scene.place.other_key in scene.b.random and None not in scene.modules:
         message = "both sides are random here, and draw other numbers from the same random state"
-        advice = "compare both in evaluation mode: a.eval(), b.eval()"
+        yield from _quiet(scene, message, "compare both in evaluation mode: a.eval(), b.eval()", {})
+
+
+def _quiet(scene: Scene, message: str, advice: str, evidence: Mapping[str, float]) -> Iterator[Suspect]:
     still = Change(contexts=(changes.Still,))
     quiet = [changes.mode(side, name, training=False, inside=True) for side, name in _owners(scene)]
-    for undo in (Undo(still, still), Undo(*quiet)):
+    for undo in (Undo(still, still), Undo(quiet[0], quiet[1])):
         yield scene.suspect("random", message, undo, advice, evidence, instead="random")
+
+
+def _of_batch(scene: Scene) -> Iterator[Suspect]:
+    """The batches that were given differ in one tensor."""
+    place = scene.place
+    here = scene.kept[0]
+    if place.site.path or place.other.path or place.site.port != "input" or here is None or here.main is None:
+        return
+    leaf = place.leaf or here.main[0]
+    if place.leaf:
+        undo = Undo(b=changes.given(leaf, here.leaves[leaf]))
+        yield scene.suspect("batch", f"the batches differ in {leaf}", undo, "give both sides the same batch")
 
 
 def _owners(scene: Scene) -> list[tuple[Side, str]]:
@@ -105,7 +138,7 @@ def _of_arguments(scene: Scene) -> Iterator[Suspect]:
             )
 
 
-def _is_input(kept: Any, path: str, call: int) -> bool:
+def _is_input(kept: Kept, path: str, call: int) -> bool:
     return kept.site.port == "input" and kept.site.path == path and kept.call == call
 
 
@@ -169,6 +202,7 @@ def _of_relation(scene: Scene, found: Relation, name: str, label: str, turned: s
     same = layer == beside and name == label
     texts = ("a." + _joined(layer, name), "b." + _joined(beside, label))
     words = found.words.format(a=(f"a's {name}" if same else texts[0]) + turned, b=f"b's {label}" if same else texts[1])
+    words = words.replace(".T.T", ", and its transpose is needed")
     return scene.suspect(found.rule, words, undo, _ADVICE.get(found.rule, ""), found.evidence, instead=f"put {label}")
 
 
@@ -350,10 +384,11 @@ def _of_tie(scene: Scene) -> Iterator[Suspect]:
         return
     side, names = ("a", here) if len(here) > len(there) else ("b", there)
     lacking = "b" if side == "a" else "a"
-    known = {place.site.path: place.other.path for place in scene.places if place.site.port in PARAMETER_PORTS}
+    every = [[name for name, _ in model.named_parameters(remove_duplicate=False)] for model in (scene.a.model, scene.b.model)]
+    known = {name: scene.names.parameter_of_b(name, every[1]) or name for name in every[0]}
     if side == "b":
         known = {other: name for name, other in known.items()}
-    change = changes.tied([known.get(names[0], names[0]), *(known.get(name, name) for name in names[1:])])
+    change = changes.tied([known.get(name, name) for name in names])
     yield scene.suspect(
         "tied",
         f"{' and '.join(names)} are one parameter in {side}, and are not in {lacking}",

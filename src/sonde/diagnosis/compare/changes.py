@@ -13,12 +13,12 @@ from torch.overrides import TorchFunctionMode
 
 from sonde.diagnosis.compare.proof import CannotChangeError, Change
 from sonde.diagnosis.compare.sides import Side
-from sonde.engine import OperatorCall, OperatorMode, Trial, members, parameters, remap
+from sonde.engine import OperatorCall, OperatorMode, Trial, members, parameters, remap, walk
 
 
 def module_in(model: nn.Module, name: str) -> nn.Module:
     """Return the module *name* of a copy."""
-    found = next((item.module for item in members(model) if item.name == name), None)
+    found: nn.Module | None = next((item.module for item in members(model) if item.name == name), None)
     if found is None:
         raise CannotChangeError(name)
     return found
@@ -109,6 +109,21 @@ def typed(kind: torch.dtype) -> Change:
     return Change((put,))
 
 
+def given(leaf: str, value: Tensor) -> Change:
+    """Return the change that the tensor of the batch at a leaf path of the model's input is another."""
+
+    def put(trial: Trial) -> None:
+        leaves = [*walk(trial.args), *walk(trial.kwargs)]
+        wanted = next(tensor for path, tensor in leaves if path == leaf)
+
+        def replaced(tensor: Tensor) -> Tensor:
+            return value.to(tensor.device, tensor.dtype) if tensor is wanted else tensor
+
+        trial.args, trial.kwargs = remap(trial.args, replaced), remap(trial.kwargs, replaced)
+
+    return Change((put,))
+
+
 def argument(side: Side, owner: str, place: int | str, value: Any) -> Change:
     """Return the change that *owner* is called with another positional (by number) or keyword argument."""
     real = side.real(owner)
@@ -126,7 +141,7 @@ def argument(side: Side, owner: str, place: int | str, value: Any) -> Change:
             args, kwargs = replaced(module, args, kwargs)
             return forward(*args, **kwargs)
 
-        module.forward = called  # type: ignore[method-assign]  # of the copy
+        module.forward = called
 
     return Change((put,))
 
@@ -141,7 +156,8 @@ def code(side: Side, owner: str, given: nn.Module, held: Mapping[str, Tensor], s
         own = dict(made.named_parameters()) | dict(made.named_buffers())
         with torch.no_grad():
             for name, value in held.items():
-                own[name].copy_(value.reshape(own[name].shape) if value.shape != own[name].mT.shape else value.mT)
+                is_turned = value.dim() == 2 and value.shape != own[name].shape and value.mT.shape == own[name].shape
+                own[name].copy_(value.mT if is_turned else value.reshape(own[name].shape))
         for name, setting in settings.items():
             setattr(made, name, setting)
         made.train(module_in(trial.model, real).training)

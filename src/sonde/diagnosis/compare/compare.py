@@ -348,6 +348,8 @@ def _hints(a: Side, b: Side, names: Names, places: list[Place], culprit: Place |
         one, two = here.get(name), there.get(other)
         if one is None or two is None or (culprit is not None and name == culprit.site.owner.path):
             continue
+        if name in a.portions or other in b.portions:
+            continue
         for setting, x, y in setting_differences(one, two):
             yield Finding("setting", f"{name or '(root)'}: {setting} is {x!r} in a and {y!r} in b", name, severity="note")
     modes = {name: (here[name].training, there[other].training) for name, other in names.pairs() if name in here and other in there}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -247,8 +248,10 @@ def _of_sum(scene: Scene) -> Iterator[Suspect]:
     """Each side is a sum of tensors that it has made before, with factors, and the sums differ."""
     if scene.tensors is None or not _is_large_enough(scene):
         return
-    here, there = (_sum_of(scene, held, wanted) for held, wanted in zip(scene.made_of, scene.tensors, strict=True))
-    if not here or not there or here == there or not here.keys() <= scene.made_of[1].keys():
+    common = [{name: held[name] for name in held if name in beside} for held, beside in (scene.made_of, scene.made_of[::-1])]
+    here = _sum_of(scene, common[0], scene.tensors[0])  # a sum that can be made of the tensors of b too
+    there = _sum_of(scene, common[1], scene.tensors[1]) or _sum_of(scene, scene.made_of[1], scene.tensors[1])
+    if not here or not there or here == there:
         return
     made = sum((factor * scene.made_of[1][name] for name, factor in here.items()), torch.zeros_like(scene.tensors[1]))
     rule = "residual" if len(here) > 1 or len(there) > 1 else "inputs" if here.keys() != there.keys() else "scaled"
@@ -263,7 +266,11 @@ def _of_sum(scene: Scene) -> Iterator[Suspect]:
 
 def _sum_of(scene: Scene, held: Mapping[str, Tensor], wanted: Tensor) -> dict[str, float]:
     """Return factors by name with which at most three of the tensors *held* make *wanted*; nothing where none do."""
-    names = [name for name, tensor in held.items() if bool(tensor.isfinite().all()) and bool(tensor.any())][-_MOST_TERMS:]
+    names: list[str] = []
+    for name, tensor in held.items():
+        if bool(tensor.isfinite().all()) and bool(tensor.any()) and not any(torch.equal(tensor, held[other]) for other in names):
+            names.append(name)
+    names = names[-_MOST_TERMS:]
     if not bool(wanted.isfinite().all()):
         return {}
     flat = {name: held[name].flatten() for name in names}
@@ -275,20 +282,17 @@ def _sum_of(scene: Scene, held: Mapping[str, Tensor], wanted: Tensor) -> dict[st
             return {}
         for chosen in itertools.combinations(range(len(names)), count):
             block = gram[list(chosen)][:, list(chosen)]
-            factors = torch.linalg.lstsq(block, right[list(chosen)][:, None]).solution[:, 0]
-            rounded = factors.round(decimals=3)
-            factors = torch.where((factors - rounded).abs() < 1e-4 * rounded.abs(), rounded, factors)
-            if bool((factors.abs() < 1e-3).any()):
+            exact = torch.linalg.lstsq(block, right[list(chosen)][:, None]).solution[:, 0]
+            if bool((exact.abs() < _SMALLEST_FACTOR).any()):
                 continue
-            made = sum(
-                (float(factor) * flat[names[place]] for place, factor in zip(chosen, factors, strict=True)), torch.zeros_like(goal)
-            )
-            if _equal(scene, made, goal):
-                return {names[place]: float(factor) for place, factor in zip(chosen, factors, strict=True)}
+            terms = [flat[names[place]] for place in chosen]
+            for factors in (exact.round(decimals=3), exact):
+                if _equal(scene, torch.stack(terms, -1) @ factors, goal):
+                    return {names[place]: float(factor) for place, factor in zip(chosen, factors, strict=True)}
     return {}
 
 
-_MOST_TERMS = 12
+_MOST_TERMS, _SMALLEST_FACTOR = 12, 1e-3
 
 
 def _words_of_sum(factors: Mapping[str, float]) -> str:
@@ -392,6 +396,29 @@ def _of_order(scene: Scene) -> Iterator[Suspect]:
                 {"axis": float(axis)},
             )
             return
+    for heads in range(2, one.size(-1) // 2 + 1) if one.dim() == 3 else ():
+        if one.size(-1) % heads:
+            continue
+
+        for named, from_a, back in (("b", _merged, _divided), ("a", _divided, _merged)):
+            if _equal(scene, from_a(one, heads), other):
+                yield scene.suspect(
+                    "permuted",
+                    f"{named} joins the {heads} heads without exchanging the axes of heads and positions",
+                    Undo(made=functools.partial(back, heads=heads)),
+                    "transpose heads and positions before they are reshaped",
+                )
+                return
+
+
+def _merged(tensor: Tensor, heads: int) -> Tensor:
+    """Return features of heads (samples, positions, features) as they lie if heads are joined without exchanging the axes."""
+    return tensor.unflatten(-1, (heads, -1)).transpose(1, 2).reshape(tensor.shape)
+
+
+def _divided(tensor: Tensor, heads: int) -> Tensor:
+    """Undo :func:`_merged`."""
+    return tensor.reshape(tensor.size(0), heads, tensor.size(1), -1).transpose(1, 2).flatten(2)
 
 
 def _of_shift(scene: Scene) -> Iterator[Suspect]:

@@ -163,8 +163,8 @@ class _Keeper:
 
 def _plain(event: Event) -> dict[int | str, Any]:
     """Return the arguments that are flags, numbers and texts, by position or name."""
-    given: dict[int | str, Any] = {**dict(enumerate(event.args)), **event.kwargs}
-    return {name: value for name, value in given.items() if isinstance(value, bool | int | float | str | None)}
+    given: list[tuple[int | str, Any]] = [*enumerate(event.args), *event.kwargs.items()]
+    return {name: value for name, value in given if isinstance(value, bool | int | float | str | None)}
 
 
 class _Comparer:
@@ -201,7 +201,10 @@ def _run(
             torch.manual_seed(torch.initial_seed() + 1)
 
         for each in () if change is None else change.trial:
-            each(trial)
+            try:
+                each(trial)
+            except Exception as error:
+                raise CannotChangeError(str(error)) from error
         modes = [mode, *((make() for make in change.contexts) if change is not None else ())]
         failures: list[Exception] = []
 
@@ -344,7 +347,10 @@ def _updates(request: Request, trial: Trial, side: Side, modes: Iterable[Any], c
             _check_optimizer(optimizer, trial)
         side.optimizer = _settings_of(optimizer, trial)
         for each in () if change is None else change.optimizer:
-            each(optimizer, trial)
+            try:
+                each(optimizer, trial)
+            except Exception as error:
+                raise CannotChangeError(str(error)) from error
     try:
         optimizer.step()
     except Exception as error:

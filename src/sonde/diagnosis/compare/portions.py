@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sonde.diagnosis.compare.sides import Portion, Side
 from sonde.diagnosis.distance import as_numbers, distance
 from sonde.engine import parameters_of
-
-_PARTS = (3, 2)
-"""Into how many modules a joined projection may be divided."""
 
 
 @dataclass(frozen=True)
@@ -51,22 +50,49 @@ class _Projection:
 
 
 def joined_projections(a: Side, b: Side) -> list[Joined]:
-    """Return the projections that one side has joined and the other has not, in the order of execution."""
-    found: list[Joined] = []
+    """Return the projections that one side has joined and the other has not, in the order of execution.
+
+    The linear layers of both sides are aligned in the order of execution, so that as many as possible have a counterpart: one
+    layer of the same sizes, or two or three neighbours with the same input whose outputs have its size together.
+    """
     here, there = _projections(a), _projections(b)
-    for is_in_a, whole, divided in ((False, there, here), (True, here, there)):
-        groups = list(_groups(divided, {(each.inner, each.outer) for each in whole}))
-        for (inner, outer), of_size in itertools.groupby(sorted(groups, key=_size), key=_size):
-            several = list(of_size)
-            own = [each for each in whole if (each.inner, each.outer) == (inner, outer)]
-            twins = sum((each.inner, each.outer) == (inner, outer) for each in divided)
-            if len(own) - twins == len(several) and not twins:
-                found += [_joined(one, group, is_in_a) for one, group in zip(own, several, strict=True)]
-    return found
+    rows, columns = len(here), len(there)
+    best = np.zeros((rows + 1, columns + 1))
+    taken: dict[tuple[int, int], tuple[int, int]] = {}  # how many of each side end here together
+    for row in range(rows + 1):
+        for column in range(columns + 1):
+            for up, left in _STEPS:
+                if up > row or left > column:
+                    continue
+                of_a, of_b = here[row - up : row], there[column - left : column]
+                score = best[row - up, column - left] + _score(of_a, of_b)
+                if score > best[row, column] or (row, column) not in taken:
+                    best[row, column], taken[row, column] = score, (up, left)
+    found = []
+    row, column = rows, columns
+    while row or column:
+        up, left = taken[row, column]
+        of_a, of_b = here[row - up : row], there[column - left : column]
+        if up > 1 and left == 1:
+            found.append(_joined(of_b[0], of_a, is_in_a=False))
+        elif left > 1 and up == 1:
+            found.append(_joined(of_a[0], of_b, is_in_a=True))
+        row, column = row - up, column - left
+    return found[::-1]
 
 
-def _size(group: list[_Projection]) -> tuple[int, int]:
-    return group[0].inner, sum(each.outer for each in group)
+_STEPS = ((1, 0), (0, 1), (1, 1), (3, 1), (2, 1), (1, 3), (1, 2))
+"""How many projections of ``a`` and of ``b`` may belong together: one alone has none, and one is at most three."""
+
+
+def _score(of_a: list[_Projection], of_b: list[_Projection]) -> float:
+    """Return what it is worth that these belong together: their number, and a little more where they have one size of input."""
+    if not of_a or not of_b:
+        return 0.0
+    both = (*of_a, *of_b)
+    alike = len({each.inner for each in both}) == 1 and sum(each.outer for each in of_a) == sum(each.outer for each in of_b)
+    one_layer = len({each.parent for each in of_a}) == len({each.parent for each in of_b}) == 1
+    return len(both) + 0.1 * (len(both) == 2) if alike and one_layer else -math.inf
 
 
 def _projections(side: Side) -> list[_Projection]:
@@ -99,27 +125,7 @@ def _projections(side: Side) -> list[_Projection]:
     return list(found.values())
 
 
-def _groups(projections: list[_Projection], sizes: set[tuple[int, int]]) -> Iterator[list[_Projection]]:
-    """Yield neighbours of one layer and input size whose outputs together have one of *sizes*."""
-    for _, each in itertools.groupby(projections, key=lambda projection: projection.parent):
-        siblings, start = list(each), 0
-        while start < len(siblings):
-            taken = next(
-                (siblings[start : start + count] for count in _PARTS if _is_group(siblings[start : start + count], count, sizes)),
-                None,
-            )
-            if taken is None:
-                start += 1
-            else:
-                yield taken
-                start += len(taken)
-
-
-def _is_group(group: list[_Projection], count: int, sizes: set[tuple[int, int]]) -> bool:
-    return len(group) == count and len({each.inner for each in group}) == 1 and _size(group) in sizes
-
-
-def _joined(whole: _Projection, group: list[_Projection], is_in_a: bool) -> Joined:
+def _joined(whole: _Projection, group: list[_Projection], *, is_in_a: bool) -> Joined:
     """Return which features of *whole* are each of *group*: in order, in another order, or taking turns head by head."""
     wide = as_numbers(whole.output)
     layouts = list(_layouts([each.outer for each in group]))

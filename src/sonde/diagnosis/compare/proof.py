@@ -24,6 +24,7 @@ CAUSES = MappingProxyType(
     {
         "random": "no random numbers are drawn: each draw gives its mean",
         "training_mode": "the module has the mode of the other side",
+        "batch": "the tensor of the other batch is put in",
         "argument": "the module is called with the argument of the other side",
         "weight_transposed": "the parameter of the other side is put in",
         "weight_reshaped": "the parameter of the other side is put in",

@@ -29,7 +29,7 @@ class _Layer:
         type: name of its class, in lower case.
         elements: of its output.
         parameters: the sorted shapes of its own parameters; None where they are not known.
-        size: root mean square of the output, 0 where there is none.
+        size, given: root mean square of the output, and of the input; 0 where there is none.
         is_container: other modules ran inside.
     """
 
@@ -38,6 +38,7 @@ class _Layer:
     elements: int
     parameters: tuple[tuple[int, ...], ...] | None
     size: float
+    given: float
     is_container: bool
 
 
@@ -62,8 +63,11 @@ def proposed_match(a: Side, b: Side, without: Collection[str] = ()) -> dict[str,
 def _layers(side: Side) -> list[_Layer]:
     modules = side.modules()
     found: dict[str, _Layer] = {}
+    inputs: dict[str, float] = {}
     for kept in side.forward:
         name = kept.site.path
+        if kept.site.port == "input" and name not in inputs:
+            inputs[name] = _size(None if kept.main is None else kept.main[1])
         if kept.site.port != "output" or name in found:
             continue
         module, main = modules.get(name), kept.main
@@ -73,7 +77,9 @@ def _layers(side: Side) -> list[_Layer]:
             shapes = tuple(sorted(own))
         tensor = None if main is None else main[1]
         elements = 0 if tensor is None else tensor.numel()
-        found[name] = _Layer(name, kept.type.lower(), elements, shapes, _size(tensor), _holds_any(name, found))
+        found[name] = _Layer(
+            name, kept.type.lower(), elements, shapes, _size(tensor), inputs.get(name, 0.0), _holds_any(name, found)
+        )
     return list(found.values())
 
 
@@ -109,9 +115,11 @@ def _score(here: _Layer, there: _Layer) -> float:
             score -= 1.0
     mine, theirs = here.name.split("."), there.name.split(".")
     score += 1.0 * (mine[-1] == theirs[-1]) + 0.5 * (_digits(mine) == _digits(theirs))
-    if here.size and abs(here.size - there.size) <= _NEAR * max(here.size, there.size):
-        score += 2.0
-    return score
+    return score + 2.0 * _is_near(here.size, there.size) + 1.5 * _is_near(here.given, there.given)
+
+
+def _is_near(one: float, other: float) -> bool:
+    return one > 0 and abs(one - other) <= _NEAR * max(one, other)
 
 
 def _same_kind(one: str, other: str) -> float:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import torch
 from torch import Tensor, nn
 
 from sonde.diagnosis.compare.aligned import Frame, Place, frame_of
@@ -64,25 +64,33 @@ class Scene:
     def made_of(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The tensors that the tensor at the place can have been made of in each side, whether the other has them or not.
 
-        They are those within the call of the module whose code made it, in the layout of the tensor at the place, by site;
-        those of ``b`` by the site in ``a`` where there is one.
+        They are those within the call of the module whose code made it, in the layout of the tensor at the place, by site; those of
+        ``b`` by the site in ``a`` of the same place, or of an equal tensor.
         """
         if self.place.stage != "forward" or self.tensors is None:
             return {}, {}
-        in_a = {place.other_key: str(place.site) for place in self.places}
-        sides: tuple[tuple[Side, Key, dict[Key, str]], ...] = (self.a, self.place.key, {}), (self.b, self.place.other_key, in_a)
-        found = []
-        for (side, key, known), wanted in zip(sides, self.tensors, strict=True):
-            events = {kept.key: kept for kept in side.forward}
-            held: dict[str, Tensor] = {}
-            for before in frame_of(key, side.forward).before:
-                main = events[before].main
-                if main is not None and not main[1].is_meta and is_floating(main[1]) and main[1].numel() == wanted.numel():
-                    laid = laid_out_alike(wanted, as_numbers(main[1]))
-                    if laid is not None and not any(torch.equal(laid[0], other) for other in held.values()):
-                        held[known.get(before, str(before[0]))] = laid[0]
-            found.append(held)
-        return found[0], found[1]
+        known = {place.other_key: str(place.site) for place in self.places}
+        here = {str(key[0]): held for key, held in self._within(self.a, self.place.key, self.tensors[0])}
+        there = {}
+        for key, held in self._within(self.b, self.place.other_key, self.tensors[1]):
+            equal = next((name for name, other in here.items() if self.equal(other, held, 1.0)), str(key[0]))
+            there[known[key] if known.get(key) in here else equal] = held
+        return here, there
+
+    @staticmethod
+    def _within(side: Side, wanted: Key, like: Tensor) -> Iterator[tuple[Key, Tensor]]:
+        events = {kept.key: kept for kept in side.forward}
+        for key in frame_of(wanted, side.forward).before:
+            main = events[key].main
+            if main is None or main[1].is_meta or main[1].is_nested or not is_floating(main[1]):
+                continue
+            numbers = as_numbers(main[1])
+            laid = laid_out_alike(like, numbers)
+            if laid is not None:
+                yield key, laid[0]
+            elif 1 < numbers.numel() < like.numel() and numbers.dim() <= like.dim():
+                with contextlib.suppress(RuntimeError):
+                    yield key, numbers.expand_as(like)
 
     @property
     def owner_b(self) -> str | None:

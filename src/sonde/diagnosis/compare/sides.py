@@ -151,8 +151,7 @@ class Side:
         inside, _, last = own.rpartition(".")
         path = ".".join(filter(None, (real, inside)))
         module = next(item.module for item in self._computing(real, model) if item.name == path)
-        held = parameters_of(module).get(last)
-        held = buffers_of(module)[last] if held is None else held
+        held: Tensor | None = {**buffers_of(module), **parameters_of(module)}.get(last)
         assert held is not None
         value = value.to(held.device, held.dtype)
         with torch.no_grad():
@@ -175,14 +174,15 @@ class Side:
                     found.append(item)
         return found
 
-    def expanded(self, kept: Kept) -> list[Kept]:
+    def expanded(self, kept: Kept, portions: Mapping[str, Portion] | None = None) -> list[Kept]:
         """Return *kept*, and of a module with portions what is theirs: outputs, parameters, and gradients of both."""
-        if kept.site.port == "input" or not self.portions:
+        portions = self.portions if portions is None else portions
+        if kept.site.port == "input" or not portions:
             return [kept]
         of_parameter = kept.site.port in PARAMETER_PORTS
         layer, _, own = kept.site.path.rpartition(".") if of_parameter else (kept.site.path, "", "")
         found = [kept]
-        for name, portion in self.portions.items():
+        for name, portion in portions.items():
             if portion.module != layer:
                 continue
             module = self.modules().get(layer)
@@ -206,7 +206,7 @@ class Side:
         """Add portions, and their events to those of the side."""
         self.portions |= portions
         for events in (self.forward, self.backward, self.update):
-            events[:] = [each for kept in events for each in self.expanded(kept)]
+            events[:] = [each for kept in events for each in self.expanded(kept, portions)]
         of_portions = [(name, portion.module) for name, portion in portions.items()]
         for name, module in of_portions:
             for (site, call), moved in list(self.scatter.items()):
