@@ -18,7 +18,7 @@ from torch import nn
 
 import sonde
 from sonde.cli import main
-from sonde.rules import RULES, Finding
+from sonde.rules import RULES, Finding, chapters
 from sonde.run import Layout, join_run, open_run, prune, start_run
 from sonde.run.folder.json_file import read_json, write_json
 from sonde.run.folder.run_json import Description
@@ -28,8 +28,8 @@ from sonde.view.app.answers.overview import overview
 from sonde.view.app.followed_runs import FollowedRuns
 from sonde.view.app.report_file import recording
 
-Said = tuple[str, str, str, int, int, str, str]
-"""Of a finding the rule, severity, site, first step, step, words and numbers."""
+Said = tuple[str, str, str, int, int, str, str, str]
+"""Of a finding the rule, severity, site, first step, step, words, numbers, and what it follows from."""
 
 
 def said(each: Finding) -> Said:
@@ -43,6 +43,7 @@ def said(each: Finding) -> Said:
         each.step,
         each.message,
         _numbers(dict(each.evidence) or {"value": each.value}),
+        each.follows,
     )
 
 
@@ -54,7 +55,8 @@ def said_on_the_page(each: dict[str, Any]) -> Said:
     """What the page shows of a finding."""
     signs = {"∞": math.inf, "−∞": -math.inf, "NaN": math.nan}
     numbers = {one["name"]: signs.get(one["value"], one["value"]) for one in each["evidence"]}
-    return each["rule"], each["severity"], each["site"], each["first_step"], each["step"], each["message"], _numbers(numbers)
+    words = each["message"], _numbers(numbers), each["follows"]
+    return each["rule"], each["severity"], each["site"], each["first_step"], each["step"], *words
 
 
 def printed(*words: str) -> str:
@@ -77,16 +79,20 @@ class Told:
 def walk(folder: Path, told: Told) -> None:
     """Compare what all places say of the run in *folder* with its record."""
     run = open_run(folder)
-    wanted = sorted(map(said, run.findings))
+    wanted = list(map(said, run.findings))  # in the order of their story
+    roots = list(chapters(run.findings))
     words = run.shortfalls
     if told.findings is not None:
-        assert sorted(map(said, told.findings)) == wanted
+        assert list(map(said, told.findings)) == wanted
     if told.closing is not None:
         notes = sum(each[1] == "note" for each in wanted)
         counts = [int(number) for number in re.findall(r"(\d+) (?:finding|note)s?\b", told.closing.partition(":")[0])]
         assert sum(counts) == len(wanted)
         assert (f"{notes} note" in told.closing) == bool(notes)
-        assert all(each.message in told.closing for each in run.findings[:3])
+        for root, behind in roots[:3]:
+            assert root.message in told.closing
+            assert not behind or "; from it follow" in told.closing
+            assert all(f"{each.rule} (step {each.begun:,}" in told.closing for each in behind[:1])
     if told.lines is not None:
         live = [line for line in told.lines if line.startswith("sonde: ")]
         judged = run.record.judged
@@ -94,33 +100,45 @@ def walk(folder: Path, told: Told) -> None:
         for each in judged:
             if each.identity in shown:
                 bare = each.message.partition(" (also ")[0]
-                [line] = [line for line in live if f"({each.rule}): {each.advice}" in line and bare in line]
+                [line] = [line for line in live if f"({each.rule})" in line and bare in line]
+                assert line.endswith(each.advice) or f"({each.rule}) follows from " in line
                 assert f"step {each.step:,}: " in line
         assert len(live) <= len(run.record.judged) + len(run.record.seen)
     [listed] = FollowedRuns(folder).entries()
     assert (listed["findings"], listed["shortfalls"]) == (len(wanted), words)
+    assert listed["root"] == (wanted[0][0] if wanted else "")
     assert (listed["health"] == "ok") == (run.verdict == "ok" and not words)
     opened = OpenedRun(run)
     for answer in (overview(opened), findings_tab(opened)):
-        assert sorted(map(said_on_the_page, answer["findings"])) == wanted
+        assert list(map(said_on_the_page, answer["findings"])) == wanted
         assert (answer["health"], answer["shortfalls"], answer["counted"]) == (listed["health"], words, listed["counted"])
     held = json.loads(printed("show", str(folder), "--json"))
-    assert [each["message"] for each in held["findings"]] == [each.message for each in run.findings]
+    assert [(each["message"], each["follows"]) for each in held["findings"]] == [(each.message, each.follows) for each in run.findings]
     assert (held["verdict"], held["shortfalls"]) == (run.verdict, words)
     shown_lines = printed("show", str(folder))
     assert all(f"{each.severity}: {each.message}"[:60] in " ".join(shown_lines.split()) for each in run.findings)
+    follow = [f"(follows from {each.follows})" for each in run.findings if each.follows]
+    assert [" ".join(shown_lines.split()).count(each) for each in follow] == [follow.count(each) for each in follow]
+    assert all(root.message[:60] in repr(run) for root, _ in roots[:2])
     about = json.loads(printed("info", str(folder), "--json"))
     assert (about["findings"], about["verdict"], about["shortfalls"]) == (len(wanted), run.verdict, words)
     assert len(json.loads(printed("list", str(folder), "--json"))["runs"]) == 1
+    assert not wanted or f"{len(wanted)} {wanted[0][0]}".rstrip() in printed("list", str(folder))
     report = recording(opened, listed, room=0)  # without heat-maps, which say nothing of findings
-    assert sorted(map(said_on_the_page, report["findings"]["findings"])) == wanted
-    assert sorted(map(said_on_the_page, report["overview"]["findings"])) == wanted
+    assert list(map(said_on_the_page, report["findings"]["findings"])) == wanted
+    assert list(map(said_on_the_page, report["overview"]["findings"])) == wanted
     checked = sonde.check(folder)
     if not words:  # nothing was left out: a check finds nothing else
-        assert sorted(map(said, checked.findings)) == wanted
+        assert list(map(said, checked.findings)) == wanted
+        lines = [line.strip() for line in checked.to_text().splitlines()]
+        assert [line for line in lines if line.startswith("-> ")] == [
+            f"-> {each.severity} {each.rule}, from step {each.begun:,} on, follows from {each.follows}: {each.message}"
+            for each in run.findings
+            if each.follows
+        ]
         assert checked.verdict == run.verdict
     again = open_run(folder)
-    assert sorted(map(said, again.findings)) == sorted(map(said, checked.findings))
+    assert list(map(said, again.findings)) == list(map(said, checked.findings))
     assert again.record.step >= again.last_step or not again.record.steps
 
 

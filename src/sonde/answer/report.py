@@ -149,14 +149,21 @@ class Report:
         )
 
 
-def facts_of_findings(findings: Iterable[Finding]) -> list[Fact]:
-    """Return the facts of a report on *findings*, the worst first: what is wrong, and after each rule what to do."""
-    worst = [each for each in findings if each.severity in ("warn", "bad")]
+def facts_of_findings(findings: Sequence[Finding]) -> list[Fact]:
+    """Return the facts of a report on *findings*, in their order: what is wrong, and after each rule what to do.
+
+    What follows from another finding stands behind it in a line.
+    """
+    from sonde.rules import chapters
+
+    behind = {id(root): follow for root, follow in chapters(findings)}
+    worst = [each for each in findings if each.severity in ("warn", "bad") and id(each) in behind]
     facts = []
     for place, each in enumerate(worst[:_MOST_FACTS]):
-        before, behind = ([other.rule for other in worst[at : at + 1]] for at in (max(place - 1, 0), place + 1))
+        before, next_to = ([other.rule for other in worst[at : at + 1]] for at in (max(place - 1, 0), place + 1))
         facts.append(Fact("" if place and before == [each.rule] else each.rule, said_of(each), TONES[each.severity]))
-        facts += [Fact("", each.advice, "quiet")] if each.advice and behind != [each.rule] else []
+        facts += [Fact("", each.advice, "quiet")] if each.advice and next_to != [each.rule] else []
+        facts += [Fact("", f"{other.rule} follows from {other.follows}: {other.message}", "quiet") for other in behind[id(each)]]
     return facts + ([Fact("", f"and {len(worst) - _MOST_FACTS} more", "quiet")] if len(worst) > _MOST_FACTS else [])
 
 

@@ -18,7 +18,7 @@ from sonde.inspector.measurement.measurement import Measurement
 from sonde.lens import Lens, LossMetrics
 from sonde.paths import short_path
 from sonde.rules import Finding
-from sonde.run import counted
+from sonde.run import counted, lines_of
 from sonde.site import PARAMETER_PORTS, Site
 from sonde.stats import Piece, Table
 from sonde.words import many, percent
@@ -190,6 +190,7 @@ def _found(findings: Sequence[Finding], errors: Sequence[ProbeError], ended: Seq
     if not findings:
         nothing = "nothing to judge: no lens has recorded anything"
         return f"{nothing if is_empty else 'no findings'}{failed}"
-    shown = " · ".join(finding.message for finding in findings[:_SHOWN])
-    rest = f" · {len(findings) - _SHOWN} more" if len(findings) > _SHOWN else ""
+    told = lines_of(findings)
+    shown = " · ".join(told[:_SHOWN])
+    rest = f" · {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
     return f"{counted(findings)}: {shown}{rest}{failed}"

@@ -476,13 +476,16 @@ class WatchedTraining:
 
     def _alarm(self, found: Finding) -> None:
         """Tell the sinks of a finding, and print one line: in the writer thread, while the training goes on."""
-        if found not in self._seen.values() and found not in Record(tuple(self._seen.values()), (found,)).findings:
+        alone = [replace(each, follows="") for each in Record(tuple(self._seen.values()), (found,)).findings]
+        if found not in self._seen.values() and found not in alone:
             return  # its beginning is known better
         self._alarmed.append(found)
         self._writer.alert(found)
         if self._verbose:
             note = "note, " if found.severity == "note" else ""
-            sys.stderr.write(f"sonde: {note}step {found.step:,}: {found.message} ({found.rule}): {found.advice}\n")
+            told = next((each.follows for each in self._writer.record().findings if each.identity == found.identity), "")
+            what = f" follows from {told}" if told else f": {found.advice}"
+            sys.stderr.write(f"sonde: {note}step {found.step:,}: {found.message} ({found.rule}){what}\n")
 
     def try_to_show(self, visualizer: Visualizer, run: Run) -> None:
         """Call a visualizer; one that raises is not called again."""

@@ -4,7 +4,8 @@ A rule is one entry of :data:`RULES`: a function under ``@entry`` (``@rule`` for
 number and on an array alike, with its words, thresholds, window and advice. :func:`judge` applies one to single numbers,
 :class:`Chosen` those that ``rules=`` of ``watch`` and ``check`` names. Rows of a run are judged step by step, live and afterwards
 by the same code: by :class:`LayerFindings` (sizes of layers and weights), :class:`PortFindings` (numbers of one row),
-:class:`ScalarFindings` (losses and norms) and :class:`FirstDefect` (where a NaN began). Nothing here needs a model, a tensor or a
+:class:`ScalarFindings` (losses and norms) and :class:`FirstDefect` (where a NaN began). :func:`told` puts the findings of a run in
+the order of their story: a root first, behind it what it explains. Nothing here needs a model, a tensor or a
 run. Sizes (norms, root mean squares) and limits have no unit: each size is compared with another one of the same unit.
 """
 
@@ -26,6 +27,7 @@ from sonde.rules.place_history import DEFECTS
 from sonde.rules.places import of_gradient, of_output, of_size, of_update
 from sonde.rules.port_findings import PortFindings
 from sonde.rules.scalar_findings import ScalarFindings
+from sonde.rules.story import chapters, gravity, implied, related, told
 from sonde.rules.updates import UPDATE_USUAL
 
 __all__ = [
@@ -46,11 +48,16 @@ __all__ = [
     "ScalarFindings",
     "Severity",
     "among",
+    "chapters",
+    "gravity",
+    "implied",
     "judge",
     "of_gradient",
     "of_output",
     "of_size",
     "of_update",
     "others",
+    "related",
     "rule",
+    "told",
 ]

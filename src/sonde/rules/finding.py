@@ -14,6 +14,13 @@ from sonde.errors import ArgumentError
 from sonde.rules.window import Window
 from sonde.site import PORTS
 
+Quantity = Literal["setup", "input", "initialisation", "output", "loss", "gradient", "update", "weight"]
+"""What a rule looks at. A ``setup`` holds from the beginning; an ``initialisation`` is weights before the first step."""
+Way = Literal["large", "jump", "small", "lost", "still", "broken"]
+"""How that is wrong: it is or becomes too large, jumps at one step, is too small, holds no information, does not move, is not finite."""
+About = tuple[Quantity, Way]
+"""What a finding of a rule says, so that :mod:`sonde.rules.story` can tell which one explains which."""
+
 Severity = Literal["note", "warn", "bad"]
 """``note``: worth a look, shown in tables; ``warn``: unusual; ``bad``: wrong in any training. Findings are ``warn`` and ``bad``."""
 
@@ -37,7 +44,9 @@ class Finding:
         places: the names of all places, the first or worst first; empty for what is no place.
         opened: the step at which it was found; None if it was found in no training.
         last_step: the last step at which it was seen; None if that is not followed.
-        follows: the rule of another finding that came later and explains this one; ``""`` without one.
+        follows: the rules of the findings that explain this one, as text; ``""`` of a root, which none explains.
+        order: of the first of its places in the order of execution; -1 if that is not known.
+        quantity: what it is about, if that is another quantity than that of its rule; ``""`` if not.
     """
 
     rule: str
@@ -57,6 +66,8 @@ class Finding:
     opened: int | None = None
     last_step: int | None = None
     follows: str = ""
+    order: int = -1
+    quantity: str = ""
 
     def __deepcopy__(self, memo: object) -> Finding:
         """Return this: it never changes."""
@@ -109,6 +120,7 @@ class Rule:
         least: without so many logged steps, or values of a scalar, the rule cannot find anything; or the threshold that says it.
         brings: the rules whose findings follow from one of this rule, and are then no findings of their own.
         note_until: the threshold up to which a value is a note; ``""``: none is.
+        about: what a finding says of which quantity; None: it explains no other finding, and none explains it.
     """
 
     name: str
@@ -126,6 +138,7 @@ class Rule:
     least: int | str = 1
     brings: frozenset[str] = frozenset()
     note_until: str = ""
+    about: About | None = None
 
     def __deepcopy__(self, memo: object) -> Rule:
         """Return this: an entry never changes."""
@@ -156,6 +169,7 @@ def entry(
     window: Window | None = None,
     least: int | str = 0,
     brings: tuple[str, ...] = (),
+    about: About | None = None,
 ) -> Callable[[Callable[_Numbers, Judged]], Callable[_Numbers, Finding | None]]:
     """List the decorated function as a built-in rule, under its own name.
 
@@ -171,7 +185,7 @@ def entry(
             yield f"its size is {short(rms)}"
 
     Args:
-        condition, source, advice, needs, note_until, at, window, brings: see :class:`Rule`.
+        condition, source, advice, needs, note_until, at, window, brings, about: see :class:`Rule`.
         severity: of its findings.
         evidence: the names under which a finding has the arguments, in their order, ``""`` for one that it has not; by default
             their own names.
@@ -204,7 +218,7 @@ def entry(
         required = frozenset(reads) - defaults.keys()
         RULES[name] = Rule(
             name, condition, source, advice, judged, thresholds, needs, at, reads, required, measure, window, lasts,
-            frozenset(brings), note_until,
+            frozenset(brings), note_until, about,
         )  # fmt: skip
         return judged
 

@@ -27,6 +27,7 @@ ALONG = 0.7
     at="gradients",
     window=Window(3, 5),
     brings=("update_small", "gradient_vanishing"),
+    about=("gradient", "small"),
 )
 def gradient_zero(size: float) -> Judged:
     """Judge the *size* of a gradient that arrived."""
@@ -66,6 +67,7 @@ def gradient_small(size: float, median: float, *, factor: float = GRADIENT_SMALL
     needs=("grad_norm",),
     severity="bad",
     least=2,
+    about=("gradient", "large"),
 )
 def gradient_growth(size: float, before: float, *, factor: float = GRADIENT_GROWTH) -> Judged:
     """Judge a norm *size*; *before* is the larger of its first value and of its smallest so far."""
@@ -82,6 +84,7 @@ def gradient_growth(size: float, before: float, *, factor: float = GRADIENT_GROW
     evidence=("first", "last", ""),
     at="depth",
     window=Window(3, 5, smallest=True),
+    about=("gradient", "small"),
 )
 def gradient_vanishing(first: float, last: float, along: float = 1.0, *, factor: float = DEPTH) -> Judged:
     """Judge the median size of the gradients of the *first* quarter of the weights against that of the *last*.
@@ -101,6 +104,7 @@ def gradient_vanishing(first: float, last: float, along: float = 1.0, *, factor:
     evidence=("first", "last", ""),
     at="depth",
     window=Window(3, 5),
+    about=("gradient", "large"),
 )
 def gradient_exploding(first: float, last: float, along: float = -1.0, *, factor: float = DEPTH) -> Judged:
     """Judge the median size of the gradients of the *first* quarter of the weights against that of the *last*.

@@ -28,6 +28,7 @@ OUTPUT_SMALL = 1e3
     needs=("rms:output",),
     severity="bad",
     least=2,
+    about=("output", "large"),
 )
 def output_growth(size: float, before: float, *, factor: float = OUTPUT_GROWTH) -> Judged:
     """Judge the *size* of an output; *before* is the larger of its smallest size so far and the largest output at the beginning."""
@@ -41,6 +42,7 @@ def output_growth(size: float, before: float, *, factor: float = OUTPUT_GROWTH) 
     "our own; AutoTrainer has an absolute mean of 10",
     "scale the initial weights by 1 / sqrt(inputs), normalise between layers, or scale the data",
     needs=("rms:output",),
+    about=("output", "large"),
 )
 def output_large(size: float, first: float, *, factor: float = OUTPUT_LARGE) -> Judged:
     """Judge the *size* of an output at its first logged step; *first* is that of the layer that runs first."""
@@ -55,6 +57,7 @@ def output_large(size: float, first: float, *, factor: float = OUTPUT_LARGE) -> 
     "lower the learning rate, or decay the weights",
     needs=("rms:param",),
     least=2,
+    about=("weight", "large"),
 )
 def weight_growth(size: float, before: float, *, factor: float = WEIGHT_GROWTH) -> Judged:
     """Judge the *size* of a weight; *before* is the larger of its smallest size so far and the median weight at the beginning."""
@@ -68,6 +71,7 @@ def weight_growth(size: float, before: float, *, factor: float = WEIGHT_GROWTH) 
     "our own; He et al., 2015, is 2.5 x as large",
     "scale its initial values by 1 / sqrt(inputs)",
     needs=("rms:param", "rms:update"),
+    about=("initialisation", "large"),
 )
 def weight_large(size: float, usual: float, *, factor: float = WEIGHT_LARGE) -> Judged:
     """Judge the *size* of a weight at the first logged step; *usual* is that of PyTorch's own initialisation."""
@@ -81,6 +85,7 @@ def weight_large(size: float, usual: float, *, factor: float = WEIGHT_LARGE) -> 
     "Glorot and Bengio, 2010, section 4.2; smdebug has 10 (variances of activation inputs)",
     "scale the initial weights by 1 / sqrt(inputs), or normalise between layers",
     needs=("rms:output",),
+    about=("output", "small"),
 )
 def output_small(first: float, last: float, *, factor: float = OUTPUT_SMALL) -> Judged:
     """Judge the median size of the outputs of the *last* quarter of the layers against that of the *first*."""
@@ -97,6 +102,7 @@ def output_small(first: float, last: float, *, factor: float = OUTPUT_SMALL) -> 
     at="matrices",
     window=Window(3, 5, smallest=True),
     least=4,  # compared with the first
+    about=("weight", "small"),
 )
 def weight_shrinking(size: float, before: float, *, factor: float = WEIGHT_GROWTH) -> Judged:
     """Judge the *size* of a weight; *before* is its size at the first logged step."""

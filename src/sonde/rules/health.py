@@ -46,6 +46,7 @@ VANISHED = 0.5
     "look at what goes into this place: a log or root of 0, a division by 0, an overflow of half precision",
     needs=("nan:output|nan:grad|loss",),
     severity="bad",
+    about=("output", "broken"),
 )
 def nonfinite(nan: float, inf: float, count: float, *, what: str = "") -> Judged:
     """Judge *nan* and *inf* of *count* elements; NaN if that number is not known.
@@ -69,6 +70,7 @@ def nonfinite(nan: float, inf: float, count: float, *, what: str = "") -> Judged
     at="output",
     window=Window(2, 3),  # measured in few logged steps, and dead units stay dead
     brings=("loss_stuck", "all_zero", "constant", "gradient_zero", "update_small", "gradient_vanishing"),
+    about=("output", "lost"),
 )
 def dead(call_death: float, *, some: float = DEAD_SOME, most: float = DEAD_MOST) -> Judged:
     """Judge the share of the units that are zero at every sample and position: from *some* on a note, above *most* bad."""
@@ -86,6 +88,7 @@ def dead(call_death: float, *, some: float = DEAD_SOME, most: float = DEAD_MOST)
     at="zeros",
     window=Window(3, 5),
     brings=("constant", "gradient_zero", "update_small", "gradient_vanishing"),
+    about=("output", "lost"),
 )
 def all_zero(zeros: float, count: float) -> Judged:
     """Judge the number of *zeros* among *count* elements."""
@@ -102,6 +105,7 @@ def all_zero(zeros: float, count: float) -> Judged:
     evidence=("mean", "std", ""),
     at="hidden",
     window=Window(3, 5),
+    about=("output", "lost"),
 )
 def constant(mean: float, std: float, count: float, *, spread: float = CONSTANT) -> Judged:
     """Judge the mean and the standard deviation of *count* elements; *spread* is the limit of std / mean."""
@@ -116,6 +120,7 @@ def constant(mean: float, std: float, count: float, *, spread: float = CONSTANT)
     "scale down what goes in: smaller initial weights, a normalisation before it",
     severity="note",
     evidence=("saturated",),
+    about=("output", "lost"),
 )
 def saturated(share: float, *, most: float = SATURATED_SHARE) -> Judged:
     """Judge the *share* of the elements that are saturated; from *most* on it is a note."""
@@ -131,6 +136,7 @@ def saturated(share: float, *, most: float = SATURATED_SHARE) -> Judged:
     needs=("rms:output",),
     at="slopes",
     window=Window(3, 5, smallest=True),
+    about=("output", "lost"),
 )
 def flat(slope: float, *, least: float = FLAT) -> Judged:
     """Judge the mean *slope* of an activation over its outputs, as a share of the largest slope it can have."""
@@ -148,6 +154,7 @@ def flat(slope: float, *, least: float = FLAT) -> Judged:
     at="weights",
     window=Window(3, 5),
     least=1,  # judged at the first logged step, too
+    about=("initialisation", "lost"),
 )
 def constant_weight(mean: float, std: float, update: float = 0.0, *, spread: float = CONSTANT) -> Judged:
     """Judge the mean and the standard deviation of a weight; *spread* is the limit of std / mean.
@@ -169,6 +176,7 @@ def constant_weight(mean: float, std: float, update: float = 0.0, *, spread: flo
     evidence=("rank", ""),
     at="output",
     window=Window(3, 5, smallest=True),
+    about=("output", "lost"),
 )
 def rank_collapse(effective_rank: float, vectors: float = math.inf, *, most: float = ONE_DIRECTION) -> Judged:
     """Judge the effective rank of so many *vectors*, the outputs of a layer; it is 1 where all are parallel, as one vector is."""
@@ -186,6 +194,7 @@ def rank_collapse(effective_rank: float, vectors: float = math.inf, *, most: flo
     at="lookups",
     window=Window(5, 5),
     brings=("loss_stuck", "rank_collapse"),
+    about=("input", "lost"),
 )
 def one_index(elements: float, width: float, indices: float) -> Judged:
     """Judge an embedding of vectors of *width* numbers: *elements* of its gradient are not zero, after *indices* were looked up."""
@@ -202,6 +211,7 @@ def one_index(elements: float, width: float, indices: float) -> Judged:
     needs=("rms:output",),
     at="attention",
     window=Window(3, 5),
+    about=("output", "large"),
 )
 def attention_large(query: float, key: float, *, most: float = SCORES) -> Judged:
     """Judge the root mean squares of queries and keys. Their product is the size of scores that are divided by sqrt(head width).
@@ -221,6 +231,7 @@ def attention_large(query: float, key: float, *, most: float = SCORES) -> Judged
     evidence=("zeros",),
     at="dropout",
     window=Window(3, 5),
+    about=("setup", "lost"),
 )
 def dropped(share: float, *, most: float = DROPPED) -> Judged:
     """Judge the *share* of zeros that a dropout layer has added."""
@@ -266,6 +277,7 @@ FORMATS = {"float16": (65504.0, 2.0**-14), "bfloat16": (3.39e38, 2.0**-126), "e4
     needs=("absmax:output|absmax:param",),
     at="float16",
     window=Window(3, 5),
+    about=("output", "large"),
 )
 def overflow_near(absmax: float, largest: float, *, share: float = NEAR_END) -> Judged:
     """Judge the magnitude *absmax* against the *largest* number of its format."""
@@ -282,6 +294,7 @@ def overflow_near(absmax: float, largest: float, *, share: float = NEAR_END) -> 
     at="float16_gradients",
     window=Window(3, 5),
     brings=("gradient_zero", "update_small", "gradient_vanishing"),
+    about=("gradient", "small"),
 )
 def underflow(zeros: float, absmax: float, smallest: float, *, share: float = VANISHED) -> Judged:
     """Judge a gradient: its share of *zeros*, and its *absmax* against the *smallest* normal number of its format."""

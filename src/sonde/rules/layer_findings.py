@@ -261,7 +261,7 @@ class LayerFindings:
                 if each is not None:
                     step, first = int(growth.step[column]), int(growth.first[column])
                     when = f" at step {step:,}" + (f", {growth.limit:,.0f}-fold from step {first:,} on" if first != step else "")
-                    grown.append((column, replace(each, message=each.message + when, step=step, first_step=first)))
+                    grown.append((column, replace(each, message=each.message + when, step=step, first_step=first, last_step=step)))
             yield from joined(history, grown)
 
     def _of_records(self) -> Iterator[Finding]:

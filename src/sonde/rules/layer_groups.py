@@ -183,4 +183,4 @@ def joined(history: History, found: Sequence[tuple[int, Finding]]) -> Iterator[F
     begun = step if first.first_step is None else first.first_step
     site, call = str(history.sites[column]), history.calls[column]
     placed = replace(first, message=among(names, first.message), site=site, call=call, epoch=epoch, first_step=begun)
-    yield replace(placed, places=tuple(names))
+    yield replace(placed, places=tuple(names), order=min(int(history.order[each]) for each, _ in found))

@@ -40,6 +40,7 @@ OVERFIT = 1.15
     needs=("loss|grad_norm",),
     evidence=("value", "median", "deviations", "largest"),
     least=SPIKE_FEW + 1,
+    about=("loss", "jump"),
 )
 def spike(
     value: float,
@@ -78,6 +79,7 @@ def no_training_forward(missed: int, logged: int) -> Judged:
     evidence=("loss", "first", "lowest", ""),
     window=Window(3, 5),
     least=LOSS_VALUES,
+    about=("loss", "large"),
 )
 def loss_rising(loss: float, first: float, lowest: float, scatter: float = 0.0, *, factor: float = RISING) -> Judged:
     """Judge the median *loss* of the last values; *first* is that of the first values, *lowest* the smallest median so far.
@@ -102,6 +104,7 @@ def loss_rising(loss: float, first: float, lowest: float, scatter: float = 0.0, 
     needs=("loss",),
     window=Window(3, 5),
     least=LOSS_VALUES,
+    about=("setup", "large"),
 )
 def loss_unbounded(loss: float, first: float, *, factor: float = 10.0) -> Judged:
     """Judge the median *loss* of the last values; *first* is that of the first values."""
@@ -117,6 +120,7 @@ def loss_unbounded(loss: float, first: float, *, factor: float = 10.0) -> Judged
     "raise the learning rate; look whether labels belong to their samples, and whether the gradient arrives",
     needs=("loss",),
     least=STUCK_VALUES,
+    about=("loss", "still"),
 )
 def loss_stuck(
     late: float, middle: float, early: float, error: float, chance: float, *, fall: float = STUCK, near: float = NEAR_CHANCE

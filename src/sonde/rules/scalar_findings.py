@@ -18,6 +18,7 @@ from sonde.rules.window import Held
 _GRADIENTS = ("grad_norm", "grad_norm_raw")
 _LOSSES = ("loss", "val_loss")
 _JUDGED = (*_LOSSES, *_GRADIENTS, "update_norm")
+_QUANTITIES = ("", "loss", "gradient", "update")  # in the order of a step
 _KEPT, _START, _LEAST_SPREAD = 128, 10, 0.02
 _JUMP = 3.0  # times the median, below which nothing is a spike
 _CHANGES = 33  # of a loss, that tell its scatter
@@ -72,7 +73,8 @@ class ScalarFindings:
         judged = [each for name, each in self._scalars.items() if name not in raw]
         columns = ([each.grown for each in judged], [each.spike for each in judged], [each.rises for each in judged])
         for found in (*columns, [each.falls for each in judged], [each.stuck for each in judged]):
-            first, *others = sorted((each for each in found if each is not None), key=lambda each: each.first_step or 0) or (None,)
+            known = [each for each in found if each is not None]
+            first, *others = sorted(known, key=lambda each: (each.first_step or 0, _QUANTITIES.index(each.quantity))) or (None,)
             if first is not None:
                 names = ", ".join(f"{each.message.partition(' ')[0]} at step {each.first_step:,}" for each in others)
                 yield replace(first, message=first.message + (f" (also {names})" if names else ""))
@@ -171,7 +173,7 @@ class _Scalar:
         first = step if self.grown is None else self.grown.first_step
         since = "" if first == step else f", {self.chosen.limit('gradient_growth', 'factor'):,.0f}-fold from step {first:,} on"
         message = f"{self.name} {found.message} at step {step:,}{since}"
-        self.grown = replace(found, message=message, epoch=epoch, step=step, first_step=first)
+        self.grown = replace(found, message=message, epoch=epoch, step=step, first_step=first, last_step=step)
 
     def _judged(self, value: float, epoch: int, step: int) -> Finding | None:
         """The finding if *value* is a spike that brings the training back to its beginning: other jumps are the noise of batches.
@@ -199,6 +201,7 @@ class _Scalar:
         found = self.chosen.judge("spike", value, math.exp(middle), (math.log(value) - middle) / spread, largest)
         if found is None:
             return None
+        found = replace(found, quantity="gradient" if self.kind in _GRADIENTS else self.kind.removesuffix("_norm"))
         message = f"{self.name} {found.message} at step {step:,}"
         moved = self.moved_first(step, self.chosen.limit("spike", "deviations"))
         if moved is not None:

@@ -28,6 +28,7 @@ UNMOVED = 5
     at="updates",
     window=Window(3, 5),
     brings=("update_huge",),
+    about=("update", "large"),
 )
 def update_large(ratio: float, *, most: float = UPDATE_LARGE) -> Judged:
     """Judge the *ratio* of the size of an update to the size of its weight."""
@@ -43,6 +44,7 @@ def update_large(ratio: float, *, most: float = UPDATE_LARGE) -> Judged:
     needs=("rms:update", "rms:param"),
     window=Window(4, 5, smallest=True),
     brings=("loss_stuck",),
+    about=("update", "small"),
 )
 def update_small(ratio: float, *, least: float = UPDATE_SMALL) -> Judged:
     """Judge the *ratio* of the size of an update to the size of its weight."""
@@ -58,6 +60,7 @@ def update_small(ratio: float, *, least: float = UPDATE_SMALL) -> Judged:
     needs=("rms:update", "rms:param"),
     at="updates",
     window=Window(1, 1),
+    about=("update", "large"),
 )
 def update_huge(ratio: float, *, most: float = UPDATE_HUGE) -> Judged:
     """Judge the *ratio* of the size of one update to the size of its weight after that."""
@@ -71,6 +74,7 @@ def update_huge(ratio: float, *, most: float = UPDATE_HUGE) -> Judged:
     "CS231n, Babysitting the learning process; in healthy trainings 5 % at most",
     "lower the learning rate, or warm it up",
     needs=("rms:update", "rms:param"),
+    about=("update", "large"),
 )
 def step_large(ratio: float, *, most: float = UPDATE_LARGE) -> Judged:
     """Judge the median *ratio* of update to weight over the weights in one step."""
@@ -89,6 +93,7 @@ def step_large(ratio: float, *, most: float = UPDATE_LARGE) -> Judged:
     at="halves",
     window=Window(3, 5),
     brings=("loss_stuck", "update_small"),
+    about=("update", "small"),
 )
 def update_lost(share: float, *, most: float = LOST) -> Judged:
     """Judge the *share* of the elements of a weight that a step leaves as they are, beyond those without gradient."""
@@ -104,6 +109,7 @@ def update_lost(share: float, *, most: float = LOST) -> Judged:
     needs=("rms:update", "rms:grad"),
     severity="bad",
     least="least",
+    about=("setup", "still"),
 )
 def unmoved(steps: float, *, least: float = UNMOVED) -> Judged:
     """Judge in how many logged *steps* a weight had a gradient while others moved, and it was in no optimizer's step."""
@@ -119,6 +125,7 @@ def unmoved(steps: float, *, least: float = UNMOVED) -> Judged:
     needs=("rms:grad",),
     severity="bad",
     least="least",
+    about=("setup", "large"),
 )
 def gradient_kept(steps: float, *, least: float = UNMOVED) -> Judged:
     """Judge before how many logged *steps* nobody had cleared the gradients."""
@@ -135,6 +142,7 @@ def gradient_kept(steps: float, *, least: float = UNMOVED) -> Judged:
     severity="bad",
     least="least",
     brings=("unmoved",),
+    about=("setup", "still"),
 )
 def unreached(steps: float, *, least: float = UNMOVED) -> Judged:
     """Judge in how many logged *steps* no gradient reached a weight."""

@@ -22,6 +22,7 @@ from .pruning import prune as prune
 # What is wrong with a run, and where two part
 from .record import Record as Record
 from .record import counted as counted
+from .record import lines_of as lines_of
 from .recorded_findings import judge_rows as judge_rows
 from .checking import Checked as Checked
 from .checking import check as check

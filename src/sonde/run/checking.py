@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sonde.answer import TONES, Answer, Cell, Fact, Grid, Part, Report
 from sonde.errors import ArgumentError
 from sonde.escape import printable
-from sonde.rules import RULES, Chosen, Finding, Given
-from sonde.run.findings import gravity
+from sonde.rules import RULES, Chosen, Finding, Given, chapters
 from sonde.run.record import Record, counted
 from sonde.run.recorded_findings import chosen_in, judged_again
 from sonde.run.run import Run, open_run
@@ -77,7 +76,7 @@ def check(run: Run | str | os.PathLike[str], *, rules: Given = None, rank: int |
     lost = [] if wanted is None else would_lose(opened, wanted, rank)
     found, missing, applied = record.findings, dict(record.not_judged), len(record.rules)
     if wanted is not None:
-        found = sorted([*found, *findings_of(lost, wanted, chosen)], key=gravity)
+        found = [*found, *findings_of(lost, wanted, chosen)]
         missing |= {} if lost else {f"what_if={wanted.name}": f"underflow_{wanted.short}:output|underflow_{wanted.short}:grad"}
         applied += not lost
     what = "" if wanted is None else wanted.name
@@ -141,7 +140,7 @@ class Checked(Answer):
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """All findings, the gravest first."""
+        """All findings as a story: a root, then what follows from it; the gravest first."""
         return self._findings
 
     @property
@@ -166,12 +165,9 @@ class Checked(Answer):
     def to_text(self, width: int | None = None) -> str:
         """The findings as lines of text, as long as they are."""
         lines = [f"Check of run {self.name}: {self._counted()}", *self.notes]
-        for each in self.findings:
-            lines += [
-                f"{each.severity:<4} {each.rule}: {each.message}",
-                f"     {_evidence(each)}",
-                f"     {each.advice}",
-            ]
+        for root, behind in chapters(self.findings):
+            lines += [f"{root.severity:<4} {root.rule}: {root.message}", f"     {_evidence(root)}", f"     {root.advice}"]
+            lines += [f"     {_behind(each)}" for each in behind]
         return printable("\n".join([*lines, *self._losses(), *self._left_out()]))
 
     def __repr__(self) -> str:
@@ -199,10 +195,10 @@ class Checked(Answer):
 
     def _grid(self) -> Grid:
         rows = []
-        for each in self.findings:
-            tone = TONES[each.severity]
-            rows.append([Cell(each.rule, "strong"), Cell(each.severity, tone), Cell(each.message)])
-            rows += [[Cell(""), Cell(""), Cell(text, "quiet")] for text in (_evidence(each), each.advice) if text]
+        for root, behind in chapters(self.findings):
+            rows.append([Cell(root.rule, "strong"), Cell(root.severity, TONES[root.severity]), Cell(root.message)])
+            said = [_evidence(root), root.advice, *map(_behind, behind)]
+            rows += [[Cell(""), Cell(""), Cell(text, "quiet")] for text in said if text]
         columns = ["rule", "verdict", ""]
         return Grid(f"Check of run {self.name}: {self._counted()}", columns, rows, [*self.notes, *self._left_out()], "no findings")
 
@@ -235,8 +231,12 @@ class Checked(Answer):
 def _evidence(found: Finding) -> str:
     since = f"from step {found.first_step:,} on" if found.first_step is not None else ""
     numbers = ", ".join(f"{name} {value:.4g}" for name, value in found.evidence.items())
-    follows = f"follows from {found.follows}" if found.follows else ""
-    return " · ".join(filter(None, [since, numbers, follows, f"rule: {found.condition}" if found.condition else ""]))
+    return " · ".join(filter(None, [since, numbers, f"rule: {found.condition}" if found.condition else ""]))
+
+
+def _behind(found: Finding) -> str:
+    """Return a line for a finding that follows from another one."""
+    return f"-> {found.severity} {found.rule}, from step {found.begun:,} on, follows from {found.follows}: {found.message}"
 
 
 def _in_words(missing: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
@@ -11,7 +12,20 @@ from typing import Any
 import numpy as np
 
 from sonde.rows import RowBlock
-from sonde.rules import RULES, Chosen, Finding, FirstDefect, LayerFindings, ModelFacts, PortFindings, ScalarFindings, others
+from sonde.rules import (
+    RULES,
+    Chosen,
+    Finding,
+    FirstDefect,
+    LayerFindings,
+    ModelFacts,
+    PortFindings,
+    ScalarFindings,
+    gravity,
+    implied,
+    others,
+    related,
+)
 from sonde.run.schema import main_families
 
 PlainScalar = tuple[str, float, int, int]
@@ -34,6 +48,7 @@ class _Judges:
         self._scalars = ScalarFindings(chosen, self._moved_first, self.facts.chance)
         self._ports = PortFindings(self.facts, chosen)
         self._families: set[str] = set()
+        self._rates: dict[str, float] = {}  # by model the learning rate, NaN where it has several
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Judges:
         made = _Judges.__new__(_Judges)
@@ -59,8 +74,10 @@ class _Judges:
 
     def look_at_scalar(self, name: str, value: float, epoch: int, step: int) -> None:
         """Look at a pushed value or a norm."""
-        kind = name.rpartition("/")[2]
+        model, _, kind = name.rpartition("/")
         self.seen[kind] = self.seen.get(kind, 0) + 1
+        if kind == "lr" or kind.startswith("lr_"):
+            self._rates[model] = value if kind == "lr" else math.nan
         self.defect.look_at_scalar(name, value, epoch, step)
         self._scalars.add(name, value, epoch, step)
         self._ports.look_at_scalar(name, value, epoch, step)
@@ -78,6 +95,13 @@ class _Judges:
             first[each.identity] = each if known is None else grown(known, each)
         return sorted(first.values(), key=gravity)
 
+    def with_rate(self, each: Finding) -> Finding:
+        """Return a finding about too large updates with the learning rate in its words and numbers, where its model has one."""
+        rate = self._rates.get(each.model, math.nan)
+        if math.isnan(rate) or each.rule not in RULES or RULES[each.rule].about != ("update", "large"):
+            return each
+        return replace(each, message=f"lr {rate:g}: {each.message}", evidence={**each.evidence, "lr": rate})
+
     def _moved_first(self, step: int, deviations: float) -> tuple[str, float] | None:
         found = (self._layers[key].moved_first(step, deviations) for key in sorted(self._layers))
         return next((each for each in found if each is not None), None)
@@ -87,7 +111,7 @@ class Findings:
     """The findings in the rows and scalars of one process, from first to last, live and afterwards the same.
 
     A finding opens at the first step at which its condition holds. Its rule, place, first step, numbers and words stay as they are
-    then; later steps add its last step, further places, and the rule of a finding that explains it. No finding is taken back.
+    then; later steps add its last step and further places. No finding is taken back.
     How many steps come at once changes nothing: where a finding opens among several, they are judged again one by one.
 
     Args:
@@ -202,9 +226,9 @@ class Findings:
             if any(_is_graver(known, each) for known in self._opened.values()):
                 continue  # a note about other places may come
             self._known.add(each.identity)
-            if follows_from(each, there) or step <= self._until:
+            if implied(each, there) or step <= self._until:
                 continue
-            self._opened[each.identity] = replace(each, opened=step)
+            self._opened[each.identity] = self._judges.with_rate(replace(each, opened=step))
             self._fresh.append(self._opened[each.identity])
             if each.rule == "nonfinite" and self._judges.defect.knows_more:
                 self._beyond.add(each.identity)
@@ -212,11 +236,7 @@ class Findings:
     def _now(self) -> list[Finding]:
         """Return every open finding, with what later steps have added."""
         every = {each.identity: each for each in self._judges.findings()}
-        there = [*self._opened.values(), *every.values()]
-        found = []
-        for identity, each in self._opened.items():
-            now = grown(each, every[identity]) if identity in every else each
-            found.append(replace(now, follows=follows_from(each, there)))
+        found = [grown(each, every[identity]) if identity in every else each for identity, each in self._opened.items()]
         return sorted(found, key=gravity)
 
     def judged(self) -> list[Finding]:
@@ -270,12 +290,8 @@ def grown(each: Finding, later: Finding) -> Finding:
     severity = min(each.severity, later.severity, key=_GRAVEST.index)
     places = (*dict.fromkeys((*each.places, *later.places)),) if each.places else ()
     bare = each.message.removesuffix(others(each.places)) if each.places else each.message
-    return replace(each, message=bare + others(places), places=places, last_step=last, severity=severity)
-
-
-def gravity(each: Finding) -> tuple[int, bool, bool, int]:
-    """Return a key that sorts the gravest findings first, of these a NaN, then by step; what follows from another is last."""
-    return _GRAVEST.index(each.severity), bool(each.follows), each.rule != "nonfinite", each.begun
+    order = min([one.order for one in (each, later) if one.order >= 0], default=-1)
+    return replace(each, message=bare + others(places), places=places, last_step=last, severity=severity, order=order)
 
 
 def _is_graver(known: Finding, note: Finding) -> bool:
@@ -283,28 +299,8 @@ def _is_graver(known: Finding, note: Finding) -> bool:
     return note.severity == "note" != known.severity and (known.rule, known.site) == (note.rule, note.site)
 
 
-def _related(one: Finding, other: Finding) -> bool:
-    """Whether two findings can be about one model."""
-    return one.model == other.model or "" in (one.model, other.model)
-
-
-def follows_from(each: Finding, there: Iterable[Finding]) -> str:
-    """Return the rule of the first finding in *there* that explains *each*; ``""`` without one.
-
-    From a NaN follows all that was first seen at a later step; from others what their rules bring about.
-    """
-    for cause in there:
-        if cause.identity == each.identity or cause.severity == "note" or not _related(cause, each):
-            continue
-        if cause.rule in RULES and each.rule in RULES[cause.rule].brings:
-            return cause.rule
-        if cause.rule == "nonfinite" != each.rule and (each.first_step or 0) > (cause.first_step or 0):
-            return cause.rule
-    return ""
-
-
 def combined(seen: Iterable[Finding], judged: Iterable[Finding]) -> list[Finding]:
-    """Return the findings of a training and those of its rows as one list, the gravest first; of two about one thing the earlier.
+    """Return the findings of a training and those of its rows as one list; of two about one thing the earlier.
 
     Args:
         seen: what the training knew and no row holds.
@@ -314,13 +310,13 @@ def combined(seen: Iterable[Finding], judged: Iterable[Finding]) -> list[Finding
     opened = {each.identity: each.found_at for each in of_rows}
     of_training = [each for each in seen if each.found_at <= opened.get(each.identity, _NEVER)]
     of_rows = [each for each in of_rows if not any(stands_for(known, each) for known in of_training)]
-    return sorted([*of_training, *of_rows], key=gravity)
+    return [*of_training, *of_rows]
 
 
 def stands_for(seen: Finding, judged: Finding) -> bool:
     """Whether what a training has *seen* is the same as what is *judged* from rows, or the beginning of it."""
     if seen.identity == judged.identity:
         return True
-    if seen.rule == judged.rule == "nonfinite" and _related(seen, judged):
+    if seen.rule == judged.rule == "nonfinite" and related(seen, judged):
         return judged.step >= seen.step  # the rows of later steps only show what has become of it
-    return bool(follows_from(judged, [seen])) and seen.found_at <= judged.found_at
+    return implied(judged, [seen]) and seen.found_at <= judged.found_at

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sonde.answer import Verdict, verdict_of
-from sonde.rules import Chosen, Finding, Severity
-from sonde.run.findings import Findings, combined, gravity, grown, stands_for
-from sonde.words import many
+from sonde.rules import Chosen, Finding, Severity, chapters, gravity, told
+from sonde.run.findings import Findings, combined, grown, stands_for
+from sonde.words import many, names_text
 
 _SEVERITIES: Mapping[object, Severity] = {"note": "note", "warn": "warn", "bad": "bad", "warning": "warn", "error": "bad"}
 _LARGEST = 2**62
+_NAMED = 3  # of the findings that follow from one
 
 
 def severity_of(given: object) -> Severity:
@@ -72,8 +73,12 @@ class Record:
 
     @property
     def findings(self) -> list[Finding]:
-        """All of them, the gravest first."""
-        return combined(self.seen, self.judged)
+        """All of them, as a story: what explains others before these, of what nothing explains the gravest first.
+
+        Every list, line, page and report shows them in this order; ``follows`` says what explains a finding.
+        """
+        gap = math.ceil((self.step + 1) / self.steps) if self.steps else 1
+        return told(combined(self.seen, self.judged), gap)
 
     def tells_more_than(self, other: Record) -> bool:
         """Return whether it has rows, losses, or a finding or a place of one that *other* does not have."""
@@ -221,6 +226,23 @@ def counted(findings: Sequence[Finding]) -> str:
     return " and ".join(words) or "no findings"
 
 
+def lines_of(findings: Sequence[Finding]) -> list[str]:
+    """Return a line for each finding that none explains, with the names of those that follow from it."""
+    lines = []
+    for root, behind in chapters(findings):
+        broken = [each for each in behind[_NAMED:] if each.rule == "nonfinite"]  # the end of a training is always named
+        named = [_named(each, root) for each in [*behind[: _NAMED - len(broken[:1])], *broken[:1]]]
+        rest = [f"{len(behind) - _NAMED:,} more"] if len(behind) > _NAMED else []
+        verb = "follows" if len(behind) == 1 else "follow"
+        lines.append(root.message + (f"; from it {verb} {', '.join([*named, *rest])}" if behind else ""))
+    return lines
+
+
+def _named(each: Finding, root: Finding) -> str:
+    others = [name for name in each.follows.split(" or ") if name != root.rule]
+    return f"{each.rule} (step {each.begun:,}{f', or from {names_text(others)}' if others else ''})"
+
+
 def thresholds_of(rule: str, chosen: Chosen) -> dict[str, float]:
     """Return the thresholds by which *rule* is applied."""
     return {**chosen.applied()[rule].thresholds, **chosen.thresholds.get(rule, {})}
@@ -231,7 +253,7 @@ def thresholds_of(rule: str, chosen: Chosen) -> dict[str, float]:
 
 def data_of(each: Finding) -> dict[str, Any]:
     """Return a finding as plain data for JSON; a number that is not finite is a text, as ``"inf"``."""
-    held = {name: getattr(each, name) for name in Finding.__dataclass_fields__}
+    held = {name: getattr(each, name) for name in Finding.__dataclass_fields__ if name != "follows"}  # that is told by the reader
     evidence = {name: _written(number) for name, number in each.evidence.items()}
     return {**held, "value": _written(each.value), "evidence": evidence, "places": list(each.places)}
 
@@ -240,9 +262,10 @@ def read_finding(given: Any) -> Finding | None:
     """Return the finding that *given*, out of a file, describes; None for another thing."""
     if not isinstance(given, Mapping):
         return None
-    texts = {name: given.get(name, "") for name in ("rule", "message", "site", "advice", "condition", "source", "follows")}
+    texts = {name: given.get(name, "") for name in ("rule", "message", "site", "advice", "condition", "source", "quantity")}
     counts = {name: given.get(name) for name in ("epoch", "step", "first_step", "opened", "last_step")}
     call, value, evidence, places = given.get("call", -1), given.get("value"), given.get("evidence"), given.get("places")
+    order = given.get("order", -1)
     if not all(isinstance(text, str) for text in texts.values()) or type(call) is not int or not -1 <= call < _LARGEST:
         return None
     if not all(_is_count(count) or (count is None and name not in ("epoch", "step")) for name, count in counts.items()):
@@ -253,6 +276,7 @@ def read_finding(given: Any) -> Finding | None:
         **texts,
         **counts,  # type: ignore[arg-type]  # checked above
         call=call,
+        order=order if _is_count(order) else -1,
         severity=given["severity"],
         value=math.nan if (number := _number(value)) is None else number,
         evidence=_numbers(evidence),

@@ -11,8 +11,8 @@ import numpy as np
 
 from sonde import rules
 from sonde.rows import Layout, RowBlock
-from sonde.rules import DEFECTS, Chosen
-from sonde.run.findings import Findings, gravity
+from sonde.rules import DEFECTS, Chosen, gravity
+from sonde.run.findings import Findings
 from sonde.run.folder.duckdb_sql import literal, of_rank
 from sonde.run.record import Record
 from sonde.site import Site

@@ -36,7 +36,7 @@ from sonde.run.folder.run_json import Description
 from sonde.run.folder.source import Answer, Ask, DiskSource, Source
 from sonde.run.graph.plain_graph import PlainGraph
 from sonde.run.heatmap import Heatmap, Reduce, heatmap_of
-from sonde.run.record import Record, counted
+from sonde.run.record import Record, counted, lines_of
 from sonde.run.run_lines import family_cells, history, of_ranks
 from sonde.run.run_settings import joined_settings
 from sonde.run.run_state import state_of, why_empty
@@ -229,7 +229,10 @@ class Run:
 
     @property
     def findings(self) -> list[Finding]:
-        """The findings in the record, the gravest first, one of each rule and model. What several ranks have found is one."""
+        """The findings in the record as a story, one of each rule and model: a root, then what follows from it; the gravest first.
+
+        What several ranks have found is one.
+        """
         return self.record.findings
 
     @property
@@ -498,7 +501,8 @@ class Run:
         head = ["Run in memory", state + past] if path is None else [f"Run {path.name}", state + past, short_path(path)]
         said = [line for line in (end.words if end else "", self.described_ranks, self.pruned) if line]
         found = self.findings
-        messages = ", ".join(f"“{each.message}”" for each in found[:_MESSAGES]) + (", ..." if len(found) > _MESSAGES else "")
+        told = lines_of(found)
+        messages = ", ".join(f"“{each}”" for each in told[:_MESSAGES]) + (", ..." if len(told) > _MESSAGES else "")
         judged = [f"{counted(found)}: {messages}"] if found else []
         return [" · ".join(head), *said, *(rows or ["nothing recorded yet"]), *judged]
 

@@ -263,9 +263,9 @@ class Runs(Sequence[Run]):
 
 
 def _found(about: RunSummary, last: int) -> str:
-    """Return how many findings there are; ``?`` where there are none, and not all rows were judged."""
+    """Return how many findings there are, and the rule of the first; ``?`` where there are none, and not all rows were judged."""
     found = about.record.findings
-    return str(len(found)) if found else "?" if about.record.shortfalls(last, 0) else ""
+    return f"{len(found)} {found[0].rule}".rstrip() if found else "?" if about.record.shortfalls(last, 0) else ""
 
 
 def names_apart(runs: Sequence[Run]) -> list[str]:

@@ -96,7 +96,10 @@ class BadStepReports:
         where = found.epoch, found.step
         advice = RULES["spike"].advice
         self.findings.append(
-            Finding("spike", message, site, *where, spike.value, first_step=found.step, evidence=evidence, advice=advice)
+            Finding(
+                "spike", message, site, *where, spike.value, first_step=found.step, evidence=evidence, advice=advice,
+                quantity="loss" if spike.name == "loss" else "gradient",
+            )  # fmt: skip
         )
         warn_user(message if path is None else f"{message}. The step is kept in {short_path(path)}")
 

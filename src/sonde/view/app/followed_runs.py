@@ -254,6 +254,7 @@ def _entry(each: _Followed) -> dict[str, Any]:
         "health": record.health(doubts),
         "findings": len(record.findings),
         "counted": counted(record.findings),
+        "root": next((each.rule for each in record.findings), ""),
         "shortfalls": doubts,
         "judged": record.step if record.step >= 0 else None,
         "first": summary.first,

@@ -14,7 +14,7 @@ from sonde.view.app.answers.opened_run import OpenedRun
 
 
 def findings(opened: OpenedRun, *, every: bool = False) -> dict[str, Any]:
-    """Return the findings in the record of a run, the gravest first, and what they leave out.
+    """Return the findings in the record of a run, as it tells them, and what they leave out.
 
     Args:
         opened: the run.
@@ -58,7 +58,7 @@ def standing(run: Run) -> dict[str, Any]:
 
 
 def findings_data(opened: OpenedRun) -> list[dict[str, Any]]:
-    """Return the findings in the record, the gravest first."""
+    """Return the findings in the record: a root, then what follows from it."""
     return [_data(opened, each) for each in opened.run.findings]
 
 

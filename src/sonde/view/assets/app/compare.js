@@ -3,7 +3,7 @@ import { keep, linkTo } from "./address.js";
 import { besideEachOther } from "./beside.js";
 import { lineChart } from "./chart.js";
 import { fill, healthOf, make, many, notice, stateDot, whole } from "./dom.js";
-import { card } from "./findings.js";
+import { chapter, storyOf } from "./findings.js";
 import { lineColour, lineDash } from "./scales.js";
 import { Span } from "./span.js";
 import { ALIGNMENTS, placeWords } from "./together.js";
@@ -117,7 +117,7 @@ export async function compareView({ root, source, listed, args, isShown }) {
   function found(overviews) {
     fill(findings, runs.map((run, place) => {
       const all = overviews[place].findings;
-      return make("section", null, make("h3", null, named(run)), all.length ? all.slice(0, FEW_FINDINGS).map((finding) => card(run, finding, true)) : make("p", { class: "quiet" }, ["no findings", ...overviews[place].shortfalls].join(" · ")), all.length > FEW_FINDINGS ? make("a", { href: linkTo("findings", run.id) }, `all ${whole(all.length)} findings`) : null);
+      return make("section", null, make("h3", null, named(run)), all.length ? storyOf(all).slice(0, FEW_FINDINGS).map((each) => chapter(run, each, true)) : make("p", { class: "quiet" }, ["no findings", ...overviews[place].shortfalls].join(" · ")), storyOf(all).length > FEW_FINDINGS ? make("a", { href: linkTo("findings", run.id) }, `all ${whole(all.length)} findings`) : null);
     }));
   }
 

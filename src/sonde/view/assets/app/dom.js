@@ -124,7 +124,7 @@ export function badge(severity, text) {
 // How a run is, by its record of findings: the worst of them, or the error that ended it. It is healthy where every row was judged.
 export function healthOf(run) {
   if (run.lost?.length) return badge("bad", "parts lost");
-  if (run.findings) return badge(run.health, run.counted);
+  if (run.findings) return badge(run.health, run.root ? `${run.counted}: ${run.root}` : run.counted);
   if (run.state === "failed") return badge("bad", "failed");
   if (run.health === "ok") return badge("ok", "healthy");
   return run.shortfalls?.length ? badge("unknown", run.shortfalls[0]) : make("span", { class: "quiet" }, "–");

@@ -25,6 +25,23 @@ export function card(run, finding, brief = false) {
     make("a", { class: "button", href: pictureOf(run, finding), "aria-label": `See it: ${finding.message ?? finding.text}` }, "See it"));
 }
 
+// The findings as the record tells them: each root with those that follow from it.
+export function storyOf(findings) {
+  const told = [];
+  for (const finding of findings) {
+    if (finding.follows && told.length) told.at(-1).behind.push(finding);
+    else told.push({ root: finding, behind: [] });
+  }
+  return told;
+}
+
+// A root with what follows from it, folded.
+export function chapter(run, { root, behind }, brief = false) {
+  return [card(run, root, brief), behind.length
+    ? make("details", { class: "behind" }, make("summary", null, `from it ${behind.length === 1 ? "follows" : "follow"} `, behind.map((each) => `${each.rule} (step ${whole(each.first_step ?? each.step)})`).join(", ")), behind.map((each) => card(run, each, brief)))
+    : null];
+}
+
 // What the rules could not judge.
 function besides({ not_judged: missing = [] }) {
   return missing.length
@@ -38,16 +55,14 @@ export async function findingsView({ root, source, run, isShown }) {
     const answer = await source.ask(run.id, "findings", every ? { every: 1 } : {});
     if (!isShown()) return;
     const { findings, shortfalls, judged, counted } = answer;
-    const order = { bad: 0, warn: 1, note: 2 };
-    const sorted = [...findings].sort((one, other) => (order[one.severity] ?? 3) - (order[other.severity] ?? 3) || (one.first_step ?? one.step) - (other.first_step ?? other.step));
     const isWhole = shortfalls.length === 0;
     const said = typeof judged === "number" ? `The rules judged all logged steps up to step ${whole(judged)} and found nothing wrong.` : "No step was judged.";
     fill(root,
-      sorted.length
-        ? make("div", { class: "bar" }, make("h1", null, counted), make("p", { class: "quiet" }, "the worst first, then by step"))
+      findings.length
+        ? make("div", { class: "bar" }, make("h1", null, counted), make("p", { class: "quiet" }, "each with what follows from it; the worst first, then by step"))
         : notice("No findings", said),
       isWhole ? "" : make("p", null, make("strong", null, `${shortfalls.join(", ")}. `), source.isLive ? make("button", { onclick: judgeAll }, "Judge every row") : null),
-      make("div", { class: "findings" }, sorted.map((finding) => card(run, finding))),
+      make("div", { class: "findings" }, storyOf(findings).map((each) => chapter(run, each))),
       besides(answer));
   }
   async function judgeAll() {

@@ -2,7 +2,7 @@
 import { keep, linkTo } from "./address.js";
 import { isSameLine, lineChart } from "./chart.js";
 import { badge, fill, make, many, plain, since, whole } from "./dom.js";
-import { card, pictureOf } from "./findings.js";
+import { chapter, pictureOf, storyOf } from "./findings.js";
 import { heatMap, legendOf } from "./heat.js";
 import { columnsFor, firstNumber, nothingYet, numberChooser } from "./layers.js";
 import { MARKS, lineColour } from "./scales.js";
@@ -19,7 +19,7 @@ const WORDS = { ok: "Healthy", note: "Worth a look", warn: "Look here", bad: "Un
 
 function verdict(run, { findings, health, shortfalls, counted }) {
   const bad = findings.filter((finding) => finding.severity === "bad").length;
-  const first = [...findings].sort((one, other) => (one.first_step ?? one.step) - (other.first_step ?? other.step))[0];
+  const [first] = findings;
   if (!hasData(run)) return make("section", { class: "verdict" }, badge("note", run.state === "running" ? "No data yet" : "No data"), make("p", null, run.end?.words ?? null), make("p", { class: "quiet" }, run.state));
   const failed = run.state === "failed" && !findings.length;
   const nothing = health === "ok" ? "No rule finds anything wrong." : "No rule has found anything wrong so far.";
@@ -83,12 +83,11 @@ export async function overviewView({ root, source, run, args, isShown }) {
   }
 
   function drawAside(answer) {
-    const order = { bad: 0, warn: 1, note: 2 };
-    const sorted = [...answer.findings].sort((one, other) => (order[one.severity] ?? 3) - (order[other.severity] ?? 3) || (one.first_step ?? one.step) - (other.first_step ?? other.step));
-    aside.hidden = !sorted.length;
-    root.classList.toggle("with-findings", sorted.length > FEW);
-    root.classList.toggle("few-findings", sorted.length > 0 && sorted.length <= FEW);
-    fill(aside, make("h2", null, "Findings"), sorted.slice(0, 6).map((finding) => card(run, finding, true)), sorted.length > 6 ? make("a", { href: linkTo("findings", run.id) }, `all ${whole(sorted.length)} findings`) : null);
+    const told = storyOf(answer.findings);
+    aside.hidden = !told.length;
+    root.classList.toggle("with-findings", told.length > FEW);
+    root.classList.toggle("few-findings", told.length > 0 && told.length <= FEW);
+    fill(aside, make("h2", null, "Findings"), told.slice(0, 6).map((each) => make("div", null, chapter(run, each, true))), told.length > 6 ? make("a", { href: linkTo("findings", run.id) }, `all ${whole(answer.findings.length)} findings`) : null);
     const table = (title, held) => {
       const rows = (Array.isArray(held) ? held : Object.entries(held ?? {})).filter(([, value]) => value !== null && value !== "");
       return rows.length ? make("details", { open: title === "Settings" }, make("summary", null, title), make("dl", null, rows.map(([name, value]) => [make("dt", null, name), make("dd", null, typeof value === "object" ? JSON.stringify(value) : typeof value === "number" ? plain(value, 6) : String(value))]))) : null;
