@@ -9,6 +9,7 @@ from . import testing as testing
 from . import types as types
 from .answer import Answer as Answer
 from .checkup import doctor as doctor
+from .diagnosis import Proof as Proof
 from .diagnosis import compare as compare
 from .diagnosis import preflight as preflight
 from .diagnosis import why_nan as why_nan

@@ -19,7 +19,7 @@ from torch import nn
 import sonde
 from sonde.cli import main
 from sonde.rules import RULES, Finding, chapters
-from sonde.run import Layout, join_run, open_run, prune, start_run
+from sonde.run import Layout, Run, join_run, open_run, prune, start_run
 from sonde.run.folder.json_file import read_json, write_json
 from sonde.run.folder.run_json import Description
 from sonde.view.app.answers.found import findings as findings_tab
@@ -108,22 +108,11 @@ def walk(folder: Path, told: Told) -> None:
     assert (listed["findings"], listed["shortfalls"]) == (len(wanted), words)
     assert listed["root"] == (wanted[0][0] if wanted else "")
     assert (listed["health"] == "ok") == (run.verdict == "ok" and not words)
+    walk_commands(folder, run)
     opened = OpenedRun(run)
     for answer in (overview(opened), findings_tab(opened)):
         assert list(map(said_on_the_page, answer["findings"])) == wanted
         assert (answer["health"], answer["shortfalls"], answer["counted"]) == (listed["health"], words, listed["counted"])
-    held = json.loads(printed("show", str(folder), "--json"))
-    assert [(each["message"], each["follows"]) for each in held["findings"]] == [(each.message, each.follows) for each in run.findings]
-    assert (held["verdict"], held["shortfalls"]) == (run.verdict, words)
-    shown_lines = printed("show", str(folder))
-    assert all(f"{each.severity}: {each.message}"[:60] in " ".join(shown_lines.split()) for each in run.findings)
-    follow = [f"(follows from {each.follows})" for each in run.findings if each.follows]
-    assert [" ".join(shown_lines.split()).count(each) for each in follow] == [follow.count(each) for each in follow]
-    assert all(root.message[:60] in repr(run) for root, _ in roots[:2])
-    about = json.loads(printed("info", str(folder), "--json"))
-    assert (about["findings"], about["verdict"], about["shortfalls"]) == (len(wanted), run.verdict, words)
-    assert len(json.loads(printed("list", str(folder), "--json"))["runs"]) == 1
-    assert not wanted or f"{len(wanted)} {wanted[0][0]}".rstrip() in printed("list", str(folder))
     report = recording(opened, listed, room=0)  # without heat-maps, which say nothing of findings
     assert list(map(said_on_the_page, report["findings"]["findings"])) == wanted
     assert list(map(said_on_the_page, report["overview"]["findings"])) == wanted
@@ -140,6 +129,25 @@ def walk(folder: Path, told: Told) -> None:
     again = open_run(folder)
     assert list(map(said, again.findings)) == list(map(said, checked.findings))
     assert again.record.step >= again.last_step or not again.record.steps
+
+
+def walk_commands(folder: Path, run: Run) -> None:
+    """Compare what the commands say of a run with its record."""
+    wanted, words = list(map(said, run.findings)), run.shortfalls
+    held = json.loads(printed("show", str(folder), "--json"))
+    assert [(each["message"], each["follows"]) for each in held["findings"]] == [
+        (each.message, each.follows) for each in run.findings
+    ]
+    assert (held["verdict"], held["shortfalls"]) == (run.verdict, words)
+    shown_lines = printed("show", str(folder))
+    assert all(f"{each.severity}: {each.message}"[:60] in " ".join(shown_lines.split()) for each in run.findings)
+    follow = [f"(follows from {each.follows})" for each in run.findings if each.follows]
+    assert [" ".join(shown_lines.split()).count(each) for each in follow] == [follow.count(each) for each in follow]
+    assert all(root.message[:60] in repr(run) for root, _ in list(chapters(run.findings))[:2])
+    about = json.loads(printed("info", str(folder), "--json"))
+    assert (about["findings"], about["verdict"], about["shortfalls"]) == (len(wanted), run.verdict, words)
+    assert len(json.loads(printed("list", str(folder), "--json"))["runs"]) == 1
+    assert not wanted or wanted[0][0] in printed("list", str(folder))
 
 
 def network(kind: str) -> nn.Sequential:

@@ -169,7 +169,7 @@ def test_the_table_has_a_row_for_each_run_and_names_what_was_left_out(tmp_path: 
     assert [line.split() for line in lines[1:4]] == [
         ["run", "state", "steps", "findings", "loss", "lr", "environment.torch"],
         ["a", "ended", "4", "?", "0.5", "0.1", "2.13"],
-        ["b", "running", "8", "1", "–", "0.2", "–"],
+        ["b", "running", "8", "1", "dead", "–", "0.2", "–"],
     ]
     assert lines[4].startswith("not read: old: ")
     assert "version 1" in lines[4]

@@ -100,7 +100,8 @@ def _table(folder: str, entries: Sequence[Mapping[str, Any]], there: int) -> Gri
 def _health(entry: Mapping[str, Any]) -> Cell:
     count, health, doubts = entry.get("findings", 0), entry["health"], entry.get("shortfalls", ())
     if count:
-        return Cell(f"{count} {health}", "bad" if health == "bad" else "warn" if health == "warn" else "plain")
+        root = f", {entry['root']}" if entry.get("root") else ""
+        return Cell(f"{count} {health}{root}", "bad" if health == "bad" else "warn" if health == "warn" else "plain")
     return Cell("?" if doubts else "", "warn") if health == "unknown" else Cell("none", "quiet")
 
 

@@ -66,7 +66,11 @@ def run(options: argparse.Namespace) -> int:
     console.print(grid)
     for each in opened.findings if in_full else ():
         style = {"bad": "red", "warn": "yellow"}.get(each.severity)
-        said = f"  {each.severity}: {each.message} (follows from {each.follows})" if each.follows else f"{each.severity}: {each.message}"
+        said = (
+            f"  {each.severity}: {each.message} (follows from {each.follows})"
+            if each.follows
+            else f"{each.severity}: {each.message}"
+        )
         console.print(printable(said), style=style, markup=False, highlight=False)
     for line in () if options.family else opened.shortfalls:
         console.print(printable(line), markup=False, highlight=False)

@@ -17,7 +17,7 @@ from sonde.site import PORTS
 Quantity = Literal["setup", "input", "initialisation", "output", "loss", "gradient", "update", "weight"]
 """What a rule looks at. A ``setup`` holds from the beginning; an ``initialisation`` is weights before the first step."""
 Way = Literal["large", "jump", "small", "lost", "still", "broken"]
-"""How that is wrong: it is or becomes too large, jumps at one step, is too small, holds no information, does not move, is not finite."""
+"""How that is wrong: it is or becomes too large, jumps, is too small, holds no information, does not move, is not finite."""
 About = tuple[Quantity, Way]
 """What a finding of a rule says, so that :mod:`sonde.rules.story` can tell which one explains which."""
 
@@ -46,6 +46,7 @@ class Finding:
         last_step: the last step at which it was seen; None if that is not followed.
         follows: the rules of the findings that explain this one, as text; ``""`` of a root, which none explains.
         order: of the first of its places in the order of execution; -1 if that is not known.
+        proof: what became of its advice where it was tried: ``proved: ...`` or ``likely: ...``; ``""`` where it was not.
         quantity: what it is about, if that is another quantity than that of its rule; ``""`` if not.
     """
 
@@ -68,6 +69,7 @@ class Finding:
     follows: str = ""
     order: int = -1
     quantity: str = ""
+    proof: str = ""
 
     def __deepcopy__(self, memo: object) -> Finding:
         """Return this: it never changes."""

@@ -1,10 +1,10 @@
 """Tell the findings of one training as a story: which of them explains which others, by what each rule is about.
 
-A step of a training goes through its quantities in one order: an input, the weights, outputs from the first layer to the last, a
-loss, gradients, an update, the weights after it. What is *large* makes what comes behind it large, and goes round: weights that were
-moved too far make the outputs of the next step large. What is *small*, or has *lost* all information (dead, zero, saturated), makes
-gradients and updates of the same step small, and the loss stand *still*; it does not go round, since a small update changes nothing.
-A rule says what it is about (:data:`About`); nothing here knows a rule by its name.
+A step of a training goes through its quantities in one order: an input, the weights, outputs from the first layer to the last,
+a loss, gradients, an update, the weights after it. What is *large* makes what comes behind it large, and goes round: weights that
+were moved too far make the outputs of the next step large. What is *small*, or has *lost* all information (dead, zero, saturated),
+makes gradients and updates of the same step small, and the loss stand *still*; it does not go round, since a small update changes
+nothing. A rule says what it is about (:data:`About`); nothing here knows a rule by its name.
 
 A finding explains another one if it is about the same model, comes first in steps and in this order, can bring about what the other
 one says, and was still there when that began. A link needs two findings: nothing is explained by what was not found.
@@ -51,8 +51,12 @@ def told(findings: Iterable[Finding], gap: int = 1) -> list[Finding]:
         findings: of one run.
         gap: how many steps lie between two that are logged.
     """
-    listed = sorted((replace(each, follows="") for each in findings), key=gravity)
-    causes = [[at for at, cause in enumerate(listed) if _explains(cause, each, gap, is_graver=at < place)] for place, each in enumerate(listed)]
+    alone = (replace(each, follows="") for each in findings)
+    listed = sorted(alone, key=lambda each: (*gravity(each), _moment(each), each.rule, each.site))
+    causes = [
+        [at for at, cause in enumerate(listed) if _explains(cause, each, gap, is_graver=at < place)]
+        for place, each in enumerate(listed)
+    ]
     found: dict[int, list[Finding]] = {}
     for place, each in enumerate(listed):
         roots = _roots(place, causes)
@@ -138,8 +142,8 @@ def _can_bring(cause: About, about: About) -> bool:
     (quantity, way), (other, _) = cause, about
     if about[1] == "broken":
         return way in ("large", "jump")
-    if about not in _BRINGS[way]:
-        return False
+    if about not in _BRINGS[way] or (other == "weight" and quantity not in ("setup", "update", "weight")):
+        return False  # nothing but an update moves a weight, and where it was found small, something else has
     start = "initialisation" if quantity == "weight" else quantity
     return way in _GOES_ROUND or about == ("loss", "still") or _ORDER.index(start) <= _ORDER.index(other)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sonde.answer import TONES, Answer, Cell, Fact, Grid, Part, Report
 from sonde.errors import ArgumentError
@@ -31,7 +31,22 @@ _SOURCES = {
 }
 
 
-def check(run: Run | str | os.PathLike[str], *, rules: Given = None, rank: int | None = None, what_if: Any = None) -> Checked:
+class Proves(Protocol):
+    """Tries what findings advise."""
+
+    def of(self, findings: Sequence[Finding]) -> list[Finding]:
+        """Return *findings* with what was tried."""
+        ...
+
+
+def check(
+    run: Run | str | os.PathLike[str],
+    *,
+    rules: Given = None,
+    rank: int | None = None,
+    what_if: Any = None,
+    prove: Proves | None = None,
+) -> Checked:
     """Check a run: return what the rules find in it, the gravest first, and the rules that lack their numbers.
 
     A model is asked before its training by :func:`sonde.preflight`, and the instrument by :func:`sonde.doctor`.
@@ -50,11 +65,19 @@ def check(run: Run | str | os.PathLike[str], *, rules: Given = None, rank: int |
         what_if: a number format, as ``"float16"``, ``"bfloat16"``, ``"float8_e4m3fn"``, ``"float8_e5m2"`` or the dtype: also say
             which share of the values of each place the format would lose. It needs rows of the lens ``exponents()``.
 
+        prove: a :class:`sonde.Proof`: model, batch, loss and optimizer as the program makes them. What can be tried in one step of
+            the advice is tried there, and each finding that no other explains says in ``proof`` whether it is proved or likely.
+
     Raises:
-        ArgumentError: *rules* names no rule or threshold, *what_if* no format, or *run* is none; the message names the nearest.
+        ArgumentError: *rules* names no rule or threshold, *what_if* no format, *prove* is no proof, or *run* is none; the
+            message names the nearest.
         StoreError: the folder holds no run.
     """
     opened = run if isinstance(run, Run) else _opened(run)
+    if prove is not None and not hasattr(prove, "of"):
+        raise ArgumentError(
+            f"prove={prove!r}: give what the advice is tried on, as sonde.Proof(model, batch, loss_fn, optimizer=optimizer)"
+        )
     chosen = chosen_in(opened) if rules is None else Chosen.of(rules)
     wanted = None if what_if is None else format_of(what_if)
     own = rules is None and rank is None
@@ -80,6 +103,8 @@ def check(run: Run | str | os.PathLike[str], *, rules: Given = None, rank: int |
         missing |= {} if lost else {f"what_if={wanted.name}": f"underflow_{wanted.short}:output|underflow_{wanted.short}:grad"}
         applied += not lost
     what = "" if wanted is None else wanted.name
+    if prove is not None:
+        found = prove.of(found)
     return Checked(found, missing, name, applied, record.steps, lost, what, [each for each in notes if each], record.too_early)
 
 
@@ -167,6 +192,7 @@ class Checked(Answer):
         lines = [f"Check of run {self.name}: {self._counted()}", *self.notes]
         for root, behind in chapters(self.findings):
             lines += [f"{root.severity:<4} {root.rule}: {root.message}", f"     {_evidence(root)}", f"     {root.advice}"]
+            lines += [f"     {root.proof}"] if root.proof else []
             lines += [f"     {_behind(each)}" for each in behind]
         return printable("\n".join([*lines, *self._losses(), *self._left_out()]))
 
@@ -197,7 +223,7 @@ class Checked(Answer):
         rows = []
         for root, behind in chapters(self.findings):
             rows.append([Cell(root.rule, "strong"), Cell(root.severity, TONES[root.severity]), Cell(root.message)])
-            said = [_evidence(root), root.advice, *map(_behind, behind)]
+            said = [_evidence(root), root.advice, root.proof, *map(_behind, behind)]
             rows += [[Cell(""), Cell(""), Cell(text, "quiet")] for text in said if text]
         columns = ["rule", "verdict", ""]
         return Grid(f"Check of run {self.name}: {self._counted()}", columns, rows, [*self.notes, *self._left_out()], "no findings")

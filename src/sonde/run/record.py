@@ -253,7 +253,9 @@ def thresholds_of(rule: str, chosen: Chosen) -> dict[str, float]:
 
 def data_of(each: Finding) -> dict[str, Any]:
     """Return a finding as plain data for JSON; a number that is not finite is a text, as ``"inf"``."""
-    held = {name: getattr(each, name) for name in Finding.__dataclass_fields__ if name != "follows"}  # that is told by the reader
+    held = {
+        name: getattr(each, name) for name in Finding.__dataclass_fields__ if name not in ("follows", "proof")
+    }  # which are no part of it
     evidence = {name: _written(number) for name, number in each.evidence.items()}
     return {**held, "value": _written(each.value), "evidence": evidence, "places": list(each.places)}
 

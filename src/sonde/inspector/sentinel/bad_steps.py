@@ -9,7 +9,7 @@ from sonde.engine import raise_if_foreign
 from sonde.errors import NonFiniteError
 from sonde.inspector.sentinel.bad_step import BadStep
 from sonde.inspector.sentinel.kept_step import KeptStep, count_text, step_of
-from sonde.inspector.sentinel.replayed_step import Replayed, replayed, write_report
+from sonde.inspector.sentinel.replayed_step import Replayed, replayed, standing_out, write_report
 from sonde.inspector.sentinel.spikes import Spike
 from sonde.inspector.settings import OnNonFinite
 from sonde.paths import short_path
@@ -42,6 +42,7 @@ class BadStepReports:
         self._folder = folder
         self._flush = flush
         self._rank = rank
+        self._spiked: tuple[str, int, Path | None] = "", -1, None  # the last step that was reported as a spike, and its folder
 
     def report(self, found: BadStep) -> None:
         """Keep the step *found*, run it again, and warn or stop.
@@ -85,11 +86,20 @@ class BadStepReports:
             f"step {found.step}{f' of {found.name}' if found.name else ''}: the {spike.name} jumped to {short(spike.value)}, "
             f"{short(larger)} x its median, {spike.deviations:.0f} robust deviations above it{largest}"
         )
+        *last, kept = self._spiked
+        if last == [found.name, found.step]:  # its loss is pushed behind the optimizer's step, before which it was found and kept
+            if kept is not None:
+                report = kept / "report.txt"
+                self._try_to_write(kept, lambda: _append(report, message))
+            return
+        self._spiked = found.name, found.step, None
         many = sum(each.rule == "spike" for each in self.findings)
         step = step_of(found) if many < _MOST else None
         path = None if step is None else self._kept(step, "spikes")
         if path is not None and step is not None:
-            text = "\n".join([message, *step.notes, *([step.lost] if step.lost else [])])
+            self._spiked = found.name, found.step, path
+            large = standing_out(step.passes[-1]) if step.passes else []
+            text = "\n".join([message, *large, *step.notes, *([step.lost] if step.lost else [])])
             self._try_to_write(path, lambda: (path / "report.txt").write_text(f"{text}\n", encoding="utf-8"))
         evidence = {"value": spike.value, "median": spike.median, "deviations": spike.deviations}
         site = f"{prefix}{spike.largest}:grad" if spike.largest else ""
@@ -97,11 +107,19 @@ class BadStepReports:
         advice = RULES["spike"].advice
         self.findings.append(
             Finding(
-                "spike", message, site, *where, spike.value, first_step=found.step, evidence=evidence, advice=advice,
+                "spike",
+                message,
+                site,
+                *where,
+                spike.value,
+                first_step=found.step,
+                evidence=evidence,
+                advice=advice,
                 quantity="loss" if spike.name == "loss" else "gradient",
-            )  # fmt: skip
+            )
         )
-        warn_user(message if path is None else f"{message}. The step is kept in {short_path(path)}")
+        again = "" if path is None else f"sonde.replay({short_path(path)!r}, model) says what is large in it"
+        warn_user(message if path is None else f"{message}. The step is kept in {short_path(path)}: {again}")
 
     def _kept(self, step: KeptStep, folder: str) -> Path | None:
         run = self._folder()
@@ -128,6 +146,11 @@ class BadStepReports:
             warn_user(f"the step could not be kept in {short_path(path)}: {str(error).rstrip('.')}. The training goes on")
             return False
         return True
+
+
+def _append(path: Path, line: str) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(f"{line}\n")
 
 
 def _damage(found: BadStep) -> str:

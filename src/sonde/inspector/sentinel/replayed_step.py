@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
 
-from sonde.diagnosis import NonFinite, TensorFacts, observe_step
-from sonde.engine import Trial, check_model, parameters, remap, returned_loss, walk
+from sonde.diagnosis import (
+    Attempt,
+    NonFinite,
+    TensorFacts,
+    Tried,
+    attempted,
+    cast_as,
+    checked_change,
+    kept_of,
+    observe_step,
+)
+from sonde.engine import Event, Trial, check_model, is_floating, observe, parameters, remap, returned_loss, walk
 from sonde.errors import ArgumentError, SondeError
 from sonde.inspector.sentinel.bad_step import BadStep
 from sonde.inspector.sentinel.gradients import is_finite
 from sonde.inspector.sentinel.kept_step import KeptStep, Pass, is_spread, joined, read_step
-from sonde.words import shape_text
+from sonde.rules import RULES
+from sonde.words import percent, shape_text, short
+
+_FEW_SAMPLES = 3  # that have a median to stand out of
 
 
 @dataclass(slots=True)
@@ -42,24 +55,54 @@ class Replayed:
     joins: bool = False
 
 
-def replay(path: str | os.PathLike[str], model: nn.Module, loss_fn: Callable[[Any], Any] | None = None) -> NonFinite:
+@overload
+def replay(path: str | os.PathLike[str], model: nn.Module, loss_fn: Callable[[Any], Any] | None = None) -> NonFinite: ...
+
+
+@overload
+def replay(
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    loss_fn: Callable[[Any], Any] | None = None,
+    *,
+    change: Mapping[str, Any],
+    optimizer: Any = None,
+) -> Tried: ...
+
+
+def replay(
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    loss_fn: Callable[[Any], Any] | None = None,
+    *,
+    change: Mapping[str, Any] | None = None,
+    optimizer: Any = None,
+) -> NonFinite | Tried:
     """Run a step again that a watched training has kept, and return the first operation that made a NaN or an infinity.
 
     A copy of *model* is given the parameters and buffers from before the step, and runs under the same autocast and random state.
     The parameters of FSDP are joined from the folders of all ranks that lie beside *path*; *model* is a whole one then.
 
+    With *change*, the last pass of the step is run twice, as it was and changed, and the answer says what became of both.
+
     Args:
-        path: the folder of the step, ``RUN/nonfinite/step-...``.
+        path: the folder of the step, ``RUN/nonfinite/step-...`` or ``RUN/spikes/step-...``.
         model: a model of the same class and sizes, as the program makes it. It stays as it is.
         loss_fn: from the model's output to a scalar, which is sent backward. Without it the gradients are sent backward that had
             arrived at the model's outputs.
+        change: what is changed, by name: ``lr``, ``eps``, ``clip_grad_norm``: numbers; ``dtype``: of parameters and inputs;
+            ``autocast``: False, or a type; ``without``: indices of samples that are left out.
+        optimizer: takes the step: an optimizer of *model*, which is copied with its state, or a function from a list of parameters
+            to one. The state that it had in the training is not kept. Without one no step is taken.
 
     Raises:
         StoreError: the folder holds no kept step.
-        ArgumentError: the model is another one, no arguments were kept, or it cannot be run with those that were.
+        ArgumentError: the model is another one, no arguments were kept, or it cannot be run with those that were; or *change* names
+            what cannot be changed.
         ModelError: *model* is no module.
         Exception: what *loss_fn* raised.
     """
+    wanted = None if change is None else checked_change(change, with_optimizer=optimizer is not None)
     step = read_step(path)
     check_model(model)
     _check_fit(step, model)
@@ -69,8 +112,11 @@ def replay(path: str | os.PathLike[str], model: nn.Module, loss_fn: Callable[[An
             f"{path} holds no arguments of the model ({'; '.join(step.notes)}): give them to sonde.why_nan(model, batch)"
         )
     own: list[Exception] = []
+    kept_loss = None if loss_fn is None else _keeping(loss_fn, own)
     try:
-        reports = _reports(step, model, None if loss_fn is None else _keeping(loss_fn, own), whole=True)
+        if wanted is not None:
+            return _tried(step, model, kept_loss, wanted, optimizer)
+        reports = _reports(step, model, kept_loss, whole=True)
     except Exception as error:
         if isinstance(error, SondeError) or error in own:
             raise
@@ -78,7 +124,44 @@ def replay(path: str | os.PathLike[str], model: nn.Module, loss_fn: Callable[[An
             f"this {type(model).__name__} cannot be run with what {path} holds: {type(error).__name__}: {error}. Make the model "
             "as the training does; what is no tensor or plain data was not kept: give it to sonde.why_nan(model, batch)"
         ) from error
-    return next((report for report in reports if report.origin is not None), reports[-1])
+    report = next((report for report in reports if report.origin is not None), reports[-1])
+    if is_spike(step):
+        report.notes += [*standing_out(step.passes[-1]), *standing_out_in(step, model)]
+    return report
+
+
+def _tried(step: KeptStep, model: nn.Module, loss_fn: Any, change: dict[str, Any], optimizer: Any) -> Tried:
+    """Return what became of the last pass of *step*, as it was and with *change*."""
+    kept, notes = step.passes[-1], list(step.notes)
+    if len(step.passes) > 1:
+        notes.append(f"the last of {len(step.passes):,} passes of the step")
+    if optimizer is not None:
+        notes.append("the optimizer's state of that step is not kept: it has that of the optimizer that is given")
+
+    def attempt(changed: dict[str, Any]) -> Attempt:
+        def run(trial: Trial, casts: dict[str, torch.dtype]) -> Tensor | None:
+            outcomes: list[tuple[str, Tensor]] = []
+            with cast_as(casts):
+                _pass(trial, _without(replace(kept, autocast=casts), changed.get("without", [])), outcomes, said)
+            return next((tensor.detach() for name, tensor in outcomes if name == "the loss"), None)
+
+        said: list[str] = []
+        with _loaded(step, kept, model, loss_fn, optimizer) as (trial, _):
+            found = attempted(trial, changed, run, optimizer, kept.autocast)
+        notes.extend(each for each in said if each not in notes)
+        return found
+
+    return Tried(change, attempt({}), attempt(change), notes)
+
+
+def _without(kept: Pass, samples: list[int]) -> Pass:
+    """Return *kept* without the gradients of *samples*."""
+    if not samples:
+        return kept
+    held = {
+        place: each[kept_of(each.shape[0], samples, each.device)] if each.dim() else each for place, each in kept.gradients.items()
+    }
+    return replace(kept, gradients=held)
 
 
 def _keeping(loss_fn: Callable[[Any], Any], raised: list[Exception]) -> Callable[[Any], Any]:
@@ -201,19 +284,25 @@ def _reports(step: KeptStep, model: nn.Module, loss_fn: Callable[[Any], Any] | N
     return reports
 
 
-def _report(step: KeptStep, each: Pass, model: nn.Module, loss_fn: Any, *, whole: bool) -> NonFinite:
+@contextlib.contextmanager
+def _loaded(
+    step: KeptStep, each: Pass, model: nn.Module, loss_fn: Any, optimizer: Any = None, *, whole: bool = True
+) -> Iterator[tuple[Trial, list[str]]]:
+    """Yield a trial of *model* in the state before *step*, with the arguments and the random state of a pass, and notes."""
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    with Trial.of(model, each.args, each.kwargs, loss_fn) as trial, contextlib.ExitStack() as stack:
+    with Trial.of(model, each.args, each.kwargs, loss_fn, optimizer) as trial:
         if whole and not trial.is_free:
             raise ArgumentError("the model is too large to be copied: give a new one, and load the step with KeptStep.load_into")
         missing = step.load_into(trial.model, with_parameters=whole)
         if whole:
             trial.args, trial.kwargs = remap((trial.args, trial.kwargs), lambda tensor: tensor.to(device))
-        notes = [*step.notes, *([f"the model has no buffer {missing[0]!r} ({len(missing):,} in all)"] if missing else [])]
-        outcomes: list[tuple[str, Tensor]] = []
-        for kind, dtype in each.autocast.items():
-            stack.enter_context(torch.autocast(kind, dtype=dtype))
         each.random.restore()  # the trial puts the present state back
+        yield trial, [*step.notes, *([f"the model has no buffer {missing[0]!r} ({len(missing):,} in all)"] if missing else [])]
+
+
+def _report(step: KeptStep, each: Pass, model: nn.Module, loss_fn: Any, *, whole: bool) -> NonFinite:
+    with _loaded(step, each, model, loss_fn, whole=whole) as (trial, notes), cast_as(each.autocast):
+        outcomes: list[tuple[str, Tensor]] = []
         batch = trial.args, trial.kwargs
         return observe_step(trial.model, lambda: _pass(trial, each, outcomes, notes), outcomes=outcomes, notes=notes, batch=batch)
 
@@ -237,7 +326,7 @@ def _pass(trial: Trial, kept: Pass, outcomes: list[tuple[str, Tensor]], notes: l
     if not gradients:
         gradients = {place: torch.ones_like(tensor) for place, tensor in enumerate(tensors) if tensor.requires_grad}
         notes.append("the gradient at the model's output was not kept: ones went backward in its place")
-    ready = {place: gradient.to(tensors[place].device) for place, gradient in gradients.items() if tensors[place].requires_grad}
+    ready = {place: gradient.to(tensors[place]) for place, gradient in gradients.items() if tensors[place].requires_grad}
     if not ready or any(not is_finite(gradient) for gradient in ready.values()):
         return  # the bad values come from the loss, or from the forward: the backward has no news
     roots: list[Tensor] = [tensors[place] for place in ready]
@@ -245,6 +334,57 @@ def _pass(trial: Trial, kept: Pass, outcomes: list[tuple[str, Tensor]], notes: l
         for kind in kept.autocast:
             stack.enter_context(torch.autocast(kind, enabled=False))
         torch.autograd.backward(roots, list(ready.values()))
+
+
+# Spikes
+
+
+def is_spike(step: KeptStep) -> bool:
+    """Return whether everything in *step* was finite: it was kept since its loss or gradient norm was a spike."""
+    return not step.gradients and step.loss is None
+
+
+def standing_out(kept: Pass) -> list[str]:
+    """Say which samples of the arguments of a pass, and of the gradients at the model's outputs, stand out of the batch."""
+    said = []
+    for name, tensor in walk((kept.args, kept.kwargs)):
+        said += _sample(f"the argument {name}", tensor)
+    for tensor in kept.gradients.values():
+        said += _sample("the gradient at the model's output", tensor)
+    return said or ["no sample of the batch stands out in the arguments, or in the gradient at the model's output"]
+
+
+def _sample(name: str, tensor: Tensor) -> list[str]:
+    """Say which sample of *tensor* is at least ten times as large as the median of its samples, if one is."""
+    if not tensor.dim() or tensor.shape[0] < _FEW_SAMPLES or not is_floating(tensor):
+        return []
+    sizes = tensor.detach().double().flatten(1).square().mean(1).sqrt() if tensor.dim() > 1 else tensor.detach().double().abs()
+    largest, middle = int(sizes.argmax()), float(sizes.median())
+    if not float(sizes[largest]) >= RULES["spike"].thresholds["above"] * middle:
+        return []
+    times = f"{short(float(sizes[largest]) / middle)} x the median of the batch" if middle else "all others are 0"
+    share = f", {percent(float(sizes[largest].square() / sizes.square().sum()))} of all squares" if middle else ""
+    return [f"{name} is largest in sample {largest}: {short(float(sizes[largest]))}, {times}{share}"]
+
+
+def standing_out_in(step: KeptStep, model: nn.Module) -> list[str]:
+    """Say in which layer of *model* the outputs of a sample stand out first, and which weight gets most of the gradient."""
+    kept = step.passes[-1]
+    first: list[str] = []
+
+    def look(event: Event) -> None:
+        for _, tensor in walk(event.value) if not first else ():
+            first.extend(_sample(f"the output of {event.site.name or 'the model'}", tensor)[:1])
+
+    with _loaded(step, kept, model, None) as (trial, _):
+        with cast_as(kept.autocast), observe(trial.model, look):
+            _pass(trial, kept, [], [])
+        squares = {
+            name: float(each.grad.double().square().sum()) for name, each, _ in parameters(trial.model) if each.grad is not None
+        }
+    largest = max(squares, key=squares.__getitem__, default="")
+    total = sum(squares.values())
+    return [*first, *([f"{largest} has {percent(squares[largest] / total)} of the squares of all gradients"] if total else [])]
 
 
 def write_report(folder: Path, found: Replayed) -> None:

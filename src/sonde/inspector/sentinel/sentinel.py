@@ -300,7 +300,8 @@ class Sentinel:
                     self._judge_norm(look)
             self._holds = False
             timer.steps += 1
-            if timer.steps == _TIMED and timer.seconds < _OUTPUTS_FROM and not (self._in_closure or self._returns_loss):
+            is_needed = self._in_closure or self._returns_loss or self._spikes is not None
+            if timer.steps == _TIMED and timer.seconds < _OUTPUTS_FROM and not is_needed:
                 self._clock.forward_counter.take_no_more(self._returned)
             self._end_passes()
             if self._attempts is not None:
