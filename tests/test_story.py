@@ -9,7 +9,7 @@ import pytest
 
 from sonde.rules import RULES, Finding, chapters, told
 
-SEPARATE = {"frozen", "overfitting", "no_training_forward"}
+SEPARATE = {"frozen", "overfitting"}
 """Rules whose findings explain nothing, and that nothing explains."""
 
 

@@ -66,12 +66,9 @@ def run(options: argparse.Namespace) -> int:
     console.print(grid)
     for each in opened.findings if in_full else ():
         style = {"bad": "red", "warn": "yellow"}.get(each.severity)
-        said = (
-            f"  {each.severity}: {each.message} (follows from {each.follows})"
-            if each.follows
-            else f"{each.severity}: {each.message}"
-        )
-        console.print(printable(said), style=style, markup=False, highlight=False)
+        why = f" (follows from {each.follows})" if each.follows else ""
+        text = f"{'  ' if why else ''}{each.severity}: {each.message}{why}"
+        console.print(printable(text), style=style, markup=False, highlight=False)
     for line in () if options.family else opened.shortfalls:
         console.print(printable(line), markup=False, highlight=False)
     return 0

@@ -15,7 +15,7 @@ from sonde.engine import Trial, as_arguments, check_loss_fn, check_model, check_
 from sonde.errors import ArgumentError
 from sonde.rules import RULES, Finding
 
-_LOWER = 10.0
+_LOWER = (10.0, 100.0, 1000.0)
 
 
 class Proof:
@@ -74,8 +74,8 @@ class Proof:
         if _way(finding) not in ("large", "broken"):
             return
         rates = self._learning_rates() if "lower the learning rate" in finding.advice else []
-        if len(set(rates)) == 1:
-            yield {"lr": rates[0] / _LOWER}
+        for factor in _LOWER if len(set(rates)) == 1 else ():
+            yield {"lr": rates[0] / factor}
         if "clip the gradient norm" in finding.advice:
             yield {"clip_grad_norm": 1.0}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -77,11 +78,11 @@ def test_what_became_of_the_changed_step_is_what_plain_torch_makes_of_it(tmp_pat
         norm = float(nn.utils.clip_grad_norm_(plain.parameters(), limit))
         before = {name: each.detach().clone() for name, each in plain.named_parameters() if each.dim() > 1}
         sgd.step()
-        moved = {name: float((dict(plain.named_parameters())[name] - each).norm() / each.norm()) for name, each in before.items()}
+        moved = {name: float((plain.state_dict()[name] - each).norm() / each.norm()) for name, each in before.items()}
         tried = sonde.replay(kept, model, loss_of, change=change, optimizer=lambda own: torch.optim.SGD(own, lr=0.1)).changed
         rough = pytest.approx
-        assert tried.loss == rough(float(loss), rel=1e-5)
-        assert tried.after == rough(float(loss_of(plain(batch(BAD)[0]))), rel=1e-4)
+        assert tried.loss == rough(float(loss.detach()), rel=1e-5)
+        assert tried.after == rough(float(loss_of(plain(batch(BAD)[0])).detach()), rel=1e-4)
         assert tried.gradient == rough(min(norm, limit), rel=1e-4)
         assert tried.moved == rough(max(moved.values()), rel=1e-4)
         assert moved[tried.parameter] == max(moved.values())
@@ -173,7 +174,7 @@ def test_a_check_tries_its_advice_and_says_what_is_proved() -> None:
     root, *behind = checked.findings
     assert root.rule in ("update_huge", "update_large")
     assert root.proof.startswith("proved in the first step: as it is, it moves ")
-    assert "with lr 0.2, the step stays finite" in root.proof
+    assert re.search(r"with lr 0\.\d+, the step stays finite and moves [02].weight by \d+ %", root.proof)
     assert all(not each.proof for each in behind if each.follows)
     assert root.proof in checked.to_text()
     assert not any(each.proof for each in inspector.run.findings)  # the record holds no answer to a question
