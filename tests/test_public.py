@@ -19,6 +19,7 @@ PUBLIC = {
     "Inspector",
     "Limits",
     "ModuleTracker",
+    "Proof",
     "Ranks",
     "Run",
     "Site",

@@ -18,6 +18,7 @@ from sonde.rules import RULES, Finding
 from sonde.suggest import nearest
 from sonde.words import many, percent, short
 
+LOSS = "the loss"
 CHANGES = {
     "lr": "a learning rate",
     "eps": "the optimizer's eps",
@@ -28,8 +29,8 @@ CHANGES = {
 }
 """What can be changed in one step, and what is given for it."""
 
-Run = Callable[[Trial, "dict[str, torch.dtype]"], "Tensor | None"]
-"""Runs a trial forward and backward, under autocast by device type; returns the loss, None where there is none."""
+Run = Callable[[Trial, "dict[str, torch.dtype]"], "dict[str, Tensor]"]
+"""Runs a trial forward and backward, under autocast by device type; returns what it made: ``the loss`` and others, by words."""
 
 
 def checked_change(change: Any, *, with_optimizer: bool) -> dict[str, Any]:
@@ -128,12 +129,17 @@ def attempted(
     """Take one step of *trial* with what *change* says, and return what became of it.
 
     Args:
-        trial: of a model in the state before the step, with the random state of its pass.
+        trial: of a model in the state before the step, with the random state of its pass; its parameters must be copies.
         change: as :func:`checked_change` returns it.
         run: runs it forward and backward.
         optimizer: as :meth:`Trial.make_optimizer` takes it; None: no step is taken.
         autocast: by device type, the autocast block that the step was in.
+
+    Raises:
+        ArgumentError: the model could not be copied, or the optimizer has no number that is changed.
     """
+    if not trial.is_free:
+        raise ArgumentError("the model is too large to be copied, and no step is tried on the model itself: free some memory")
     casts = dict(autocast or {})
     if "dtype" in change:
         _convert(trial, change["dtype"])
@@ -149,10 +155,11 @@ def attempted(
             if name in change and name not in group:
                 raise ArgumentError(f"change={{{name!r}: ...}}: a {type(made).__name__} has no {name}")
             group.update({name: change[name]} if name in change else {})
-    loss = run(trial, casts)
+    made_of_it = run(trial, casts)
+    loss = made_of_it.get(LOSS)
     own = {name: parameter for name, parameter, _ in parameters(trial.model)}
     gradients = {name: each.grad for name, each in own.items() if each.grad is not None}
-    broken = _broken({} if loss is None else {"the loss": loss}, "is") or _broken(gradients, "gradient")
+    broken = _broken(made_of_it, "is") or _broken(gradients, "gradient")
     moved, worst = math.nan, ""
     if "clip_grad_norm" in change:
         nn.utils.clip_grad_norm_(list(own.values()), change["clip_grad_norm"])
@@ -182,7 +189,7 @@ def cast_as(casts: Mapping[str, torch.dtype]) -> Any:
         yield
 
 
-def run_with_loss(trial: Trial, casts: dict[str, torch.dtype]) -> Tensor | None:
+def run_with_loss(trial: Trial, casts: dict[str, torch.dtype]) -> dict[str, Tensor]:
     """Run *trial* forward, and backward from its loss; return the loss.
 
     Raises:
@@ -193,7 +200,7 @@ def run_with_loss(trial: Trial, casts: dict[str, torch.dtype]) -> Tensor | None:
     if loss is None:
         raise ArgumentError("there is no loss to send backward: give loss_fn, a function from the model's output to a scalar")
     torch.autograd.backward(loss)
-    return loss.detach()
+    return {LOSS: loss.detach()}
 
 
 def _convert(trial: Trial, dtype: torch.dtype) -> None:

@@ -122,7 +122,7 @@ class Rule:
         least: without so many logged steps, or values of a scalar, the rule cannot find anything; or the threshold that says it.
         brings: the rules whose findings follow from one of this rule, and are then no findings of their own.
         note_until: the threshold up to which a value is a note; ``""``: none is.
-        about: what a finding says of which quantity; None: it explains no other finding, and none explains it.
+        about: the quantity of its findings, and how that is wrong; None: it explains no other finding, and none explains it.
     """
 
     name: str

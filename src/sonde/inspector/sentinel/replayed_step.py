@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,8 @@ from sonde.inspector.sentinel.gradients import is_finite
 from sonde.inspector.sentinel.kept_step import KeptStep, Pass, is_spread, joined, read_step
 from sonde.rules import RULES
 from sonde.words import percent, shape_text, short
+
+Made = TypeVar("Made")
 
 _FEW_SAMPLES = 3  # that have a median to stand out of
 
@@ -133,25 +135,51 @@ def replay(
 def _tried(step: KeptStep, model: nn.Module, loss_fn: Any, change: dict[str, Any], optimizer: Any) -> Tried:
     """Return what became of the last pass of *step*, as it was and with *change*."""
     kept, notes = step.passes[-1], list(step.notes)
+    if loss_fn is None and not (kept.gradients and all(map(is_finite, kept.gradients.values()))):
+        raise ArgumentError(
+            "the gradient that arrived at the model's output was not kept, or is not finite: give loss_fn=, a function from the "
+            "output to the loss, so that the step can be tried whole"
+        )
     if len(step.passes) > 1:
         notes.append(f"the last of {len(step.passes):,} passes of the step")
     if optimizer is not None:
         notes.append("the optimizer's state of that step is not kept: it has that of the optimizer that is given")
+    as_it_was, changed = (_attempt(step, kept, model, each, loss_fn, optimizer) for each in ({}, change))
+    return Tried(change, as_it_was, changed, notes)
 
-    def attempt(changed: dict[str, Any]) -> Attempt:
-        def run(trial: Trial, casts: dict[str, torch.dtype]) -> Tensor | None:
-            outcomes: list[tuple[str, Tensor]] = []
-            with cast_as(casts):
-                _pass(trial, _without(replace(kept, autocast=casts), changed.get("without", [])), outcomes, said)
-            return next((tensor.detach() for name, tensor in outcomes if name == "the loss"), None)
 
-        said: list[str] = []
-        with _loaded(step, kept, model, loss_fn, optimizer) as (trial, _):
-            found = attempted(trial, changed, run, optimizer, kept.autocast)
-        notes.extend(each for each in said if each not in notes)
-        return found
+def _attempt(
+    step: KeptStep,
+    kept: Pass,
+    model: nn.Module,
+    change: dict[str, Any],
+    loss_fn: Any = None,
+    optimizer: Any = None,
+    *,
+    whole: bool = True,
+) -> Attempt:
+    """Return what becomes of a pass of *step* with *change*; without *whole*, *model* has the parameters of the step."""
 
-    return Tried(change, attempt({}), attempt(change), notes)
+    def run(trial: Trial, casts: dict[str, torch.dtype]) -> dict[str, Tensor]:
+        outcomes: list[tuple[str, Tensor]] = []
+        with cast_as(casts):
+            _pass(trial, _without(replace(kept, autocast=casts), change.get("without", [])), outcomes, [])
+        return {name: tensor.detach() for name, tensor in outcomes}
+
+    with _loaded(step, kept, model, loss_fn, optimizer, whole=whole) as (trial, _):
+        return attempted(trial, change, run, optimizer, kept.autocast)
+
+
+def _in_float32(step: KeptStep, model: nn.Module, *, whole: bool) -> str:
+    """Say whether the last pass of a step in half precision stays finite in float32; ``""`` if not, or if it is none."""
+    kept = step.passes[-1]
+    halves = (torch.float16, torch.bfloat16)
+    if not kept.autocast and not any(each.dtype in halves for each in model.parameters()):
+        return ""
+    if _attempt(step, kept, model, {"dtype": torch.float32}, whole=whole).broken:
+        return ""
+    ran = "step" if kept.gradients and all(map(is_finite, kept.gradients.values())) else "forward"
+    return f" Tried in float32, the same {ran} stays finite."
 
 
 def _without(kept: Pass, samples: list[int]) -> Pass:
@@ -234,7 +262,11 @@ def replayed(step: KeptStep, found: BadStep) -> Replayed:
     if report is not None:
         found_first = report.findings[0]
         line = f" ({report.line.name})" if report.line is not None else ""
-        return Replayed(f"{found_first.message}{line}.", report, found_first.site, found_first.advice)
+        try:
+            proof = _alone(lambda: _in_float32(step, model, whole=found.parameters is not None))
+        except Exception:  # it could not be tried: what was found stands without it
+            proof = ""
+        return Replayed(f"{found_first.message}{line}.{proof}", report, found_first.site, found_first.advice)
     bad = next((each for kept in step.passes for each in kept.gradients.values() if not is_finite(each)), None)
     if bad is not None:
         return Replayed(
@@ -264,7 +296,7 @@ def replayed(step: KeptStep, found: BadStep) -> Replayed:
     )
 
 
-def _alone(run: Callable[[], list[NonFinite]]) -> list[NonFinite]:
+def _alone(run: Callable[[], Made]) -> Made:
     """Return what *run* returns, run by a thread of its own: not inside the optimizer's step, nor inside a backward pass."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(copy_context().run, run).result()
