@@ -172,8 +172,8 @@ def said(found: Finding | None) -> tuple[str, str, str] | None:
         ),
         (rules.judge("loss_rising", 0.7, 1.0, 0.2, 0.36), None),
         (rules.judge("loss_rising", 1.6, 1.0, 0.8, 0.2), None),
-        (rules.judge("loss_unbounded", -9.0, 1.0), None),
-        (rules.judge("loss_unbounded", -11.0, 1.0), ("loss_unbounded", "warn", "the loss falls without bound: from 1 to -11")),
+        (rules.judge("loss_unbounded", -9.0, -4.0, 0.0, 1.0), None),
+        (rules.judge("loss_unbounded", -11.0, -5.0, 0.0, 1.0), ("loss_unbounded", "warn", "the loss falls without bound: from 1 to -11")),
         (rules.judge("loss_stuck", 0.9, 0.95, 1.0, 0.0, math.nan), None),
         (rules.judge("loss_stuck", 1.0, 1.0, 1.0, 0.02, math.nan), None),
         (

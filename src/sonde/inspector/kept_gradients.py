@@ -38,7 +38,7 @@ class _Watch:
             self.was_cleared = True
         elif not self.was_cleared:
             written = version_of(gradient) != self.version
-            self.was_cleared = written and not (gradient.device.type == "cpu" and bool(gradient.any()))
+            self.was_cleared = not bool(gradient.any()) if gradient.device.type == "cpu" else written
             self.version = version_of(gradient) + 1  # by the addition that follows
 
     def end(self) -> bool:

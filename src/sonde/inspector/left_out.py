@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from sonde.engine import SiteHook, parameters_of, version_of
-from sonde.rules import RULES, Chosen, Finding, among
+from sonde.inspector.measurement.execution_order import Ran
+from sonde.rules import RULES, Chosen, Finding, Severity, among
 
 _LOOKS = 2 * int(RULES["unmoved"].thresholds["least"])  # logged steps, from the first on
+_NEAR = 0.7  # distance of a copy, of its size: initial weights are 1.4 of their size apart
 _MOST = 0.5  # share of the layers without an optimizer; if more are, the others are what is meant to be trained
 
 
@@ -24,20 +27,23 @@ class _Left:
         version: how often the parameter had been changed in place when it was first looked at.
         is_held: an optimizer holds the parameter, and no gradient has come to it; otherwise none is known to hold it.
         steps: how many logged steps left it: with a gradient if it is not held.
+        had: in how many of these steps a backward pass had left a gradient, which was gone as the optimizer stepped.
     """
 
     hook: SiteHook
     version: int
     is_held: bool
     steps: int = 0
+    had: int = 0
 
-    def is_left(self) -> bool:
+    def is_left(self, had: Collection[int]) -> bool:
         """Look at the parameter after a logged step; return whether it is still left as it is."""
         parameter = self.hook.target
         if not (parameter.requires_grad and _is_current(self.hook) and version_of(parameter) == self.version):
             return False
         has_gradient = parameter.grad is not None
         self.steps += has_gradient is not self.is_held
+        self.had += self.is_held and id(parameter) in had
         return not has_gradient if self.is_held else not self.hook.was_stepped()
 
 
@@ -45,6 +51,9 @@ class LeftOut:
     """The parameters of one model that its first logged steps leave as they are. They have no rows, since no step is made of them.
 
     It is looked at in few logged steps, at the parameters that were left out in all of them so far: no values are read.
+
+    Args:
+        chosen: the rules that are applied.
     """
 
     def __init__(self, chosen: Chosen) -> None:
@@ -53,6 +62,7 @@ class LeftOut:
         self._looks = 0
         self._first = (0, 0)  # epoch and step of the first look
         self._layers = 0  # that have trainable parameters
+        self._had: set[int] = set()  # ids of the parameters that backward passes of this step have left a gradient
         self._found: tuple[Finding, ...] = ()
 
     @property
@@ -60,26 +70,29 @@ class LeftOut:
         """Whether further logged steps matter."""
         return self._looks < _LOOKS and self._left != []
 
-    def check(
-        self, hooks: Sequence[SiteHook], held: frozenset[int] | None, epoch: int, step: int, order: Mapping[str, int]
-    ) -> None:
+    def look_at_gradients(self, hooks: Sequence[SiteHook]) -> None:
+        """Note which parameters a backward pass of the step has left a gradient."""
+        self._had.update(id(hook.target) for hook in hooks if hook.target.grad is not None)
+
+    def check(self, hooks: Sequence[SiteHook], held: frozenset[int] | None, epoch: int, step: int, ran: Mapping[str, Ran]) -> None:
         """Look at the parameters after a logged step.
 
         Args:
             hooks: of all parameters.
             held: the ids of the parameters of the optimizer that has made the step; None if that is not known.
             epoch, step: the moment.
-            order: the place of each module that runs in the order of execution.
+            ran: what is known of each module that runs.
         """
+        had, self._had = self._had, set()
         if held is None:
             self._left = []
         elif self._left is None:
             self._first = epoch, step
             self._left = list(self._first_left(hooks, held))
-        self._left = [each for each in self._left or () if each.is_left()]
+        self._left = [each for each in self._left or () if each.is_left(had)]
         self._looks += 1
         if self._looks == _LOOKS:
-            self.end(hooks, order)
+            self.end(hooks, ran)
 
     def _first_left(self, hooks: Sequence[SiteHook], held: frozenset[int]) -> Iterator[_Left]:
         trained = [hook for hook in hooks if not hook.is_on_module and _is_trained(hook.target)]
@@ -89,7 +102,7 @@ class LeftOut:
             if hook.target.grad is None if is_held else not hook.was_stepped():
                 yield _Left(hook, version_of(hook.target), is_held)
 
-    def end(self, hooks: Sequence[SiteHook], order: Mapping[str, int]) -> None:
+    def end(self, hooks: Sequence[SiteHook], ran: Mapping[str, Ran]) -> None:
         """Judge what was seen, unless that is done."""
         left, self._left = self._left or [], []
         if not left:
@@ -97,30 +110,111 @@ class LeftOut:
         loose = [each for each in left if not each.is_held and not each.hook.was_stepped()]
         if len({id(each.hook.module) for each in loose}) > _MOST * self._layers:
             loose = []
+        cleared = [each for each in left if 2 * each.had > each.steps]
+        found = [self._judged("unmoved", loose, ran), self._judged("gradient_cleared", cleared, ran)]
         out = {id(each.hook) for each in left}
-        reached = (_place(hook, order) for hook in hooks if id(hook) not in out and hook.target.requires_grad)
-        begins = min((place for place in reached if place is not None), default=0)
-        cut = [each for each in left if each.is_held and (place := _place(each.hook, order)) is not None and place < begins]
-        found = (self._judged("unmoved", loose, order), self._judged("unreached", cut, order))
+        reached = [hook for hook in hooks if id(hook) not in out and _is_trained(hook.target)]
+        cut = [each for each in left if each.is_held and each not in cleared]
+        if copied := _copied(cut, reached):
+            cut = [each for each in cut if id(each.hook.module) not in copied and _has_matrices(each.hook)]
+        found += self._unreached(cut, reached, ran)
         self._found = tuple([each for each in found if each is not None])
+
+    def _unreached(self, cut: Sequence[_Left], reached: Sequence[SiteHook], ran: Mapping[str, Ran]) -> Iterator[Finding | None]:
+        """Yield a finding about parameters that a gradient must come to, and a note about those that may be unused.
+
+        It must come to all of a model, to what runs before all that is reached, to what has no graph, and to what repeats: the
+        same part of another block is reached. Elsewhere what is returned may be unused, as that of a pooler, or may be cut off:
+        it is a warning where layers that learn run behind, and a note where what was returned is passed on, or is last.
+        """
+        places = [place for hook in reached if (place := _place(hook, ran)) is not None]
+        begins, ends = min(places, default=0), max(places, default=-1)
+        blocks = {_part_of_blocks(hook) for hook in reached} - {""}
+        graded: dict[Severity, list[_Left]] = {"bad": [], "warn": [], "note": []}
+        for each in cut:
+            seen, place = ran.get(each.hook.name.rpartition(".")[0]), _place(each.hook, ran)
+            repeats = bool(blocks & {_part_of_blocks(each.hook)})
+            if not places or (place is not None and place < begins):
+                graded["bad"].append(each)
+            elif seen is None or place is None:
+                graded["note"].append(each)
+            elif place < ends and (not seen.has_graph or repeats):
+                graded["bad"].append(each)
+            else:
+                graded["warn" if place < ends and not _is_passed_on(each.hook, ran) else "note"].append(each)
+        strong = [*graded["bad"], *graded["warn"]]
+        found = self._judged("unreached", strong, ran)
+        yield found if found is None or graded["bad"] else replace(found, severity="warn")
+        noted = self._judged("unreached", graded["note"], ran)
+        yield None if noted is None else replace(noted, severity="note")
+
+    def never_stepped(self, hooks: Sequence[SiteHook], passes: int, epoch: int, step: int, ran: Mapping[str, Ran]) -> None:
+        """Judge a model that no optimizer has stepped, while another one was, or one was given: *passes* left it gradients."""
+        left = [_Left(hook, 0, False, passes) for hook in hooks if not hook.is_on_module and _is_trained(hook.target)]
+        self._first = epoch, step
+        found = self._judged("unmoved", [each for each in left if each.hook.target.grad is not None], ran)
+        self._found = () if found is None else (found,)
 
     def found(self) -> tuple[Finding, ...]:
         """Return the findings so far."""
         return self._found
 
-    def _judged(self, rule: str, left: Sequence[_Left], order: Mapping[str, int]) -> Finding | None:
+    def _judged(self, rule: str, left: Sequence[_Left], ran: Mapping[str, Ran]) -> Finding | None:
         found = [(each, judged) for each in left if (judged := self._chosen.judge(rule, float(each.steps))) is not None]
         if not found:
             return None
-        found.sort(key=lambda two: (two[0].hook.target.dim() < 2, _place(two[0].hook, order) or 0, two[0].hook.name))
+        found.sort(key=lambda two: (two[0].hook.target.dim() < 2, _place(two[0].hook, ran) or 0, two[0].hook.name))
         (first, judged), names = found[0], [each.hook.sites["param"].name for each, _ in found]
         told = judged.at(str(first.hook.sites["param"]), *self._first, among(names, judged.message))
         return replace(told, first_step=self._first[1])
 
 
-def _place(hook: SiteHook, order: Mapping[str, int]) -> int | None:
-    """Return the place of the parameter's layer in the order of execution; None if the layer has not run."""
-    return order.get(hook.name.rpartition(".")[0])
+def _place(hook: SiteHook, ran: Mapping[str, Ran]) -> int | None:
+    """Return the place of the parameter's layer in the order of execution; None if the layer was not seen to run."""
+    seen = ran.get(hook.name.rpartition(".")[0])
+    return None if seen is None else seen.place
+
+
+def _is_passed_on(hook: SiteHook, ran: Mapping[str, Ran]) -> bool:
+    """Return whether the parameter's layer, or one around it, returned what a module around that passed on."""
+    parts = hook.name.split(".")[:-1]
+    above = (ran.get(".".join(parts[:length])) for length in range(1, len(parts) + 1))
+    return any(seen is not None and seen.is_passed_on for seen in above)
+
+
+def _part_of_blocks(hook: SiteHook) -> str:
+    """Return the name of a parameter that is part of a numbered block, without the numbers, as ``blocks.*.q.weight``; else ``""``."""
+    parts = hook.name.split(".")
+    return ".".join("*" if part.isdigit() else part for part in parts) if any(part.isdigit() for part in parts[:-2]) else ""
+
+
+def _copied(left: Sequence[_Left], reached: Iterable[SiteHook]) -> set[int]:
+    """Return the ids of the modules whose weights are near others of this shape that are trained: target networks, and averages.
+
+    Initial weights are as far apart as they are large. Blocks of one name may begin as copies, and are none.
+    """
+    trained = [hook for hook in reached if hook.target.dim() > 1]
+    return {
+        id(each.hook.module)
+        for each in left
+        if each.hook.target.dim() > 1
+        and any(_is_near(each.hook, hook) for hook in trained if each.hook.target.shape == hook.target.shape)
+    }
+
+
+def _is_near(one: SiteHook, other: SiteHook) -> bool:
+    blocks = _part_of_blocks(one)
+    if blocks and blocks == _part_of_blocks(other):
+        return False
+    with torch.no_grad():
+        a, b = (each.target.detach() for each in (one, other))
+        if type(a) is not Tensor or type(b) is not Tensor or a.device != b.device or not a.is_floating_point():
+            return False
+        return bool(torch.linalg.vector_norm(a.float() - b.float()) < _NEAR * torch.linalg.vector_norm(a.float()))
+
+
+def _has_matrices(hook: SiteHook) -> bool:
+    return any(parameter is not None and parameter.dim() > 1 for parameter in parameters_of(hook.module).values())
 
 
 def _is_trained(parameter: Tensor) -> bool:

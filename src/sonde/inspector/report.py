@@ -54,6 +54,9 @@ def _modules(model: nn.Module, name: str) -> list[dict[str, Any]]:
             "dtypes": {name: kind for name, kind in kinds.items() if kind != "float32"},
         }
         line |= {name: value for name, value in more.items() if value}
+        rate = getattr(item.module, "p", None) if line["type"].startswith("Dropout") else None
+        if isinstance(rate, int | float):
+            line["rate"] = float(rate)
         lines.append({"model": name, **line} if name else line)
     return lines
 

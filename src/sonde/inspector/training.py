@@ -145,6 +145,7 @@ class WatchedTraining:
                 self.destinations.note_end(error, epoch=epoch, step=step)
                 self._put_rest(everything=True)
                 self._ended_at = self._place()
+                self._look_for_unstepped()
             finally:  # another Ctrl-C may come here
                 self._take_off()
                 seconds = min(self.part.exit_timeout, _MOMENT) if error is not None else self.part.exit_timeout
@@ -153,6 +154,13 @@ class WatchedTraining:
                     self._joining.hurry(seconds)
                 self._writer.stop(self._write_ends, failed=LastError.is_bad(error))
                 self.part.leave(max(self._join_until - time.monotonic(), _MOMENT))
+
+    def _look_for_unstepped(self) -> None:
+        """Judge models that no optimizer has stepped, where one has stepped another model."""
+        if any(watched.steps for watched in self.watched):
+            for watched in self.watched:
+                if watched.observes and not watched.steps:
+                    watched.rows.never_stepped(watched.clock.backward_counter.count, *watched.next_moment)
 
     def let_go(self) -> None:
         """Stop, since nobody holds the inspector any more; warn where no model has run before that."""

@@ -31,7 +31,7 @@ SCORES = 100.0
 softmax is below the rounding of float32 where they are 16.6 = ln(2**24) apart: at s = 68 for n = 4,096. Scores of trained language
 models are about 10 at most."""
 DROPPED = 0.9
-"""Share of zeros behind a dropout layer."""
+"""Share that a dropout layer sets to zero."""
 NEAR_END = 0.5
 """Largest magnitude / largest number of the format: one doubling before an overflow."""
 WOULD_VANISH = 0.25
@@ -146,7 +146,8 @@ def flat(slope: float, *, least: float = FLAT) -> Judged:
 
 
 @entry(
-    "a weight whose elements are all one value, in 3 of 5 logged steps or before the first logged step, though it has a gradient",
+    "a weight of two units or more whose elements are all one value, in 3 of 5 logged steps or before the first logged step, "
+    "though it has a gradient",
     "Goodfellow et al., Deep Learning, 8.4: units with equal weights stay equal",
     "initialise it at random",
     needs=("std:param",),
@@ -224,7 +225,7 @@ def attention_large(query: float, key: float, *, most: float = SCORES) -> Judged
 
 
 @entry(
-    f"a dropout layer leaves more than {percent(DROPPED)} zeros, beyond those that it is given, in 3 of 5 logged steps",
+    f"a dropout layer drops more than {percent(DROPPED)} of what it is given, in 3 of 5 logged steps",
     "Srivastava et al., 2014, section A.4: rates of 0.2 to 0.5",
     "lower the rate",
     needs=("zeros:output",),
@@ -234,7 +235,7 @@ def attention_large(query: float, key: float, *, most: float = SCORES) -> Judged
     about=("setup", "lost"),
 )
 def dropped(share: float, *, most: float = DROPPED) -> Judged:
-    """Judge the *share* of zeros that a dropout layer has added."""
+    """Judge the *share* that a dropout layer sets to zero."""
     yield share > most
     yield share
     yield f"{percent(share)} dropped"

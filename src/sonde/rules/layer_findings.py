@@ -24,6 +24,7 @@ from sonde.site import Site
 _FEW = 3  # weights: with fewer, none can be far from the others
 _RELU = ("ReLU", "ReLU6", "Threshold", "Hardtanh")
 _EARLY = 6  # logged steps of a weight before its steps can be too small
+_CONVERGED = 1e-3  # size of a gradient, of its first one, below which small steps are meant: there is little left to do
 _MEASURED = 16  # logged steps before a step that it is compared with
 
 Steps = npt.NDArray[np.int64]
@@ -132,7 +133,8 @@ class LayerFindings:
             mean, std = (self.history.of(number)[:, groups.weights] for number in ("mean", "std"))
             self._look_at_first_weights(begins & meant, weight, update, mean, std)
         if "update_small" in self._held:
-            self._look_at_small(np.where(meant & (weight > 0), update / weight, np.nan), steps, groups.updates)
+            is_needed = meant & (weight > 0) & (gradient >= _CONVERGED * self._first[groups.gradients])
+            self._look_at_small(np.where(is_needed, update / weight, np.nan), steps, groups.updates)
         self._look_for_still(values, np.asarray(np.isfinite(update).any(axis=1), bool))
         self._judge_steps(updates(sizes).numbers["ratio"], block)
 
@@ -144,8 +146,10 @@ class LayerFindings:
             size, moved = float(weight[line, place]), float(update[line, place])
             column = int(columns[place])
             middle = float(mean[line, place])
-            equal = self._chosen.judge("constant_weight", middle, float(std[line, place]), moved) if middle else None
-            large = self._chosen.judge("weight_large", size, self.history.facts[column].usual) if 2 * moved < size else None
+            fact = self.history.facts[column]
+            many = middle and fact.units != 1
+            equal = self._chosen.judge("constant_weight", middle, float(std[line, place]), moved) if many else None
+            large = self._chosen.judge("weight_large", size, fact.usual) if 2 * moved < size else None
             found += [(column, replace(each, step=int(self._first_step[column]))) for each in (equal, large) if each is not None]
         found.sort(key=lambda each: self.history.rank(each[0]))
         for rule in ("constant_weight", "weight_large"):

@@ -29,7 +29,6 @@ class Groups:
         usual: the sizes of weights as torch would initialise them.
         deep: columns of weights and of their gradients, in the order of execution.
         tanh, sigmoid, relu, dropout: hidden activations by their kind.
-        before_dropout: of each dropout layer, the output that it is given, or itself.
         halves: which of the updates are of weights in a half precision.
         queries, keys: outputs of attention, pair by pair.
         lookups: the gradient and the output of the largest embedding that runs.
@@ -47,7 +46,6 @@ class Groups:
     sigmoid: Columns
     zeros: Columns
     dropout: Columns
-    before_dropout: Columns
     float16: Columns
     halves: Mask
     queries: Columns
@@ -71,8 +69,6 @@ class Groups:
         )
         deep = np.array(by_depth, np.intp).reshape(-1, 2).T
         dropout = np.array([c for c in ordered.tolist() if kinds[c].startswith("Dropout")], np.intp)
-        place = {c: spot for spot, c in enumerate(ordered.tolist())}
-        before = [int(ordered[place[c] - 1]) if place[c] else c for c in dropout.tolist()]
         first = {(history.sites[c].path, history.calls[c]): c for c in sorted(ordered.tolist(), reverse=True)}
         zeros = np.array([c for c in first.values() if "Drop" not in kinds[c]], np.intp)  # masks beside an output may be all zero
         halves = {fact.dtype for fact in facts.parameters.values()}
@@ -81,7 +77,7 @@ class Groups:
         queries, keys = queries_and_keys(history, facts)
         return Groups(
             inner, ordered, updates, weights, gradients, usual, (deep[0], deep[1]), of_kind("Tanh", "RNN"), of_kind("Sigmoid"),
-            zeros, dropout, np.array(before, np.intp), half, in_half, queries, keys, _lookups(history),
+            zeros, dropout, half, in_half, queries, keys, _lookups(history),
         )  # fmt: skip
 
 

@@ -26,6 +26,8 @@ SMOOTH = 5
 """Values of a median of a loss."""
 LOSS_VALUES = SMOOTH + 3
 """The fewest values of a loss that may rise: the first median is the beginning, and three of the last five must be above it."""
+UNBOUNDED_VALUES = 30
+"""The fewest values of a loss that tell whether its fall slows down."""
 NEAR_CHANCE = 0.1
 """Distance of a loss that falls no more from ln(outputs of the last layer), the cross-entropy of a guess, as a share of that."""
 OVERFIT = 1.15
@@ -98,19 +100,38 @@ def loss_rising(loss: float, first: float, lowest: float, scatter: float = 0.0, 
 
 
 @entry(
-    "a loss that began above 0 falls below minus ten times its first value",
-    "our own: a loss that trains towards a goal has a floor",
+    "a loss falls below minus ten times its first value, or begins at minus ln(outputs) and falls by half of that, and no slower in "
+    "the last third of its values than in the middle one",
+    "our own: the loss of a density falls below zero, too, and slower and slower",
     "look at the sign of the loss",
     needs=("loss",),
+    evidence=("loss", "middle", "early", "first", "", ""),
     window=Window(3, 5),
-    least=LOSS_VALUES,
+    least=UNBOUNDED_VALUES,
     about=("setup", "large"),
 )
-def loss_unbounded(loss: float, first: float, *, factor: float = 10.0) -> Judged:
-    """Judge the median *loss* of the last values; *first* is that of the first values."""
-    yield (first != 0) & (loss < -factor * abs(first)) & (loss < 2 * first)
-    yield loss
-    yield f"the loss falls without bound: from {short(first)} to {short(loss)}"
+def loss_unbounded(
+    late: float,
+    middle: float,
+    early: float,
+    first: float,
+    scatter: float = 0.0,
+    chance: float = math.nan,
+    *,
+    factor: float = 10.0,
+) -> Judged:
+    """Judge the median loss of the last third (*late*), of the *middle* one and of the first (*early*).
+
+    *first* is the median of the first values, and *scatter* their standard deviation: a loss that begins around 0, as that of a
+    policy or of a critic, has no size that it could be compared with. One that begins at minus *chance*, the cross-entropy of a
+    guess, is a cross-entropy with the wrong sign: it need not fall that far.
+    """
+    is_negated = abs(first + chance) < NEAR_CHANCE * chance
+    far = (late < -factor * abs(first)) & (late < 2 * first)
+    falls = (far | (is_negated & (late < 1.5 * first))) & (abs(first) > 3 * scatter)
+    yield falls & (middle - late >= early - middle) & (early > middle)
+    yield late
+    yield f"the loss falls without bound: from {short(first)} to {short(late)}"
 
 
 @entry(

@@ -23,6 +23,7 @@ class Fact:
         shape: of the parameter; None if it is not known.
         trainable: whether the parameter was meant to be trained as the run began.
         dtype: of the parameter, as ``bfloat16``; ``float32`` where nothing is said.
+        rate: of a dropout layer, the share that it was told to drop as the run began; NaN if that is not known.
     """
 
     kind: str = ""
@@ -30,6 +31,7 @@ class Fact:
     shape: tuple[int, ...] | None = None
     trainable: bool = True
     dtype: str = "float32"
+    rate: float = math.nan
 
     @cached_property
     def is_matrix(self) -> bool:
@@ -52,6 +54,11 @@ class Fact:
     def inputs(self) -> int:
         """How many inputs each output of the weight has; 0 if that is not known."""
         return math.prod(self.shape[1:]) if self.shape else 0
+
+    @property
+    def units(self) -> int:
+        """How many outputs the weight has; 0 if that is not known."""
+        return self.shape[0] if self.shape else 0
 
     @property
     def usual(self) -> float:
@@ -80,7 +87,8 @@ class ModelFacts:
 
     def _add(self, line: Mapping[str, object]) -> None:
         model, layer, kind = str(line.get("model", "")), str(line.get("name", "")), str(line.get("type", ""))
-        self._layers[model, layer] = Fact(kind)
+        rate = line.get("rate")
+        self._layers[model, layer] = Fact(kind, rate=float(rate) if isinstance(rate, int | float) else math.nan)
         shapes, frozen, dtypes = line.get("shapes"), line.get("frozen"), line.get("dtypes")
         for name, shape in shapes.items() if isinstance(shapes, Mapping) else ():
             known = tuple([int(size) for size in shape]) if isinstance(shape, Sequence) else None

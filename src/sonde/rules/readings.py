@@ -71,10 +71,11 @@ def matrices(of: Sizes) -> Reading:
 
 @_place
 def weights(of: Sizes) -> Reading:
-    """Return the values of weights; a rule is about those whose gradient was measured."""
+    """Return the values of weights; a rule is about those whose gradient was measured, and of two units or more."""
     columns = of.groups.weights
     numbers = {"mean": of.history.of("mean")[:, columns], "std": of.history.of("std")[:, columns]}
-    return Reading(columns, numbers, np.isfinite(of.values[:, of.groups.gradients]))
+    several = np.array([of.history.facts[column].units != 1 for column in columns.tolist()], bool)
+    return Reading(columns, numbers, np.isfinite(of.values[:, of.groups.gradients]) & several)
 
 
 @_place
@@ -145,13 +146,14 @@ def hidden(of: Sizes) -> Reading:
 
 @_place
 def dropout(of: Sizes) -> Reading:
-    """Return the share of zeros that a dropout layer has added to those that it was given."""
-    columns, before = of.groups.dropout, of.groups.before_dropout
-    if not len(columns):
-        return _NOTHING
-    share = of.history.of("zeros") / of.history.of("count")
-    given = np.where(before != columns, share[:, before], 0.0)
-    return Reading(columns, {"share": (share[:, columns] - given) / (1 - np.minimum(given, 1 - 1e-9))})
+    """Return the share that a dropout layer drops: what it was told to, where its output has as many zeros.
+
+    Zeros alone do not say it: what a layer is given may be sparse, and need not be what the layer before it has returned.
+    """
+    columns = of.groups.dropout
+    rates = np.array([of.history.facts[column].rate for column in columns.tolist()])
+    share = of.history.of("zeros")[:, columns] / of.history.of("count")[:, columns]
+    return Reading(columns, {"share": np.minimum(share, rates)})
 
 
 @_place

@@ -6,13 +6,14 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median
 
 import numpy as np
 
 from sonde.rules.chosen import Chosen
 from sonde.rules.finding import Finding
-from sonde.rules.loop import SMOOTH, SPIKE_FEW, SPIKE_VALUES, STUCK_STEPS, STUCK_VALUES
+from sonde.rules.loop import SMOOTH, SPIKE_FEW, SPIKE_VALUES, STUCK_STEPS, STUCK_VALUES, UNBOUNDED_VALUES
 from sonde.rules.window import Held
 
 _GRADIENTS = ("grad_norm", "grad_norm_raw")
@@ -23,6 +24,8 @@ _KEPT, _START, _LEAST_SPREAD = 128, 10, 0.02
 _JUMP = 3.0  # times the median, below which nothing is a spike
 _CHANGES = 33  # of a loss, that tell its scatter
 _MOST = 256  # means that stand for a whole history
+_CONVERGED = 0.01  # loss, of the first ones, from which on there is little left to learn
+_AFTER, _HELPED = 3, 0.8  # losses after a step, and their least one against that of the step, that say that the step was a good one
 
 Where = Callable[[int, float], tuple[str, float] | None]
 """Which layer moved first at a step, by so many deviations."""
@@ -48,6 +51,7 @@ class ScalarFindings:
         self._chance_of = chance
         self._scalars: dict[str, _Scalar] = {}
         self._held_out: dict[str, _HeldOut] = {}
+        self._cleared: dict[str, _Cleared] = {}
 
     def add(self, name: str, value: float, epoch: int, step: int) -> None:
         """Look at a pushed value or a norm."""
@@ -58,13 +62,31 @@ class ScalarFindings:
             loss = self._scalars.get(f"{model}/loss" if model else "loss")
             self._held_out.setdefault(name, _HeldOut(name, self._chosen)).add(value, epoch, step, loss)
             return
+        if kind in _GRADIENTS:
+            self._cleared.setdefault(model, _Cleared(model, self._chosen)).add(kind, value, epoch, step)
         scalar = self._scalars.get(name)
         if scalar is None:
-            scalar = self._scalars[name] = _Scalar(name, self._chosen, self._moved_first, self._chance(name))
+            of_model = partial(self._loss_of, model)
+            scalar = self._scalars[name] = _Scalar(name, self._chosen, self._moved_first, of_model, self._chance(name))
         scalar.add(value, epoch, step)
 
     def _chance(self, name: str) -> float:
         return self._chance_of(name.rpartition("/")[0])
+
+    def _loss_of(self, model: str) -> _Loss | None:
+        """Return the training loss of a *model*; None without one."""
+        scalar = self._scalars.get(f"{model}/loss") or self._scalars.get("loss")
+        return None if scalar is None else scalar.loss
+
+    def has_converged(self, model: str) -> bool:
+        """Return whether the loss has come down to a hundredth of what it was."""
+        loss = self._loss_of(model)
+        return loss is not None and loss.smooth is not None and loss.first is not None and loss.smooth <= _CONVERGED * loss.first > 0
+
+    def has_helped(self, model: str, step: int) -> bool | None:
+        """Return whether the loss fell by a fifth or more behind *step*: False also without a loss, None while none came later."""
+        loss = self._loss_of(model)
+        return False if loss is None else loss.has_helped(step)
 
     def findings(self) -> Iterator[Finding]:
         """Yield one finding for all scalars by each rule: the first, with the names of the others."""
@@ -78,7 +100,7 @@ class ScalarFindings:
             if first is not None:
                 names = ", ".join(f"{each.message.partition(' ')[0]} at step {each.first_step:,}" for each in others)
                 yield replace(first, message=first.message + (f" (also {names})" if names else ""))
-        yield from (each.found for each in self._held_out.values() if each.found is not None)
+        yield from (each.found for each in (*self._held_out.values(), *self._cleared.values()) if each.found is not None)
 
 
 @dataclass
@@ -89,15 +111,18 @@ class _Scalar:
         name: as it was pushed.
         chosen: the rules that are applied.
         moved_first: names the layer that moved first.
+        loss_of_model: returns the training loss of the model, whose gradients these may be; None without one.
         spike: the first value that stands out of those before it.
         grown: the growth of a norm of gradients, if that was too much.
         chance: the cross-entropy of a guess; NaN if that is not known.
         rises, falls, stuck: a loss that rises, falls without bound, or had not fallen at some step.
+        loss: what is known of a loss; None for other scalars.
     """
 
     name: str
     chosen: Chosen
     moved_first: Where
+    loss_of_model: Callable[[], _Loss | None] = lambda: None
     chance: float = math.nan
     spike: Finding | None = None
     grown: Finding | None = None
@@ -108,7 +133,7 @@ class _Scalar:
     _first: list[float] = field(default_factory=list)
     _least: float = math.inf
     _largest: float = 0.0
-    _loss: _Loss | None = None
+    loss: _Loss | None = None
 
     @property
     def kind(self) -> str:
@@ -117,12 +142,15 @@ class _Scalar:
 
     def add(self, value: float, epoch: int, step: int) -> None:
         """Compare *value* with those before it."""
+        if self.kind in _LOSSES:
+            self.loss = self.loss or _Loss(self.chosen)
+            self.loss.note(value, step)
         if not math.isfinite(value):
             return
-        if self.kind in _LOSSES:
-            self._loss = self._loss or _Loss(self.chosen)
-            self._look_at_loss(self._loss, value, epoch, step)
+        if self.loss is not None:
+            self._look_at_loss(self.loss, value, epoch, step)
         if value <= 0:
+            self._largest = max(self._largest, -value)
             return
         if self.spike is None and len(self._last) >= SPIKE_FEW:
             self.spike = self._judged(value, epoch, step)
@@ -140,8 +168,8 @@ class _Scalar:
         if self.rises is None:
             rises = self.chosen.judge("loss_rising", loss.smooth, loss.first, loss.lowest, loss.scatter())
             self.rises = self._at_last(loss.risen, rises, epoch, step)
-        if self.falls is None:
-            falls = self.chosen.judge("loss_unbounded", loss.smooth, loss.first)
+        if self.falls is None and (thirds := loss.level_of_thirds()) is not None:
+            falls = self.chosen.judge("loss_unbounded", *thirds, loss.first, loss.first_scatter, self.chance)
             self.falls = self._at_last(loss.fallen, falls, epoch, step)
         self.stuck = self.stuck or self._stuck(loss, epoch)
 
@@ -164,9 +192,11 @@ class _Scalar:
 
     def smooth(self) -> float:
         """Return the median of the last values; infinity without any."""
-        return math.inf if self._loss is None or self._loss.smooth is None else self._loss.smooth
+        return math.inf if self.loss is None or self.loss.smooth is None else self.loss.smooth
 
     def _grow(self, value: float, epoch: int, step: int) -> None:
+        if self._goes_with_a_density():
+            return
         found = self.chosen.judge("gradient_growth", value, max(self._first[0], self._least))
         if found is None or (self.grown is not None and found.value <= self.grown.value):
             return
@@ -175,15 +205,27 @@ class _Scalar:
         message = f"{self.name} {found.message} at step {step:,}{since}"
         self.grown = replace(found, message=message, epoch=epoch, step=step, first_step=first, last_step=step)
 
+    def _goes_with_a_density(self) -> bool:
+        """Whether this is of gradients of a loss that has been below zero, and is no larger than at first.
+
+        It is that of a density, or of a policy: its gradients follow the precision that is reached, or the rewards.
+        """
+        loss = None if self.kind in _LOSSES else self.loss_of_model()
+        if loss is None or loss.smooth is None or loss.first is None:
+            return False
+        return loss.least < 0 and loss.smooth <= loss.first + loss.first_scatter
+
     def _judged(self, value: float, epoch: int, step: int) -> Finding | None:
         """The finding if *value* is a spike that brings the training back to its beginning: other jumps are the noise of batches.
 
         A loss must be as large as the first ones, a gradient norm twice as large, and an update norm ten times as large as all of
         the first hundred, since a learning rate may begin anew. A loss or gradient norm far above all before needs few values.
         """
-        if value < _JUMP * math.exp(min(self._last)):
+        if value < _JUMP * math.exp(min(self._last)) or self._goes_with_a_density():
             return None  # the median is no smaller
         largest = math.inf if self.kind == "update_norm" else self._largest
+        if self.loss is not None and self.loss.least < 0 and value < self.chosen.limit("spike", "above") * largest:
+            return None  # logarithms say nothing of a loss around 0
         if len(self._last) < SPIKE_VALUES and value < self.chosen.limit("spike", "above") * largest:
             return None
         begin = median(self._first[:_START])
@@ -217,7 +259,9 @@ class _Loss:
     Attributes:
         first: the median of the first values; None before there are so many.
         smooth: the median of the last values.
+        first_scatter: the standard deviation of the first values around it.
         lowest: the smallest such median.
+        least: the smallest value.
         steps: the first and the last step.
         risen, fallen: how often the loss was found to rise, or to fall without bound.
     """
@@ -225,23 +269,41 @@ class _Loss:
     def __init__(self, chosen: Chosen) -> None:
         self.first: float | None = None
         self.smooth: float | None = None
-        self.lowest = math.inf
+        self.first_scatter = 0.0
+        self.lowest = self.least = math.inf
         self.steps = (0, 0)
+        self._lately: deque[tuple[int, float]] = deque(maxlen=_KEPT)
         self._last: deque[float] = deque(maxlen=SMOOTH)
         self._changes: deque[float] = deque(maxlen=_CHANGES)
         self.risen, self.fallen = chosen.held("loss_rising"), chosen.held("loss_unbounded")
         self._spans: list[float] = []
         self._width, self._open = 1, [0.0, 0]
 
+    def note(self, value: float, step: int) -> None:
+        """Note a value, finite or not."""
+        self._lately.append((step, value))
+
+    def has_helped(self, step: int) -> bool | None:
+        """Return whether one of the next values is a fifth less than that of *step*; None while there is none."""
+        before = next((value for at, value in self._lately if at == step), None)
+        after = [value for at, value in self._lately if at > step][:_AFTER]
+        if before is None or not after:
+            return False if before is None else None
+        least = min((value for value in after if math.isfinite(value)), default=math.inf)
+        return before - least >= (1 - _HELPED) * abs(before) > 0
+
     def add(self, value: float, step: int) -> None:
         """Add a value."""
+        self.least = min(self.least, value)
         self.steps = (step if not self._last else self.steps[0], step)
         if self._last and value > 0 and self._last[-1] > 0:
             self._changes.append(abs(math.log(value / self._last[-1])))
         self._last.append(value)
         if len(self._last) == SMOOTH:
             self.smooth = median(self._last)
-            self.first = self.smooth if self.first is None else self.first
+            if self.first is None:
+                self.first = self.smooth
+                self.first_scatter = float(np.std(self._last, ddof=1))
             self.lowest = min(self.lowest, self.smooth)
         self._open = [self._open[0] + value, self._open[1] + 1]
         if self._open[1] == self._width:
@@ -254,6 +316,14 @@ class _Loss:
     def scatter(self) -> float:
         """Return the standard deviation of logarithms of values around those next to them, by the median of their changes."""
         return 1.4826 * median(self._changes) / math.sqrt(2) if self._changes else 0.0
+
+    def level_of_thirds(self) -> tuple[float, float, float] | None:
+        """Return the medians of the last, the middle and the first third; None where they are too few to tell how the loss falls."""
+        third = len(self._spans) // 3
+        if third < UNBOUNDED_VALUES // 3:
+            return None
+        early, middle, late = (median(self._spans[third * place : third * (place + 1)]) for place in range(3))
+        return late, middle, early
 
     def thirds(self) -> tuple[float, float, float, float] | None:
         """Return the means of the last, the middle and the first third, and the error of a difference; None: it is too early."""
@@ -292,3 +362,33 @@ class _HeldOut:
         if self._held.add_one(step, holds=found is not None) and found is not None and self.found is None:
             message = f"{self._name}: {found.message}, at step {step:,}"
             self.found = replace(found, message=message, epoch=epoch, step=step, first_step=int(self._held.since[0]))
+
+
+class _Cleared:
+    """Whether the gradients of a model that a backward pass has left are zero as the optimizer steps.
+
+    Attributes:
+        found: the finding that they are, from most steps so far; None so far.
+    """
+
+    def __init__(self, model: str, chosen: Chosen) -> None:
+        self.found: Finding | None = None
+        self._model, self._chosen = model, chosen
+        self._latest: dict[str, tuple[int, float]] = {}
+        self._steps = self._cleared = 0
+        self._first = -1
+
+    def add(self, kind: str, value: float, epoch: int, step: int) -> None:
+        """Compare the norm at the step with that after the backward pass, once both are known."""
+        self._latest[kind] = step, value
+        (at, norm), (before, raw) = (self._latest.get(each, (-1, math.nan)) for each in _GRADIENTS)
+        if not at == before == step or self.found is not None:
+            return
+        self._steps += 1
+        if norm == 0 < raw:
+            self._cleared += 1
+            self._first = step if self._first < 0 else self._first
+        found = self._chosen.judge("gradient_cleared", self._cleared) if 2 * self._cleared > self._steps else None
+        if found is not None:
+            message = f"{self._model}: " * bool(self._model) + found.message
+            self.found = replace(found, message=message, epoch=epoch, step=step, first_step=self._first)

@@ -14,8 +14,9 @@ least as large as torch would initialise it, 1 / sqrt(3 inputs): Adam's first st
 the size of the weight."""
 UPDATE_HUGE = 0.6
 """Update / weight of a single step; the weight is that after the step, so that the ratio is 1 where the update is all of it."""
-LOST = 0.5
-"""Share of a weight's elements that have a gradient, and do not change in a step."""
+LOST, LOST_MOST = 0.5, 0.98
+"""Share of a weight's elements that have a gradient, and do not change in a step: from the first on it is a note, since the rest
+may well learn; above the second hardly any element moves."""
 UNMOVED = 5
 """Logged steps in which a weight has a gradient, and no optimizer moves it."""
 
@@ -38,7 +39,7 @@ def update_large(ratio: float, *, most: float = UPDATE_LARGE) -> Judged:
 
 
 @entry(
-    f"a step moves a weight by less than {UPDATE_SMALL:g} of its size",
+    f"a step moves a weight by less than {UPDATE_SMALL:g} of its size, while its gradient is 1/1000 of its first one or more",
     "CS231n, Babysitting the learning process; torchmortem",
     "raise the learning rate of this weight, or see whether it is meant to be frozen",
     needs=("rms:update", "rms:param"),
@@ -85,19 +86,23 @@ def step_large(ratio: float, *, most: float = UPDATE_LARGE) -> Judged:
 
 @entry(
     f"{percent(LOST)} of the elements of a weight in bfloat16 or float16, or more, have a gradient and do not change, "
-    "in 3 of 5 logged steps",
+    f"in 3 of 5 logged steps (a note), more than {percent(LOST_MOST)} (warn)",
     "IEEE 754, rounding to nearest: an update below half of the last digit is lost; bfloat16 has 8 digits",
     "keep the parameters in float32 (autocast for the forward pass), or round stochastically",
     needs=("zeros:update", "zeros:grad"),
+    note_until="most",
     evidence=("lost",),
     at="halves",
     window=Window(3, 5),
     brings=("loss_stuck", "update_small"),
     about=("update", "small"),
 )
-def update_lost(share: float, *, most: float = LOST) -> Judged:
-    """Judge the *share* of the elements of a weight that a step leaves as they are, beyond those without gradient."""
-    yield share >= most
+def update_lost(share: float, *, some: float = LOST, most: float = LOST_MOST) -> Judged:
+    """Judge the *share* of the elements of a weight that a step leaves as they are, beyond those without gradient.
+
+    From *some* on it is a note, above *most* a fault.
+    """
+    yield share >= some
     yield share
     yield f"{percent(share)} of its updates are lost to rounding"
 
@@ -135,13 +140,16 @@ def gradient_kept(steps: float, *, least: float = UNMOVED) -> Judged:
 
 
 @entry(
-    f"trainable weights at the beginning of the network without any gradient in {UNMOVED} logged steps, where later ones have one",
-    "a graph that is cut: detach(), no_grad(), .data, a conversion to numpy",
-    "look for what cuts the graph behind these layers, or freeze them with requires_grad_(False) if that is meant",
+    f"trainable weights that an optimizer holds and no gradient reaches in {UNMOVED} logged steps: all of a model, those before "
+    "all that are reached, those without a graph, those of one block among others (bad), or before others (warn); and weights "
+    "whose layers do not run, run last, or return what may be unused (a note)",
+    "a graph that is cut: detach(), no_grad(), .data, a conversion to numpy, an argmax",
+    "look for what cuts the graph behind these layers, or leaves what they return unused; freeze them with requires_grad_(False) "
+    "if that is meant",
     needs=("rms:param", "rms:grad"),
     severity="bad",
     least="least",
-    brings=("unmoved",),
+    brings=("unmoved", "loss_stuck"),
     about=("setup", "still"),
 )
 def unreached(steps: float, *, least: float = UNMOVED) -> Judged:
@@ -149,6 +157,22 @@ def unreached(steps: float, *, least: float = UNMOVED) -> Judged:
     yield steps >= least
     yield steps
     yield "no gradient reaches it"
+
+
+@entry(
+    f"gradients that a backward pass has left are gone, or all zero, as the optimizer steps, in most of {UNMOVED} logged steps",
+    "torch.optim.Optimizer.zero_grad: a step without gradients, or with zeros, learns nothing",
+    "call optimizer.zero_grad() before backward() or after step(), not between them",
+    needs=("rms:grad",),
+    severity="bad",
+    least="least",
+    brings=("gradient_zero", "update_small", "unreached", "unmoved", "loss_stuck", "gradient_vanishing"),
+)
+def gradient_cleared(steps: float, *, least: float = UNMOVED) -> Judged:
+    """Judge in how many logged *steps* a gradient was there after the backward pass, and none at the step."""
+    yield steps >= least
+    yield steps
+    yield "its gradient is cleared between backward() and step(), so that no step learns anything"
 
 
 @entry(

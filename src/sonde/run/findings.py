@@ -33,6 +33,8 @@ PlainScalar = tuple[str, float, int, int]
 Identity = tuple[str, str, int, bool]
 
 _GRAVEST = ("bad", "warn", "note")
+_OF_STEPS = ("update_huge", "update_large", "step_large")  # a large step behind which the loss falls is a good one
+_OF_ENDS = ("update_small", "gradient_zero")  # small steps and gradients are right where the loss has come to its end
 _NEVER = 2**62
 
 
@@ -91,6 +93,8 @@ class _Judges:
         found += self._scalars.findings()
         first: dict[Identity, Finding] = {}
         for each in found:
+            if self.has_helped(each) or (each.rule in _OF_ENDS and self._scalars.has_converged(each.model)):
+                continue
             known = first.get(each.identity)
             first[each.identity] = each if known is None else grown(known, each)
         return sorted(first.values(), key=gravity)
@@ -101,6 +105,10 @@ class _Judges:
         if math.isnan(rate) or each.rule not in RULES or RULES[each.rule].about != ("update", "large"):
             return each
         return replace(each, message=f"lr {rate:g}: {each.message}", evidence={**each.evidence, "lr": rate})
+
+    def has_helped(self, each: Finding) -> bool | None:
+        """Whether *each* is about a step that is too large, and the loss fell behind that; None while no later loss is known."""
+        return each.rule in _OF_STEPS and self._scalars.has_helped(each.model, each.step)
 
     def _moved_first(self, step: int, deviations: float) -> tuple[str, float] | None:
         found = (self._layers[key].moved_first(step, deviations) for key in sorted(self._layers))
@@ -211,8 +219,16 @@ class Findings:
         self._open(self.step, at_end=True)
 
     def _may_open(self, each: Finding, *, at_end: bool = False) -> bool:
-        """Whether a finding is new. A NaN counts once a later step was seen: until then an earlier place of its step may come."""
-        return each.identity not in self._known and (at_end or each.rule != "nonfinite" or each.step < self._last_rows)
+        """Whether a finding is new.
+
+        A NaN counts once a later step was seen: until then an earlier place of its step may come. So does a step that is too
+        large, where there is a loss: a later one tells whether the step was good.
+        """
+        if each.identity in self._known or at_end:
+            return each.identity not in self._known
+        if each.rule != "nonfinite" and each.rule not in _OF_STEPS:
+            return True
+        return each.step < self._last_rows and self._judges.has_helped(each) is not None
 
     def _open(self, step: int, *, at_end: bool = False) -> None:
         """Open what is new at *step*, but for what follows from another finding: that is one of its own only if it came first."""

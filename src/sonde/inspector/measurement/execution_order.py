@@ -1,10 +1,28 @@
-"""Find out in which order the modules of a model run."""
+"""Find out in which order the modules of a model run, and what becomes of what they return."""
 
 from __future__ import annotations
 
-from torch import nn
+import weakref
+from dataclasses import dataclass
+
+from torch import Tensor, nn
 
 from sonde.engine import Clock, Event, Probe, members, observe
+
+
+@dataclass
+class Ran:
+    """What was seen of a module in the first logged step: in training passes.
+
+    Attributes:
+        place: in the order in which modules return.
+        has_graph: one of its calls has returned a tensor that gradients can come to.
+        is_passed_on: what it returned was returned by a module around it, beside other tensors.
+    """
+
+    place: int
+    has_graph: bool = False
+    is_passed_on: bool = False
 
 
 class Ordering:
@@ -17,13 +35,14 @@ class Ordering:
     def __init__(self, model: nn.Module, name: str) -> None:
         self._model = model
         self._name = name
-        self._seen: dict[str, int] = {}
+        self.ran: dict[str, Ran] = {}  # by module
+        self._returned: dict[str, weakref.ref[Tensor]] = {}
         self._probe: Probe | None = None
         self._clock: Clock | None = None  # while the probe waits for a forward
 
     def watch(self, clock: Clock) -> None:
         """Observe which modules run, from the next forward of *clock* until :meth:`stop`."""
-        if self._probe is None and self._clock is None and not self._seen:
+        if self._probe is None and self._clock is None and not self.ran:
             self._clock = clock
             clock.call_before_forward(self._begin)
 
@@ -42,7 +61,7 @@ class Ordering:
     def forget(self) -> None:
         """See the order anew."""
         self.stop()
-        self._seen = {}
+        self.ran = {}
 
     def stop(self) -> bool:
         """Take the probe off; return whether it has seen any module."""
@@ -51,17 +70,28 @@ class Ordering:
             return False
         self._probe.detach()
         self._probe = None
-        return bool(self._seen)
+        self._returned = {}
+        return bool(self.ran)
 
     def places(self) -> dict[str, int]:
         """Return the place of each module by name; modules that were not seen to run come last."""
-        places = dict(self._seen)
+        places = {name: ran.place for name, ran in self.ran.items()}
         for name in _children_first([item.name for item in members(self._model)]):
             places.setdefault(name, len(places))
         return places
 
     def _note(self, event: Event) -> None:
-        self._seen.setdefault(event.name, len(self._seen))
+        ran = self.ran.setdefault(event.name, Ran(len(self.ran)))
+        leaves = [tensor for _, tensor in event.leaves]
+        if len(leaves) > 1:
+            inside = f"{event.name}." if event.name else ""
+            for name, returned in self._returned.items():
+                tensor = returned()
+                if name.startswith(inside) and name != event.name and any(leaf is tensor for leaf in leaves):
+                    self.ran[name].is_passed_on = True
+        elif leaves:
+            self._returned[event.name] = weakref.ref(leaves[0])
+        ran.has_graph = ran.has_graph or any(leaf.requires_grad for leaf in leaves)
 
 
 def _children_first(names: list[str]) -> list[str]:

@@ -83,7 +83,7 @@ class RowTaker:
     def detach(self) -> None:
         """Take all hooks out."""
         self._ordering.stop()
-        self.left_out.end(self._hooks_at("param"), self._order())
+        self.left_out.end(self._hooks_at("param"), self._ordering.ran)
         self.kept.end()
         for measurement in self.measurements:
             measurement.attachment.detach()
@@ -96,6 +96,10 @@ class RowTaker:
                 measurement.begin_step(pace, in_code=in_code)
         if pace.on:
             self.watch_order()
+
+    def never_stepped(self, passes: int, epoch: int, step: int) -> None:
+        """Judge a model that no optimizer has stepped, where others were: so many *passes* have left it gradients."""
+        self.left_out.never_stepped(self._hooks_at("param"), passes, epoch, step, self._ordering.ran)
 
     def look_at_start(self, step: int) -> None:
         """Look whether the parameters are finite as *step* begins, which is logged."""
@@ -140,7 +144,7 @@ class RowTaker:
         builder = BatchBuilder(ended.epoch, ended.step, ends_interval=True)
         held = None if optimizer is None else held_by(optimizer)
         if self.left_out.looks:
-            self.left_out.check(self._hooks_at("param"), held, ended.epoch, ended.step, self._order())
+            self.left_out.check(self._hooks_at("param"), held, ended.epoch, ended.step, self._ordering.ran)
         if self.kept.looks:
             self.kept.check(self._hooks_at("param"), held, ended.epoch, ended.step)
         if held is not None:
@@ -164,6 +168,8 @@ class RowTaker:
         The gradients now, as long as no other pass adds to them, are those before clipping.
         """
         self._raw.measure(self._hooks_at("grad"), step)
+        if self.left_out.looks:
+            self.left_out.look_at_gradients(self._hooks_at("grad"))
         scale = self._scaling.scale
         scales: Mapping[str, Tensor] = {} if scale is None else {"grad": scale}
         builder = BatchBuilder(epoch, step)
