@@ -379,6 +379,41 @@ def test_most_bytes_of_ranks(tmp_path: Path, kind: str) -> None:
     check_equal(sonde.open_tensors(tmp_path / "t"), alone(tmp_path / "one"))
 
 
+# Batches and models that write
+
+
+class Writes(nn.Module):
+    """Writes into what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = model()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.inner(x.mul_(2))
+
+
+class Reused:
+    """Gives all batches in the same memory."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        held = torch.zeros(4, 8, dtype=torch.float64)
+        for number in range(11):
+            yield held.copy_(torch.arange(32).reshape(4, 8) + number)
+
+
+def written_into(folder: Path, sharded: bool) -> bool:
+    made: Any = Writes().eval()
+    store = sonde.extract(fully_shard(made) if sharded else made, Reused(), "head", folder, shard=300)
+    return bool(store.complete)
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["plain", "fsdp"])
+def test_batches_in_the_same_memory_that_the_model_writes_into(tmp_path: Path, sharded: bool) -> None:
+    on_ranks(2, written_into, tmp_path / "t", sharded, limit=LIMIT)
+    check_equal(sonde.open_tensors(tmp_path / "t"), sonde.extract(Writes().eval(), Reused(), "head", tmp_path / "one", shard=300))
+
+
 # Data of one's own
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sonde.engine import walk
+from sonde.engine import remap, walk
 from sonde.errors import ArgumentError, RankError, StoreError
 from sonde.extraction.asked import Asked
 from sonde.extraction.crew import Crew
@@ -231,7 +231,9 @@ class Extraction:
         number = part.key if part is not None and isinstance(part.key, int) else sharing.read - 1
         try:
             with named(number, _CALL):
-                if part is None or not self._crew.writes:
+                if part is None:
+                    self._intake.run_along(remap(batch, torch.clone, objects=True))  # a model may write into it
+                elif not self._crew.writes:
                     self._intake.run_along(batch)
                 else:
                     self._add(batch, part, sharing)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, DistributedSampler
 
-from sonde.engine import walk
+from sonde.engine import remap, walk
 from sonde.errors import ArgumentError, StoreError
 from sonde.extraction.crew import Crew
 from sonde.extraction.digest import digest
@@ -67,7 +67,7 @@ class Sharing:
 
     Attributes:
         read: batches that were read.
-        new: batches that had something new, of which this process runs its share.
+        new: batches that had something new for this process, or for whose turn it was.
 
     Args:
         crew: the processes.
@@ -129,7 +129,7 @@ class Sharing:
             raise ArgumentError(f"the ranks read other data than each other, and nothing says which items each has. {_OTHERWISE}")
 
     def learn(self, batch: Any, items: int) -> None:
-        """Learn from the first *batch*, of which the model has told the *items*, which parts of a batch tell how many it has.
+        """Learn from the first *batch*, whose *items* the model has told, which parts of a batch tell how many it has.
 
         Raises:
             ArgumentError: none does.
@@ -155,36 +155,24 @@ class Sharing:
         if not self._crew.in_step:
             yield from rounds
             return
-        last: Any = None
         while True:
-            batch, part = next(rounds, (None, None))
+            batch, part = next(rounds, (self._last, None))
             some, is_full = self._crew.minimum([-(part is not None), -full()])
             if not some or is_full:
                 rounds.close()
                 return
-            last = batch if batch is not None else self._last if last is None else last
-            yield last, part
+            yield batch, part
 
     def _turns(self, iterator: Iterator[Any]) -> Generator[tuple[Any, Part | None]]:
-        crew = self._crew
-        mine: tuple[Any, Part] | None = None
-        turn, last = 0, None
+        turn = 0
         for number, batch in enumerate(iterator):
             part = self._new(number, batch)
-            if part is None:
-                continue
-            if turn == crew.number:
-                mine = batch, part
-            turn, last = (turn + 1) % crew.of, batch
-            if not turn:
-                assert mine is not None
-                yield mine
-                mine = None
-        if turn:
-            if mine is not None:
-                yield mine
-            elif crew.in_step:
-                yield last, None
+            if part is not None:
+                if turn == self._crew.number:
+                    yield batch, part  # at once: the data may use the memory of the batch for the next one
+                turn = (turn + 1) % self._crew.of
+        if self._crew.in_step and 0 < turn <= self._crew.number:
+            yield self._last, None
 
     def _own(self, iterator: Iterator[Any]) -> Generator[tuple[Any, Part | None]]:
         for number, batch in enumerate(iterator):
@@ -317,7 +305,7 @@ def looked(
         raise ArgumentError("batches: there is none")
     inputs = digest(first)
     with named(0, call):
-        items, rows = intake.look(first)
+        items, rows = intake.look(remap(first, torch.clone, objects=True))  # a model may write into it, and it is to run once more
     sharing.compare(crew.all((crew.number, inputs)))
     sharing.learn(first, items)
     return chain([first], iterator), rows

@@ -22,7 +22,7 @@ _ALIKE = 1e-3  # relative: replicas of a tensor differ by rounding, parts of one
 
 
 def whole(partners: Sequence[int], tensor: Tensor, module: nn.Module | None, port: Port) -> Tensor:
-    """Return the whole of a *tensor* at a port of *module*, of which each of the *partners* may hold a part. All of them call this.
+    """Return the whole *tensor* at a port of *module*, where each of the *partners* may hold a part. All of them call this.
 
     That is a ``DTensor``, and the output of a layer whose weight is split by features, which ``ColwiseParallel`` returns as a plain
     tensor. What other plain tensors are parts of cannot be known: see :func:`refuse_parts`.
