@@ -77,7 +77,6 @@ class Sharing:
         items: the numbers of the stored items, where a ``DistributedSampler`` says which come.
         ids: of the stored items; None without ids.
         ids_of: returns the ids of the items of a batch.
-        refuse: returns the error for a batch that is not the stored one, by its number and what is known of it.
     """
 
     def __init__(
@@ -279,9 +278,9 @@ class Sharing:
             StoreError: less has come than is stored.
             RankError: the processes have read other data.
         """
-        if self._indices is not None or self._ids is not None:
+        if self._indices is not None or self._differ:
             return
-        missing = self._stored.keys() - self._seen
+        missing = self._stored.keys() - self._seen if self._ids is None else ()
         if missing:
             ended = f"the data end after {many(self.read, 'batch', 'batches')}, and the store holds {len(self._stored):,}"
             raise StoreError(f"{ended}. {_OTHER_ORDER}")
