@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 
 from sonde.engine import communicates, data_parallel_ranks, parameters_in, ranks_of
 from sonde.errors import ArgumentError, RankError
-from sonde.stats import Channel, LostError, Meeting
+from sonde.stats import Channel, LostError, Meeting, MissingRankError
 
 T = TypeVar("T")
 
@@ -165,7 +166,7 @@ class Crew:
             RankError: one is lost, or has raised.
         """
         self.wait()
-        return [value] if self._channel is None else self._channel.group.all(value)
+        return [value] if self._channel is None else self._done(lambda channel: channel.group.all(value))
 
     def agree(self, what: Mapping[str, Any], make: Callable[[], T]) -> T:
         """Return on all what *make* returns on the first, if *what*, plain data, is equal on all. Wait for the others.
@@ -174,7 +175,7 @@ class Crew:
             RankError: it is not equal; or one is lost, or has raised.
         """
         self.wait()
-        return make() if self._channel is None else self._channel.group.agree(what, make)
+        return make() if self._channel is None else self._done(lambda channel: channel.group.agree(what, make))
 
     def check(self) -> None:
         """Look now and then whether another process has raised.
@@ -186,18 +187,28 @@ class Crew:
             self._looked = time.monotonic()
             self._done(lambda channel: channel.check())
 
-    def cause(self, error: Exception) -> Exception:
-        """Return what a forward that needs others has failed of with *error*: a :class:`RankError` where one of them is lost."""
-        if self._channel is None or not self.in_step or not isinstance(error, RuntimeError) or isinstance(error, RankError):
-            return error
-        lost = self._channel.cause(error)
-        return _said(lost) if lost.ranks else error
+    @contextmanager
+    def needed(self) -> Iterator[None]:
+        """Say of an error in the block, which may need other processes, that one of them is lost, if it is.
+
+        Raises:
+            RankError: one is.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            if self._channel is None or not self.in_step or isinstance(error, RankError):
+                raise
+            lost = self._channel.cause(error)
+            if not lost.ranks:
+                raise
+            raise _said(lost) from error
 
     def _done(self, do: Callable[[Channel], T]) -> T:
         assert self._channel is not None
         try:
             return do(self._channel)
-        except LostError as lost:
+        except (LostError, MissingRankError) as lost:
             raise _said(lost) from None
 
     def __enter__(self) -> Crew:
@@ -210,7 +221,7 @@ class Crew:
             self._channel.close(why)
 
 
-def _said(lost: LostError) -> RankError:
+def _said(lost: Exception) -> RankError:
     why = str(lost)
     return RankError(f"{why}{'' if why.endswith('.') else '.'} {_GO_ON}")
 

@@ -78,7 +78,8 @@ def weights_together(models: Mapping[str, nn.Module], copies: Mapping[int, Tenso
         if not hasattr(tensor, "full_tensor"):
             found[name] = digest(copies.get(id(tensor), tensor))
             continue
-        whole = tensor.full_tensor()
+        with crew.needed():
+            whole = tensor.full_tensor()
         if place % crew.size == crew.rank:
             spread[name] = digest(whole)
     crew.agree({f"the weights {name}": each for name, each in found.items()}, lambda: None)

@@ -231,7 +231,7 @@ class Extraction:
         """Run the models on *batch*, and store its *part*, if this process is to store any."""
         number = part.key if part is not None and isinstance(part.key, int) else sharing.read - 1
         try:
-            with named(number, _CALL):
+            with self._crew.needed(), named(number, _CALL):
                 if part is None:
                     self._intake.run_along(remap(batch, torch.clone, objects=True))  # a model may write into it
                 elif not self._crew.writes:
@@ -242,11 +242,6 @@ class Extraction:
             if not self._crew.in_step:
                 raise
             self._is_full = True
-        except Exception as error:
-            cause = self._crew.cause(error)
-            if cause is error:
-                raise
-            raise cause from error
 
     def _add(self, batch: Any, part: Part, sharing: Sharing) -> None:
         if self._shard is not None:

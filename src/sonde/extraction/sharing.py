@@ -303,7 +303,7 @@ def looked(
     if first is crew:
         raise ArgumentError("batches: there is none")
     inputs = digest(first)
-    with named(0, call):
+    with crew.needed(), named(0, call):
         items, rows = intake.look(remap(first, torch.clone, objects=True))  # a model may write into it, and it is to run once more
     sharing.compare(crew.all((crew.number, inputs)))
     sharing.learn(first, items)
