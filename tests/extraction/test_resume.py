@@ -287,6 +287,29 @@ def test_ids_continue_data_in_any_order(tmp_path: Path, kind: str) -> None:
             assert torch.equal(torch.as_tensor(store["0:output"][:]), model()[0](x)[ids] * GAIN)
 
 
+@pytest.mark.parametrize("stop", [3, 8, 10])
+def test_ids_continue_data_in_the_same_order(tmp_path: Path, stop: int) -> None:
+    """Also where whole batches, or all, are stored already: the store is, but for its history, the one that was not interrupted."""
+    x = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
+
+    def batches(stop: int) -> Iterator[dict[str, Any]]:
+        for number, part in enumerate(torch.arange(50).split(5)):
+            if number == stop:
+                raise Interruption
+            yield {"input": x[part], "id": part}
+        if stop == 10:
+            raise Interruption
+
+    extract(tmp_path / "whole", batches(99), order="id", shard=100)
+    with pytest.raises(Interruption):
+        extract(tmp_path / "t", batches(stop), order="id", shard=100)
+    assert extract(tmp_path / "t", batches(99), order="id", shard=100).complete
+    whole, found = contents(tmp_path / "whole"), contents(tmp_path / "t")
+    assert {name: held for name, held in found.items() if "tensors" in name} == {
+        name: held for name, held in whole.items() if "tensors" in name
+    }
+
+
 def test_what_to_do_with_a_store_that_is_there(tmp_path: Path) -> None:
     extract(tmp_path / "t")
     whole = contents(tmp_path / "t")

@@ -96,6 +96,7 @@ class Extraction:
         self._in_shard: list[Part] = []  # the batches in the open shard
         self._numbers: list[int] = []  # the least and the largest numbers of items in each
         self._chain = ""
+        self._began = 0.0  # when the first batch came that was not stored
         self._has_begun = False  # by this call
         self._is_full = False
         beside = asked.beside if order is None else {"id": partial(_ids, order), **asked.beside}
@@ -111,15 +112,16 @@ class Extraction:
             if crew.is_alone:
                 self._open()
             iterator = data if crew.is_alone else self._looked(data, sharing)
-            total, began, at = length(batches), time.monotonic(), 0.0
+            total, at = length(batches), 0.0
             with progress("extract", verbose=verbose and crew.is_first) as show:
+                iterator = self._passing_by(iterator, sharing, show)
                 try:
                     for done, (batch, part) in enumerate(sharing.rounds(iterator, full=lambda: self._is_full), 1):
                         crew.check()
                         self._run(batch, part, sharing)
                         if time.monotonic() - at > 0.2:
                             at = time.monotonic()
-                            show(self._progress(at - began, done * crew.of, total, sharing))
+                            show(self._progress(at - self._began, done * crew.of, total, sharing))
                     if crew.is_alone:
                         sharing.check_end()
                     if not self._is_full:
@@ -161,9 +163,20 @@ class Extraction:
                 if self._weights is not None:
                     self._weights.stop()
 
+    def _passing_by(self, batches: Iterator[Any], sharing: Sharing, show: Callable[[str], object]) -> Iterator[Any]:
+        """Yield *batches*; show how many have come while all of them are stored: the time left begins behind them."""
+        at, self._began = 0.0, time.monotonic()
+        for batch in batches:
+            yield batch
+            if not sharing.new:
+                self._began = time.monotonic()
+                if self._began - at > 0.2:
+                    at = self._began
+                    show(f"batch {sharing.read:,} is stored already")
+
     def _progress(self, seconds: float, done: int, total: int | None, sharing: Sharing) -> str:
-        assert self._shard is not None
-        rate = self._crew.of * self._shard.rows * self._shard.row_bytes / max(seconds, 1e-9)
+        shard = self._shard  # None where ids say that all so far is stored
+        rate = 0.0 if shard is None else self._crew.of * shard.rows * shard.row_bytes / max(seconds, 1e-9)
         left = "" if total is None else f" · {time_text(seconds / done * max(total - sharing.read, 0))} left"
         of = "" if total is None else f" of {total:,}"
         items = "" if sharing.items is None else f"{many(sharing.items, 'item')} · "

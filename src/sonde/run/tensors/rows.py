@@ -190,11 +190,11 @@ class Blocks:
             return np.flatnonzero(array)
         if isinstance(asked, tuple) or array.ndim > 1 or (array.size and array.dtype.kind not in "iu"):
             raise ArgumentError(f"{asked!r:.80} chooses no rows: give a number, a slice, a list of numbers, or a mask of all rows")
-        found = array.astype(np.int64)
-        wrong = found[(found < -self.rows) | (found >= self.rows)]
-        if wrong.size:
-            raise IndexError(f"there is no row {wrong.ravel()[0]}: there are {self.rows:,}")
-        found = np.where(found < 0, found + self.rows, found)
+        found = array.astype(np.int64, copy=False)
+        lowest, highest = (int(found.min()), int(found.max())) if found.size else (0, -1)
+        if lowest < -self.rows or highest >= self.rows:
+            raise IndexError(f"there is no row {lowest if lowest < -self.rows else highest}: there are {self.rows:,}")
+        found = np.where(found < 0, found + self.rows, found) if lowest < 0 else found
         return found if array.ndim else int(found)
 
     def read(self, column: str, asked: Any) -> Any:
