@@ -345,7 +345,7 @@ def memory(what: str) -> float:
 def memories(folder: Path) -> dict[str, list[float]]:
     found = {}
     print("\nMemory, MB\n  way, store     before      peak   beyond the forward's peak and one shard (target: 256)")
-    for shard, megabytes in ((0, 500), (64, 500), (64, 2_000), (256, 1_000), (256, 4_000)):
+    for shard, megabytes in ((0, 500), (64, 500), (64, 2_000), (128, 1_000), (128, 4_000)):
         with emptied(folder / "t") as empty:
             way = "forward" if not shard else str(shard * 1_000_000)
             command = [sys.executable, __file__, "--child", way, str(megabytes), str(empty)]

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 import sonde
-from sonde.errors import StoreError, UnknownSiteError
+from sonde.errors import SiteError, StoreError, UnknownSiteError
 from sonde.run.folder.json_file import write_json
 from sonde.run.tensors import writers
 from sonde.run.tensors.index import VERSION
@@ -451,6 +451,23 @@ def test_unknown_keys_and_sites(tmp_path: Path) -> None:
         assert "..." not in str(caught.value)  # it has one, and the message names it
     assert "nope" not in store
     assert store.get("nope") is None
+
+
+def test_what_was_kept_once_of_a_site_is_read_by_its_name(tmp_path: Path) -> None:
+    """As a column of extracted rows is: of a tracker, of a recorder, and of an extraction the same tensor."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 3), nn.Tanh()).eval(), torch.randn(5, 4)
+    with sonde.track(model) as tracker, sonde.recorders.ForwardOutput().children(model) as recorder:
+        model(x).sum().backward()
+    extracted = sonde.extract(model, [x], ["0", "1"], tmp_path / "e")
+    for name, probe in (("t", tracker), ("r", recorder)):
+        probe.save(tmp_path / name)
+        store = sonde.open_tensors(tmp_path / name)
+        for site in ("0:output", "1:output"):
+            assert torch.equal(store[site], extracted[site][:])
+            assert torch.equal(store[sonde.Site.parse(site)], extracted[site][:])
+    with pytest.raises(SiteError, match=r"'1' has 2 tensors in .*/1:output, .*/1:grad_output; store.at\(\) gives them all"):
+        sonde.open_tensors(tmp_path / "t")["1"]
 
 
 # Form

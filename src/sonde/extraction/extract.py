@@ -99,7 +99,7 @@ def extract(
     transform: Transform | Mapping[str, Transform] | None = None,
     exists: Existing = "resume",
     order: str | Callable[[Any], Any] | None = None,
-    shard: str | float = "256 MB",
+    shard: str | float = "128 MB",
     max_bytes: str | float | None = None,
     dry_run: bool = False,
     call: Call = None,
@@ -175,7 +175,7 @@ def extract(
             raise ArgumentError(f"exists={exists!r}: it is one of {', '.join(map(repr, _EXISTING))}")
         size, most = bytes_of(shard, "shard", "of a file"), bytes_of(max_bytes, "max_bytes", "that a store may take")
         if size == inf:
-            raise ArgumentError(f'shard={shard!r}: a file is held in memory before it is written; give its size, as "256 MB"')
+            raise ArgumentError(f'shard={shard!r}: a file is held in memory before it is written; give its size, as "128 MB"')
         options = {
             "positions": positions,
             "columns": asked.beside,

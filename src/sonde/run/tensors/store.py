@@ -26,8 +26,8 @@ class TensorStore(Mapping[str, Any]):
     """A folder of tensors, open for reading. Each is mapped into memory, and checked when it is read for the first time.
 
     What ``Tracker.save`` and ``Recorder.save`` wrote holds *records*: ``store["000012/layers.3.mlp:output"]`` is one tensor,
-    ``store.at("layers.3.mlp")`` every tensor of a module in the order they were kept, and ``store.value(12)`` the value of record
-    12, in its structure.
+    ``store["layers.3.mlp:output"]`` the only one of a site, ``store.at("layers.3.mlp")`` every tensor of a module in the order
+    they were kept, and ``store.value(12)`` the value of record 12, in its structure.
 
     What was extracted from many batches holds *rows*: ``store["layers.3.mlp"]`` is a column of all shards;
     ``[100:200]`` behind it reads some rows and ``.item(7)`` those of one item; ``store.rows`` is a data set of all columns, and
@@ -56,21 +56,17 @@ class TensorStore(Mapping[str, Any]):
             self._values |= {name: TensorRows(name, self._blocks) for name in self._blocks.columns}
 
     def __getitem__(self, key: str | Site) -> Any:
+        if not (isinstance(key, str) and key in self._values):
+            found = self._keys_at(key)
+            if len(found) > 1:
+                shown = ", ".join(found[:8]) + (", ..." if len(found) > 8 else "")
+                kind = "tensors" if self._blocks is None else "columns"
+                raise SiteError(f"{str(key)!r} has {len(found)} {kind} in {self.path}: {shown}; store.at() gives them all")
+            key = found[0]
         if self._blocks is not None:
-            return self._column(key)
-        if key not in self._values:
-            raise UnknownSiteError(f"{self.path} has no tensor {key!r}. {nearest(str(key), self)}")
+            return self._values[key]
         shards, line = self._values[key]
         return shards.tensor(line, key).detach()
-
-    def _column(self, key: str | Site) -> Any:
-        """The column of this name, or the one of this site or module."""
-        if isinstance(key, str) and key in self._values:
-            return self._values[key]
-        found = self.at(key)
-        if len(found) > 1:
-            raise SiteError(f"{str(key)!r} has {len(found)} columns in {self.path}: {', '.join(each.name for each in found)}")
-        return found[0]
 
     def __contains__(self, key: object) -> bool:
         return key in self._values
@@ -177,6 +173,9 @@ class TensorStore(Mapping[str, Any]):
             UnknownSiteError: the store has no tensor there; the message names the nearest.
             SiteError: the text is the site of one module and the name of another.
         """
+        return [self[key] for key in self._keys_at(site)]
+
+    def _keys_at(self, site: str | Site) -> list[str]:
         held: dict[str, Site] = {}
         for text in self.sites:
             with suppress(SiteError):
@@ -189,7 +188,7 @@ class TensorStore(Mapping[str, Any]):
             names = [each.at("").name if whole_module and ":" not in str(site) else text for text, each in held.items()]
             names += [name for name in self.columns if name not in held]
             raise UnknownSiteError(f"{self.path} has no tensor of {str(site)!r}. {nearest(str(site), names)}")
-        return [self[key] for key in self if self._site(key) in wanted]
+        return [key for key in self if self._site(key) in wanted]
 
     def value(self, record: int) -> Any:
         """The value of a record, in its structure.
