@@ -336,7 +336,7 @@ def _holds_all(hook: Any, seen: tuple[Any, ...] = ()) -> bool:
     function = getattr(hook, "__func__", hook)
     function = function if isinstance(function, FunctionType) else vars(type(hook)).get("__call__")
     if not isinstance(function, FunctionType):
-        return isinstance(hook, BuiltinFunctionType)
+        return isinstance(hook, BuiltinFunctionType) and isinstance(hook.__self__, ModuleType)  # else a list's append, or the like
     if function.__module__.split(".")[0] in ("torch", "sonde"):
         return False
     names = set(_names(function.__code__))

@@ -205,9 +205,106 @@ def constant_loss() -> Case:
     return net(), x, lambda p: p.softmax(-1).sum(-1).mean(), None
 
 
+def negated() -> Case:
+    x, y = data()
+    return net(), x, lambda p: 3 - 2 * functional.cross_entropy(p, y), None
+
+
+def targets_beyond_probabilities() -> Case:
+    x, _ = data()
+    return net(out=1), x, lambda p: functional.binary_cross_entropy_with_logits(p, 2 * (x[:, :1] > 0).float()), None
+
+
+def probabilities_into_kl_div() -> Case:
+    x, _ = data()
+    return net(nn.Softmax(-1)), x, lambda p: functional.kl_div(p, torch.full((16, 3), 1 / 3), reduction="batchmean"), None
+
+
+def one_sample_for_all() -> Case:
+    x, y = data()
+    return Around(between=lambda h: h[3:4].expand_as(h)), x, classify(y), None
+
+
+def one_sample_behind_batch_norm() -> Case:
+    x, y = data()
+    model = Around(between=lambda h: h + h[3:4])
+    return nn.Sequential(nn.BatchNorm1d(6), model), x, classify(y), None
+
+
+class Sequence(nn.Module):
+    """Tokens, a mixing of positions, and the logits of the next token."""
+
+    def __init__(self, mix: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.tokens, self.head, self.mix = nn.Embedding(20, 16), nn.Linear(16, 20), mix
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.head(self.mix(self.tokens(x)))
+        return made
+
+
+def future_by_mean() -> Case:
+    ids = torch.randint(20, (8, 13))
+    return Sequence(lambda h: h + h.mean(1, keepdim=True)), ids[:, :-1], lambda o: functional.cross_entropy(o.mT, ids[:, 1:]), None
+
+
+def future_by_one_position() -> Case:
+    ids = torch.randint(20, (8, 13))
+    return (
+        Sequence(lambda h: h + h.roll(-1, 1)),
+        ids[:, :-1],
+        lambda o: functional.cross_entropy(o.flatten(0, 1), ids[:, 1:].flatten()),
+        None,
+    )
+
+
+def future_inside_the_model() -> Case:
+    class Own(Sequence):
+        def forward(self, ids: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+            logits = super().forward(ids)
+            return {"loss": functional.cross_entropy(logits[:, :-1].mT, ids[:, 1:]), "logits": logits}
+
+    return Own(lambda h: h + h.roll(-1, 1)), {"ids": torch.randint(20, (8, 13))}, None, None
+
+
+def targets_not_shifted() -> Case:
+    ids = torch.randint(20, (8, 13))
+    return Sequence(lambda h: h.cumsum(1)), ids, lambda o: functional.cross_entropy(o.mT, ids), None
+
+
+def own_predictions() -> Case:
+    x, _ = data()
+    return net(), x, lambda p: functional.cross_entropy(p, p.argmax(-1)), None
+
+
+def targets_averaged() -> Case:
+    x, _ = data()
+    goal = x[:, :1].clone()
+    return net(out=1), x, lambda p: functional.mse_loss(p.mean(0), goal.mean(0)), None
+
+
+def parameters_without_use() -> Case:
+    x, y = data()
+    model = Around()
+    model.forgotten = nn.Linear(32, 32)
+    return model, x, classify(y), None
+
+
 @pytest.mark.parametrize(
     ("make", "check", "rule", "result"),
     [
+        (negated, "overfit", "loss_reversed", "bad"),
+        (targets_beyond_probabilities, "labels", "labels_outside", "bad"),
+        (probabilities_into_kl_div, "overfit", "loss_below_bound", "bad"),
+        (one_sample_for_all, "samples_apart", "samples_mixed", "bad"),
+        (one_sample_behind_batch_norm, "samples_apart", "samples_mixed", "bad"),
+        (future_by_mean, "future_unseen", "future_seen", "bad"),
+        (future_by_one_position, "future_unseen", "future_seen", "bad"),
+        (future_inside_the_model, "future_unseen", "future_seen", "bad"),
+        (targets_not_shifted, "targets_apart", "target_is_input", "warn"),
+        (own_predictions, "targets_apart", "target_predicted", "bad"),
+        (targets_averaged, "targets_used", "target_unused", "warn"),
+        (parameters_without_use, "gradients", "unreached", "warn"),
         (softmax_before_cross_entropy, "loss_input", "softmax_twice", "bad"),
         (sigmoid_before_logits_loss, "loss_input", "softmax_twice", "bad"),
         (probabilities_into_nll, "loss_input", "softmax_twice", "bad"),
@@ -248,9 +345,14 @@ def test_a_planted_fault_is_named_by_its_check(make: Callable[[], Case], check: 
 def test_a_batch_that_zeros_learn_as_well_says_that_the_input_is_not_used() -> None:
     """The input reaches the output, but only by a millionth."""
     torch.manual_seed(0)
-    x, y = data()
-    model = Around(before=lambda x: x * 1e-6)
-    found = sonde.preflight(model, x, classify(torch.zeros_like(y)), checks=["overfit", "zeroed_inputs"], steps=60)
+    x, _ = data()
+    model = nn.Sequential(Around(before=lambda x: x * 1e-6), nn.Linear(3, 1))
+    goal = x[:, :1] + 5
+
+    def faster(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.Adam(parameters, lr=0.03)
+
+    found = sonde.preflight(model, x, lambda p: functional.mse_loss(p, goal), faster, checks=["overfit", "zeroed_inputs"])
     assert [each.verdict for each in found.checks] == ["ok", "warn"]
 
 

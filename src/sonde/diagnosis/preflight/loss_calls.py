@@ -20,6 +20,7 @@ _SEEN: dict[Any, str] = {
     functional.l1_loss: "l1_loss",
     functional.smooth_l1_loss: "smooth_l1_loss",
     functional.huber_loss: "huber_loss",
+    functional.kl_div: "kl_div",
 }
 REGRESSION = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 _DIFFERENCES = {"sub", "__sub__", "rsub", "__rsub__", "subtract"}
@@ -34,6 +35,9 @@ class LossCall:
         input, target: its arguments, detached.
         kwargs: the further arguments by name.
         function: the function itself.
+        result: what it returned.
+        gradient: of the loss by the result; None before :meth:`let_go`, and where none arrived.
+        is_predicted: the target is a result of the model, and no number that was given.
     """
 
     name: str
@@ -41,6 +45,26 @@ class LossCall:
     target: Tensor
     kwargs: dict[str, Any] = field(default_factory=dict)
     function: Callable[..., Tensor] = functional.mse_loss
+    result: Tensor | None = None
+    gradient: Tensor | None = None
+    is_predicted: bool = False
+
+    @property
+    def least(self) -> float | None:
+        """The smallest element of the result, which no right use of the function brings below 0; None where it is not known."""
+        held = None if self.result is None else self.result.detach()
+        return None if held is None or not held.numel() else float(held.min())
+
+    @property
+    def is_reversed(self) -> bool:
+        """Whether the training makes this loss larger: its gradient is one negative number. Needs :meth:`let_go`."""
+        held = self.gradient
+        return held is not None and held.numel() > 0 and bool((held == held.flatten()[0]).all()) and bool(held.flatten()[0] < 0)
+
+    def let_go(self) -> None:
+        """Keep the gradient that a backward pass has left on the result, and let the graph behind it go."""
+        if self.result is not None:
+            self.gradient, self.result = self.result.grad, self.result.detach()
 
     def mean(self, given: Tensor) -> float:
         """Return the loss of *given* in place of the input, with the mean as the reduction."""
@@ -82,24 +106,32 @@ class LossCalls(TorchFunctionMode):
         given = dict(kwargs or {})
         name = _SEEN.get(func)
         if name is not None:
-            self._note(name, func, args, given)
-        elif self.in_loss and getattr(func, "__name__", "") in _DIFFERENCES and len(args) == 2:
+            call = self._note(name, func, args, given)
+            result = func(*args, **given)
+            if call is not None and isinstance(result, Tensor):
+                call.result = result
+                if result.requires_grad:
+                    result.retain_grad()
+            return result
+        if self.in_loss and getattr(func, "__name__", "") in _DIFFERENCES and len(args) == 2:
             self._compare("a difference", *args)
         return func(*args, **given)
 
-    def _note(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        named = dict(zip(("input", "target", "weight"), args[:3], strict=False)) if name not in REGRESSION else {}
+    def _note(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LossCall | None:
+        named = dict(zip(("input", "target", "weight"), args[:3], strict=False)) if name not in (*REGRESSION, "kl_div") else {}
         named = named or dict(zip(("input", "target"), args[:2], strict=False))
         named |= kwargs
         if not all(isinstance(named.get(each), Tensor) and not named[each].is_meta for each in ("input", "target")):
-            return
+            return None
         held = {key: value.detach() if isinstance(value, Tensor) else value for key, value in named.items()}
-        call = LossCall(name, held.pop("input"), held.pop("target"), held, func)
+        is_predicted = bool(named["target"].requires_grad)
+        call = LossCall(name, held.pop("input"), held.pop("target"), held, func, is_predicted=is_predicted)
         self.found.append(call)
         self._compare(name, call.input, call.target)
         indices = call.indices
         if indices is not None and (int(indices.min()) < 0 or int(indices.max()) >= call.classes):
             raise IndexError(f"class indices from {int(indices.min())} to {int(indices.max())}, and {call.classes} classes")
+        return call
 
     def _compare(self, what: str, one: Any, other: Any) -> None:
         if not (isinstance(one, Tensor) and isinstance(other, Tensor) and {one.dim(), other.dim()} == {1, 2}):

@@ -42,11 +42,20 @@ def runs(subject: Subject) -> Check:
 
 
 def labels(subject: Subject) -> Check:
-    """Judge the class indices."""
-    judged = [(call, indices) for call in subject.first.calls if (indices := call.indices) is not None]
-    if not judged:
+    """Judge the class indices, and the targets of binary losses."""
+    calls = subject.first.calls
+    judged = [(call, indices) for call in calls if (indices := call.indices) is not None]
+    binary = [call for call in calls if call.name.startswith("binary") and call.target.numel()]
+    if not judged and not binary:
         raise UnjudgedError("no loss function with class indices was seen")
     found = [rules.judge("labels_outside", int(indices.min()), int(indices.max()), call.classes) for call, indices in judged]
+    for call in binary:
+        low, high = float(call.target.min()), float(call.target.max())
+        if low < 0 or high > 1:
+            words = f"the targets of {call.name} go from {short(low)} to {short(high)}: they are probabilities, from 0 to 1"
+            found.append(Finding("labels_outside", words, value=high, severity="bad", advice="give 0 and 1, or what is between"))
+    if not judged:
+        return Check("labels", f"{len(torch.unique(binary[0].target)):,} different targets of {binary[0].name}", _some(found))
     call, indices = judged[0]
     said = f"{len(torch.unique(indices)):,} different labels of {call.classes:,} classes"
     return Check("labels", said, _some(found))
@@ -65,7 +74,7 @@ def loss_shape(subject: Subject) -> Check:
 
 def loss_input(subject: Subject) -> Check:
     """Judge whether logits go where logits are wanted."""
-    judged = [call for call in subject.first.calls if call.name not in REGRESSION and call.name != "binary_cross_entropy"]
+    judged = [call for call in subject.first.calls if call.name not in (*REGRESSION, "binary_cross_entropy", "kl_div")]
     if not judged:
         raise UnjudgedError("no cross-entropy was seen")
     found = _some(map(_of_input, judged))
@@ -115,7 +124,7 @@ def initial_loss(subject: Subject) -> Check:
             if "pos_weight" not in call.kwargs and call.kwargs.get("weight") is None:
                 found.append(rules.judge("initial_loss", loss, guess))
                 said = said or f"{short(loss)}; a guess has {short(guess)}"
-        elif call.input.shape == call.target.shape and call.target.numel() > 1:
+        elif call.name != "kl_div" and call.input.shape == call.target.shape and call.target.numel() > 1:
             target = call.target
             middle = target.mean() if call.name == "mse_loss" else target.median()
             loss, constant = call.mean(call.input), call.mean(torch.full_like(call.input, float(middle)))

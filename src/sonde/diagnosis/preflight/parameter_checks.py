@@ -36,7 +36,10 @@ def gradients(subject: Subject) -> Check:
     unused = [name for name in missing if name not in cut]
     if unused:
         words = f"the loss does not depend on {len(unused)} trainable parameters: {names_text(unused)}"
-        found.append(Finding("unreached", words, f"{unused[0]}:param", value=float(len(unused)), severity="note"))
+        advice = (
+            "use them, freeze them with requires_grad_(False), or take them away; an expert that this batch does not need may stay"
+        )
+        found.append(Finding("unreached", words, f"{unused[0]}:param", value=float(len(unused)), severity="warn", advice=advice))
     if zero:
         words = f"the gradient of {len(zero)} parameters is zero throughout: {names_text(zero)}"
         every = len(zero) == len(ran.gradients)

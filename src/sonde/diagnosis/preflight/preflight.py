@@ -11,7 +11,14 @@ from typing import Any, ClassVar
 from torch import nn
 
 from sonde.answer import Chart, Check, Line, ModelChecks, Part, Verdict, said_of
-from sonde.diagnosis.preflight import layer_checks, loss_checks, parameter_checks, sample_checks, training_checks
+from sonde.diagnosis.preflight import (
+    layer_checks,
+    loss_checks,
+    parameter_checks,
+    sample_checks,
+    target_checks,
+    training_checks,
+)
 from sonde.diagnosis.preflight.subject import Subject, UnjudgedError, check_count
 from sonde.engine import check_model, regions
 from sonde.errors import ArgumentError, PreflightError
@@ -94,6 +101,9 @@ CHECKS: dict[str, Callable[[Subject], Check]] = {
         sample_checks.deterministic,
         sample_checks.input_used,
         sample_checks.samples_apart,
+        target_checks.future_unseen,
+        target_checks.targets_apart,
+        target_checks.targets_used,
         training_checks.overfit,
         training_checks.zeroed_inputs,
         training_checks.learning_rate,

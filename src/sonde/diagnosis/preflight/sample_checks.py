@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
+from types import CellType
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from sonde import rules
 from sonde.answer import Check
 from sonde.diagnosis.preflight.subject import Subject, UnjudgedError, distance_of, rounding_of
-from sonde.engine import BatchNorm, Trial, as_arguments, members, remap, unwrap, walk
+from sonde.engine import BatchNorm, Trial, as_arguments, is_floating, members, remap, unwrap, walk
 from sonde.graph import named_inputs
 
 _NO_INPUT = re.compile(r"label|target|mask|position|length|(^|_)y($|_)|return_|cache", re.IGNORECASE)
@@ -94,44 +95,75 @@ def input_used(subject: Subject) -> Check:
 
 
 def samples_apart(subject: Subject) -> Check:
-    """Judge whether the outputs of samples change where another sample is exchanged."""
+    """Judge whether the outputs of a sample change where all other samples of the batch are exchanged for it."""
     _ = subject.ran
     modules = [item.module for item in members(subject.model)]
-    if any(isinstance(each, BatchNorm) and each.training for each in modules):
-        raise UnjudgedError("batch normalisation in training mode mixes samples on purpose")
     args, kwargs = as_arguments(subject.batch)
     tensors = [tensor for _, tensor in walk((args, kwargs)) if tensor.dim()]
     sizes = Counter(tensor.shape[0] for tensor in tensors)
     samples = sizes.most_common(1)[0][0] if sizes else 0
-    before = subject.outputs()
+    before = subject.outputs(normalise_apart)
     judged = [place for place, tensor in enumerate(before) if tensor.dim() and tensor.shape[0] == samples]
     if samples < 2 or not judged:
         raise UnjudgedError("needs a batch of two samples or more, along the first axis of inputs and outputs")
+    if _holds_graph(subject, tensors, samples):
+        raise UnjudgedError(f"a matrix of {samples:,} x {samples:,}, or a list of edges, says which samples belong together")
+    far = []
+    for kept in (samples - 1, 0):
 
-    def exchange(trial: Trial) -> None:
-        for _, tensor in walk((trial.args, trial.kwargs)):
-            if tensor.dim() and tensor.shape[0] == samples:
-                tensor.detach()[-1] = tensor.detach()[0]
+        def exchange(trial: Trial, kept: int = kept) -> None:
+            normalise_apart(trial)
+            for _, tensor in walk((trial.args, trial.kwargs)):
+                if tensor.dim() and tensor.shape[0] == samples:
+                    held = tensor.detach()
+                    held.copy_(held[kept].clone().expand_as(held))
 
-    after = subject.outputs(exchange)
-    far = [
-        (distance_of(_others(before[place], samples), _others(after[place], samples)), rounding_of(before[place]))
-        for place in judged
-        if place < len(after)
-    ]
+        after = subject.outputs(exchange)
+        far += [
+            (
+                distance_of(_of_sample(before[place], kept, samples), _of_sample(after[place], kept, samples)),
+                rounding_of(before[place]),
+            )
+            for place in judged
+            if place < len(after)
+        ]
     worst = max(far, key=lambda pair: pair[0] / pair[1], default=(0.0, 1.0))
     is_sure = not any(_is_time_first(each) for each in modules)
     found = rules.judge("samples_mixed", *worst, is_sure=is_sure)
     if found is not None and not is_sure:
         words = f"{found.message}; a layer has batch_first=False, so that the first axis may be time"
         found = type(found)(found.rule, words, value=found.value, severity="note", evidence=found.evidence, advice=found.advice)
-    said = f"exchanging one of {samples:,} samples" + ("" if found else " changes no other")
+    with_norms = any(isinstance(each, BatchNorm) and each.training for each in modules)
+    apart = ", apart from its batch normalisation, which mixes them on purpose" if with_norms else ""
+    said = f"exchanging all but one of {samples:,} samples" + (apart if found else f" does not change that one{apart}")
     return Check("samples_apart", said, () if found is None else (found,))
 
 
-def _others(output: Tensor, samples: int) -> Tensor:
-    """Return *output* without the last sample, along each axis of so many *samples*: in a matrix of pairs there are two."""
-    return output[tuple(slice(samples - 1) if size == samples else slice(None) for size in output.shape)]
+def normalise_apart(trial: Trial) -> None:
+    """Let the batch normalisations of a trial take their running statistics, so that they mix no samples."""
+    for module in trial.model.modules():
+        if isinstance(module, BatchNorm) and module.track_running_stats:
+            module.eval()
+
+
+def _holds_graph(subject: Subject, tensors: list[Tensor], samples: int) -> bool:
+    """Return whether the batch, the model or what its forward reads holds a matrix of *samples* by *samples*, or edges."""
+    held: list[Any] = list(tensors) if len(tensors) > 1 else []
+    for module in subject.model.modules():
+        forward = type(module).forward
+        cells = [cell.cell_contents for cell in getattr(forward, "__closure__", None) or () if cell != CellType()]
+        names = getattr(getattr(forward, "__code__", None), "co_names", ())
+        read = [value for name, value in getattr(forward, "__globals__", {}).items() if name in names]
+        held += [*module.buffers(recurse=False), *vars(module).values(), *cells, *read]
+    found = [each for each in held if isinstance(each, Tensor)]
+    is_list = any(each.dim() == 2 and 2 in each.shape and samples not in each.shape and not is_floating(each) for each in tensors)
+    square = (samples, samples)
+    return is_list or any(each.layout != torch.strided or (each.dim() == 2 and tuple(each.shape) == square) for each in found)
+
+
+def _of_sample(output: Tensor, kept: int, samples: int) -> Tensor:
+    """Return *output* of the sample *kept*, along each axis of so many *samples*: in a matrix of pairs there are two."""
+    return output[tuple(slice(kept, kept + 1) if size == samples else slice(None) for size in output.shape)]
 
 
 def _is_time_first(module: Any) -> bool:

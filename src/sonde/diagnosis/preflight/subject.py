@@ -53,6 +53,7 @@ class FirstStep:
         gradients: of each trainable parameter the norm of its gradient; None without one.
         largest: of each parameter's gradient the largest magnitude.
         called: names of the modules that ran.
+        memory: addresses of the tensors that the model returned.
         error: what the model, the loss or the backward pass raised.
     """
 
@@ -64,6 +65,7 @@ class FirstStep:
     gradients: dict[str, float | None] = field(default_factory=dict)
     largest: dict[str, float] = field(default_factory=dict)
     called: set[str] = field(default_factory=set)
+    memory: set[int] = field(default_factory=set)
     error: Exception | None = None
 
 
@@ -75,6 +77,7 @@ class Subject:
         steps: of a training on the one batch.
         notes: what the reader must know of how the checks ran.
         curve: the losses of the first training on the one batch.
+        last_calls: the calls of loss functions at the end of the last training on the one batch.
         learnt: the losses, and the function that makes the optimizer, of a training that learnt the batch; None as yet.
 
     Args:
@@ -93,6 +96,7 @@ class Subject:
         self.notes: list[str] = []
         self.curve: list[float] = []
         self.learnt: tuple[list[float], Callable[[Trial], torch.optim.Optimizer]] | None = None
+        self.last_calls: list[LossCall] = []
         self._deadline = time.monotonic() + seconds
         self._communicates = bool(communicates(model))
 
@@ -172,6 +176,7 @@ class Subject:
                 with observe(trial.model, note, ports=("output", "grad_output")):
                     with calls:
                         output = trial.output()
+                        found.memory = {tensor.untyped_storage().data_ptr() for _, tensor in walk(output) if is_floating(tensor)}
                         calls.in_loss = trial.loss_fn is not None
                         loss = trial.loss_of(output)
                     if loss is not None:
@@ -189,6 +194,8 @@ class Subject:
                         found.gradients[name] = None if gradient is None else norm_of(gradient)
                         found.largest[name] = 0.0 if gradient is None or not gradient.numel() else largest_of(gradient)
         found.calls, found.pairs = calls.found, calls.pairs
+        for call in found.calls:
+            call.let_go()
         found.layers = [tally.finish() for tally in tallies.values()]
         annotate([layer for layer in found.layers if layer.calls])
         return found

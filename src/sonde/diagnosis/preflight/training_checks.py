@@ -12,6 +12,7 @@ import torch
 
 from sonde import rules
 from sonde.answer import Check
+from sonde.diagnosis.preflight.loss_calls import REGRESSION, LossCall, LossCalls
 from sonde.diagnosis.preflight.sample_checks import inputs_of, zero_inputs
 from sonde.diagnosis.preflight.subject import Subject, UnjudgedError
 from sonde.engine import Trial
@@ -24,6 +25,8 @@ _FACTORS = (0.01, 0.1, 1.0, 10.0, 100.0)  # of the learning rate
 _SHORT = 12  # steps for each of these
 _NOISE = 0.02  # rise of the loss, as a share of it, that dropout and small batches explain
 _FEWEST = 20  # steps after which a training is judged
+_FAR = 1.5  # times the loss that needs no inputs, from which on the training has not come to its end
+_SLIGHT = 0.01  # of the fall of the loss
 _RATES = (1e-3, 1e-2)  # of Adam
 
 Make = Callable[[Trial], torch.optim.Optimizer]
@@ -52,6 +55,9 @@ def train(subject: Subject, make: Make, steps: int, change: Callable[[Trial], No
             optimizer.zero_grad()
             torch.autograd.backward(loss)
             trial.step(optimizer)
+        with LossCalls() as calls, torch.no_grad():
+            trial.loss()
+        subject.last_calls = calls.found
     return curve
 
 
@@ -96,6 +102,10 @@ def overfit(subject: Subject) -> Check:
         found.append(judged)
         falls = curve[0] - _last(curve) > (1 + _NOISE) * (curve[0] - _last(curve[: len(curve) * 4 // 5]))
     words = f"one batch: {'; '.join(said)}"
+    below = _below_bound(subject)
+    if below is not None:
+        subject.learnt = None
+        return Check("overfit", words, (below,))
     is_learnt = subject.learnt is not None or any(each.severity == "warn" for each in found[1:])
     if given and found and found[0].severity == "bad" and is_learnt:
         advice = "look at the learning rate of the optimizer, and at the parameters that it holds"
@@ -109,9 +119,69 @@ def overfit(subject: Subject) -> Check:
     return Check("overfit", words, (best,))
 
 
+def _below_bound(subject: Subject) -> Finding | None:
+    """Return the finding of a loss that a training brings below its bound: one that grows, or whose arguments are wrong."""
+    last = subject.curve[-1] if subject.curve else math.nan
+    calls = [call for call in subject.first.calls if not call.is_predicted]
+    grown = [call for call in calls if call.is_reversed]
+    if grown and (last < 0 or (len(grown) == len(calls) and last < subject.curve[0])):
+        call = grown[0]
+        is_sure = any(call.input.untyped_storage().data_ptr() == place for place in subject.first.memory)
+        words = f"the loss falls to {short(last)} as {call.name} grows, which measures the error"
+        advice = f"take the minus sign before {call.name} away; leave it where another model is trained against this loss"
+        return Finding("loss_reversed", words, value=last, severity="bad" if is_sure else "warn", advice=advice)
+    for call in subject.last_calls:
+        if call.least is not None and call.least < -_TINY:
+            words = f"{call.name} falls below 0, to {short(call.least)}, which no right argument brings it to"
+            return Finding("loss_below_bound", words, value=call.least, severity="bad", advice=_WANTED.get(call.name, ""))
+    return None
+
+
+_TINY = 1e-3  # below 0, that rounding explains
+_WANTED = {
+    "cross_entropy": "targets that are probabilities lie from 0 to 1",
+    "nll_loss": "nll_loss takes log-probabilities: log_softmax before it, or cross_entropy in its place",
+    "kl_div": "kl_div takes log-probabilities as input, and probabilities as target, each of which sums to 1",
+    "binary_cross_entropy": "targets lie from 0 to 1",
+    "binary_cross_entropy_with_logits": "targets lie from 0 to 1",
+}
+
+
 def _expected(subject: Subject) -> float:
-    """Return the fall that is expected of the loss, as a share of it: that of a cross-entropy is known."""
-    return _HALF if any(call.name in ("cross_entropy", "nll_loss") for call in subject.first.calls) else 0.0
+    """Return the fall that is expected of the loss, as a share of it: that of a cross-entropy over classes is known.
+
+    One over samples, whose labels are their places, may not halve: its logits are similarities, which have a bound.
+    """
+    calls = [call for call in subject.first.calls if call.name in ("cross_entropy", "nll_loss")]
+    return 0.0 if not calls or all(_is_of_pairs(call) for call in calls) else _HALF
+
+
+def _is_of_pairs(call: LossCall) -> bool:
+    indices = call.indices
+    return indices is not None and call.input.dim() == 2 and call.input.shape[0] == call.classes == len(indices.unique())
+
+
+def _without_inputs(subject: Subject, samples: int) -> float | None:
+    """Return the loss of the best outputs that are equal for all samples, position by position; None where it is not known.
+
+    A model whose inputs are zeros alone has no better ones: a recurrent one may still have another output at each position.
+    """
+    calls = subject.first.calls
+    if len(calls) != 1 or calls[0].is_predicted or not math.isfinite(subject.loss):
+        return None
+    call = calls[0]
+    if abs(call.mean(call.input) - subject.loss) > 1e-3 * abs(subject.loss) or call.target.numel() % samples:
+        return None
+    rows = call.target.reshape(samples, -1)
+    if call.name in REGRESSION:
+        middle = rows.mean(0) if call.name == "mse_loss" else rows.median(0).values
+        return call.mean(middle.expand_as(rows).reshape(call.target.shape)) if call.input.shape == call.target.shape else None
+    if call.indices is None or call.kwargs.get("weight") is not None or call.kwargs.get("label_smoothing"):
+        return None
+    counts = torch.stack([((rows == label) & (rows >= 0)).sum(0) for label in call.indices.unique()]).double()
+    total = counts.sum(0)
+    entropy = -(torch.xlogy(counts, counts / total.clamp(min=1))).sum()
+    return float(entropy / total.sum().clamp(min=1))
 
 
 def _last(curve: list[float]) -> float:
@@ -128,13 +198,31 @@ def zeroed_inputs(subject: Subject) -> Check:
     if rules.judge("not_overfit", curve[0], _last(curve), least=wanted) is not None:
         raise UnjudgedError(f"needs a batch whose loss falls by {percent(wanted)} or more: give more steps=")
     names = set(inputs_of(subject))
+    real = _last(curve)
     held = {tensor.shape[0] for tensor in inputs_of(subject).values() if tensor.dim()}
     if not names or max(held, default=0) < 2:
         raise UnjudgedError("needs inputs of two samples or more")
+    constant = _without_inputs(subject, max(held))
+    if constant is not None and constant <= _LEARNT * curve[0]:
+        raise UnjudgedError(f"the targets differ too little: outputs that are equal for all samples have {short(constant)}")
+    if constant is not None and real < _HALF * constant:
+        said = f"real inputs are learnt to {short(real)}; outputs that are equal for all samples have {short(constant)} at best"
+        return Check("zeroed_inputs", said)
+    if constant is not None and real < _WELL * constant:
+        raise UnjudgedError(f"needs a batch that is learnt better than {short(constant)}, which needs no inputs: give more steps=")
+    if constant is not None and real > _FAR * constant:
+        raise UnjudgedError(
+            f"needs a batch that is learnt to {short(constant)}, which needs no inputs, or better: give more steps="
+        )
     zeroed = train(subject, make, len(curve), zero_inputs(subject, names))
     if not math.isfinite(_last(zeroed)) or len(zeroed) < min(_FEWEST, len(curve)):
         raise UnjudgedError("the training on zeroed inputs came to no end")
-    found = rules.judge("zeroed_as_good", max(curve[0], zeroed[0]), _last(curve), _last(zeroed))
+    found = rules.judge("zeroed_as_good", max(curve[0], zeroed[0]), real, _last(zeroed))
+    if real - _last(zeroed) > _SLIGHT * (curve[0] - real):  # zeros are easier to model: the inputs are what is learnt
+        found = None
+    if found is not None and constant is None:
+        words = f"{found.message}; so it is as well where the targets are nearly the same for all samples"
+        found = replace(found, message=words, severity="note")
     said = f"zeroed inputs are learnt to {short(_last(zeroed))}, real ones to {short(_last(curve))}"
     return Check("zeroed_inputs", said, () if found is None else (found,))
 

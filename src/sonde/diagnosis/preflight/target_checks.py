@@ -1,0 +1,258 @@
+"""Checks of targets: whether the model sees them, whether they are the inputs themselves, and whether the loss depends on them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from types import CellType, FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sonde.answer import Check
+from sonde.diagnosis.preflight.loss_calls import LossCall, LossCalls
+from sonde.diagnosis.preflight.sample_checks import inputs_of, normalise_apart
+from sonde.diagnosis.preflight.subject import Subject, UnjudgedError, distance_of, rounding_of
+from sonde.engine import Trial, is_floating, parameters, remap, walk
+from sonde.rules import Finding
+from sonde.words import percent
+
+_TARGET = re.compile(r"label|target|(^|_)y($|_)", re.IGNORECASE)
+_ROUNDING = 1e-5  # of a loss, where its terms are added in another order
+_FEWEST = 8  # labels that are all predicted rightly by no chance
+
+
+def future_unseen(subject: Subject) -> Check:
+    """Judge, of a model that is to predict the next element of its input, whether it sees that element."""
+    _ = subject.ran
+    name, inputs = _sequence(subject)
+    if not any(_is_shifted(call, inputs) for call in subject.first.calls):
+        raise UnjudgedError("the targets are not the inputs, shifted by one: the model may see the whole input")
+    far = _reaches_back(subject, name, inputs)
+    if far is None:
+        raise UnjudgedError(f"no output has the axis of {inputs.shape[1]:,} positions")
+    found = []
+    if far[0] > far[1]:
+        moved = percent(min(far[0], 1.0))
+        words = f"the model sees what it is to predict: outputs change by {moved} where only later elements of {name} do"
+        advice = "mask the attention to later positions, pad convolutions on the left only, and normalise no position by later ones"
+        found.append(Finding("future_seen", words, value=far[0], severity="bad", advice=advice))
+    said = f"changing later elements of {name}" + ("" if found else " changes no earlier output")
+    return Check("future_unseen", said, tuple(found))
+
+
+def targets_apart(subject: Subject) -> Check:
+    """Judge whether the targets are something else than the inputs, position by position, and than the model's own predictions."""
+    _ = subject.loss
+    calls = subject.ran.calls
+    if not calls:
+        raise UnjudgedError("no loss function of torch was seen")
+    found = []
+    if any(_is_predicted(subject, place) for place in range(len(calls))):
+        words = "all targets are the classes that the model itself predicts: the loss teaches it nothing"
+        advice = "give the labels of the batch as target"
+        found.append(Finding("target_predicted", words, severity="bad", advice=advice))
+    elif any(_is_copy(subject, call) for call in calls):
+        words = "the targets are the inputs themselves, and the model sees no later ones: it learns to copy"
+        advice = "to predict the next element, shift the targets by one: inputs [:, :-1], targets [:, 1:]"
+        found.append(Finding("target_is_input", words, severity="warn", advice=advice))
+    return Check("targets_apart", "" if found else "the targets are neither inputs nor predictions", tuple(found))
+
+
+def targets_used(subject: Subject) -> Check:
+    """Judge whether the loss changes where the targets are exchanged among the samples."""
+    before = subject.loss
+    names: list[str] = []
+    with subject.trial() as trial:
+        names = [name for name, _ in _targets(trial)]
+    if not names:
+        return _used_by_calls(subject)
+
+    def exchange(trial: Trial) -> None:
+        targets = [tensor for _, tensor in _targets(trial)]
+        kept = {id(tensor) for tensor in targets}
+        trial.args, trial.kwargs = remap(
+            (trial.args, trial.kwargs), lambda tensor: tensor if id(tensor) in kept else tensor.clone()
+        )
+        trial.kwargs |= {
+            key: value.clone() for key, value in trial.kwargs.items() if id(value) in kept and not _TARGET.search(str(key))
+        }
+        for tensor in targets:  # may be a view of the inputs, as of a language model
+            tensor.copy_(tensor.roll(1, 0))
+
+    if subject.loss_after(lambda trial: None) != before:
+        raise UnjudgedError("the loss is random")
+    outputs = [tensor for tensor in subject.outputs() if tensor.dim() and tensor.shape[0] > 1]
+    if not any(distance_of(tensor, tensor.roll(1, 0)) > rounding_of(tensor) for tensor in outputs):
+        raise UnjudgedError("the outputs of all samples are equal, as where the last layer begins at zero")
+    after = subject.loss_after(exchange)
+    found = []
+    if abs(after - before) <= _ROUNDING * abs(before):
+        words = f"the loss stays what it is where {' and '.join(names)} of the samples are exchanged"
+        advice = "give each output its own target; leave this be where the loss compares sets, and not samples"
+        found.append(Finding("target_unused", words, value=abs(after - before), severity="warn", advice=advice))
+    said = f"exchanging {' and '.join(names)} among the samples" + ("" if found else " changes the loss")
+    return Check("targets_used", said, tuple(found))
+
+
+def _used_by_calls(subject: Subject) -> Check:
+    """Judge the same of the targets that torch's loss functions were given: all that is known where they are global variables."""
+    calls = [call for call in subject.first.calls if not call.is_predicted and call.target.dim() and len(call.target) > 1]
+    calls = [call for call in calls if bool((call.target != call.target.roll(1, 0)).any())]
+    if not calls:
+        raise UnjudgedError("needs targets: labels in the batch, tensors that loss_fn closes over, or a loss function of torch")
+    found = []
+    for call in calls:
+        before, after = call.mean(call.input), replace(call, target=call.target.roll(1, 0)).mean(call.input)
+        if abs(after - before) <= _ROUNDING * abs(before) and bool((call.input != call.input.roll(1, 0)).any()):
+            words = f"{call.name} stays what it is where its targets are exchanged among the samples"
+            found.append(Finding("target_unused", words, value=abs(after - before), severity="warn"))
+    names = " and ".join(dict.fromkeys(call.name for call in calls))
+    return Check("targets_used", f"exchanging the targets of {names}" + ("" if found else " changes the loss"), tuple(found))
+
+
+# Sequences
+
+
+def _sequence(subject: Subject) -> tuple[str, Tensor]:
+    """Return name and tensor of the one input that has positions: shape ``(samples, positions, ...)``."""
+    held = [(name, tensor) for name, tensor in inputs_of(subject).items() if tensor.dim() >= 2 and min(tensor.shape[:2]) > 1]
+    if len(held) != 1 or held[0][1].shape[1] < 3:
+        raise UnjudgedError("needs one input of the shape (samples, positions, ...), of two samples and three positions or more")
+    return held[0]
+
+
+def _positions(call: LossCall, inputs: Tensor) -> Tensor | None:
+    """Return the target of *call* in the shape of *inputs*, or with a position less: ``(samples, positions, ...)``; else None."""
+    target, (samples, positions) = call.target, inputs.shape[:2]
+    for length in (positions, positions - 1):
+        shape = (samples, length, *inputs.shape[2:])
+        if target.numel() == math.prod(shape) and target.is_floating_point() == inputs.is_floating_point():
+            return target.reshape(shape)
+    return None
+
+
+def _is_shifted(call: LossCall, inputs: Tensor) -> bool:
+    """Return whether the target of *call* is, wherever it counts, the next element of *inputs*."""
+    target = _positions(call, inputs)
+    if target is None:
+        return False
+    later, given = inputs[:, 1:], target[:, : inputs.shape[1] - 1]
+    counts = given != call.kwargs.get("ignore_index", -100)
+    differs = (later != inputs[:, :-1]) & counts
+    return bool(differs.any()) and bool(((later == given) | ~counts).all())
+
+
+def _is_same(call: LossCall, inputs: Tensor) -> bool:
+    target = _positions(call, inputs)
+    if target is None or target.shape != inputs.shape:
+        return False
+    counts = target != call.kwargs.get("ignore_index", -100)
+    return bool(counts.any()) and bool(((target == inputs) | ~counts).all()) and bool((inputs[:, 1:] != inputs[:, :-1]).any())
+
+
+def _is_copy(subject: Subject, call: LossCall) -> bool:
+    try:
+        name, inputs = _sequence(subject)
+    except UnjudgedError:
+        return False
+    if not _is_same(call, inputs):
+        return False
+    far = _reaches_back(subject, name, inputs)
+    return far is not None and far[0] <= far[1]
+
+
+def _reaches_back(subject: Subject, name: str, inputs: Tensor) -> tuple[float, float] | None:
+    """Return how far earlier outputs move where later elements of the input *name* change, and what rounding explains.
+
+    None if no output has an axis of so many positions. The random state is the same, and batch normalisation takes its running
+    statistics.
+    """
+    length = inputs.shape[1]
+
+    def change_from(place: int) -> Any:
+        def change(trial: Trial) -> None:
+            normalise_apart(trial)
+            for _, tensor in walk((trial.args, trial.kwargs)):
+                if tensor.shape == inputs.shape and tensor.dtype == inputs.dtype and torch.equal(tensor, inputs):
+                    held = tensor.detach()
+                    held[:, place:] = held[:, place:].flip(1).roll(1, 0)
+
+        return change
+
+    before = subject.outputs(normalise_apart)
+    far: list[tuple[float, float]] = []
+    for place in sorted({1, length // 2, length - 1}):
+        after = subject.outputs(change_from(place))
+        for one, other in zip(before, after, strict=False):
+            axes = [axis for axis in range(1, one.dim()) if one.shape[axis] in (length, length - 1)]
+            if not axes or one.shape[0] != inputs.shape[0] or one.shape != other.shape or not is_floating(one):
+                continue
+            early = [each.narrow(axes[0], 0, place) for each in (one, other)]
+            far.append((distance_of(*early), rounding_of(one)))
+    return max(far, key=lambda pair: pair[0] / pair[1], default=None)
+
+
+# Targets
+
+
+def _is_predicted(subject: Subject, place: int) -> bool:
+    """Return whether the target of the loss call at *place* is what the model predicts, and changes where its parameters do.
+
+    Right predictions alone are none: those of a model that is trained.
+    """
+    call = subject.first.calls[place]
+    if call.is_predicted or call.name not in ("cross_entropy", "nll_loss") or call.indices is None or call.classes < 2:
+        return False
+    counts = call.target != call.kwargs.get("ignore_index", -100)
+    labels = call.target[counts]
+    if labels.numel() < _FEWEST or not bool((call.input.argmax(1 if call.input.dim() > 1 else 0)[counts] == labels).all()):
+        return False
+    with subject.trial() as trial, torch.no_grad():
+        if not trial.is_free:
+            return False
+        for _, parameter, _ in parameters(trial.model):
+            parameter.mul_(-1.5).add_(0.1)
+        with LossCalls() as calls:
+            trial.loss()
+    other = calls.found[place].target if place < len(calls.found) else labels
+    return other.shape == call.target.shape and not torch.equal(other, call.target)
+
+
+def _targets(trial: Trial) -> list[tuple[str, Tensor]]:
+    """Return the tensors that hold a target for each sample, by name: of the batch, and those that ``loss_fn`` closes over."""
+    named = [(str(key), value) for key, value in trial.kwargs.items() if _TARGET.search(str(key)) and isinstance(value, Tensor)]
+    sizes = {tensor.shape[0] for _, tensor in walk((trial.args, trial.kwargs)) if tensor.dim()}
+    given = {id(tensor) for _, tensor in walk((trial.args, {k: v for k, v in trial.kwargs.items() if not _TARGET.search(str(k))}))}
+    named += [(name, tensor) for name, tensor in _closed_over(trial.loss_fn) if id(tensor) not in given]
+    return [
+        (name, tensor)
+        for name, tensor in named
+        if tensor.dim()
+        and tensor.shape[0] in sizes
+        and tensor.shape[0] > 1
+        and not isinstance(tensor, nn.Parameter)
+        and not tensor.requires_grad
+        and bool((tensor != tensor.roll(1, 0)).any())
+    ]
+
+
+def _closed_over(function: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors that a function closes over, by name, also through functions that it closes over."""
+    pending, seen = [function], set()
+    while pending:
+        held = pending.pop()
+        if not isinstance(held, FunctionType) or id(held) in seen:
+            continue
+        seen.add(id(held))
+        for name, cell in zip(held.__code__.co_freevars, held.__closure__ or (), strict=False):
+            if cell == CellType():
+                continue
+            value = cell.cell_contents
+            if isinstance(value, Tensor):
+                yield name, value
+            else:
+                pending.append(value)
