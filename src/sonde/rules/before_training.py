@@ -172,7 +172,7 @@ def samples_mixed(distance: float, limit: float, *, is_sure: bool = True) -> Jud
     """Judge the relative *distance* of a sample's outputs before and after; *limit* is what rounding explains."""
     yield distance > limit
     yield distance
-    yield f"samples of a batch are mixed: exchanging one moves the outputs of others by {percent(min(distance, 1.0))}"
+    yield f"samples of a batch are mixed: exchanging the others moves the outputs of one by {percent(min(distance, 1.0))}"
     yield "bad" if is_sure else "note"
 
 

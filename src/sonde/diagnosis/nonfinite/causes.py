@@ -37,7 +37,7 @@ def cause_of(operation: Operation, producers: dict[str, str]) -> Cause:
 
 
 def _what_went_in(operation: Operation) -> Cause:
-    """Return the cause of a bad element of which no more is known than the numbers that went in."""
+    """Return the cause of a bad element where only the numbers that went in are known."""
     made, words = f"{operation.name} made {_article(operation.kind)}", []
     for name, tensor in operation.tensors.items():
         facts = TensorFacts.of(tensor)

@@ -227,7 +227,7 @@ class OperationObserver(OperatorMode):
                 self._note_finite(output, size, call, producer)
 
     def _note_lost(self, output: Tensor, call: OperatorCall, name: str, producer: Producer) -> None:
-        """Mark the overflows of which a division makes 0, though the exact quotient is none."""
+        """Mark the overflows that a division turns into 0, though the exact quotient is none."""
         divisor = call.args[1 if name == "div" else 0]
         stored = self.flow.of(divisor) if isinstance(divisor, Tensor) and _is_bad(divisor) else None
         held = dense(divisor) if isinstance(divisor, Tensor) else None

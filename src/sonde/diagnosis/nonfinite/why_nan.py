@@ -255,7 +255,7 @@ def _blamed(bad: list[tuple[str, tuple[Origin, ...]]], behind: list[Origin], ori
     """Return the origin that is to blame: the first one behind the loss, if that is bad; else the first behind anything.
 
     An infinity of a target, or one that was written on purpose, is blamed if the loss is bad for no other reason. Where nothing bad
-    has come through, an overflow is, of which a later operation has made 0.
+    has come through, an overflow is that a later operation has turned into 0.
 
     Args:
         bad: outcomes that are bad, each with the word for its kind and with its origins.

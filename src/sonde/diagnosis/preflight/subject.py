@@ -209,10 +209,11 @@ class Subject:
 
     def loss_after(self, change: Callable[[Trial], None]) -> float:
         """Return the loss of a fresh copy, after *change*."""
-        with self.trial() as trial, torch.no_grad():
-            change(trial)
-            loss = trial.loss()
-            return math.nan if loss is None else float(loss)
+        with self.trial() as trial:
+            with torch.no_grad():
+                change(trial)
+            loss = trial.loss()  # with gradients, which a loss may have a term of
+            return math.nan if loss is None else float(loss.detach())
 
 
 def loss_is_sent(found: FirstStep) -> bool:

@@ -211,11 +211,12 @@ def _is_predicted(subject: Subject, place: int) -> bool:
     labels = call.target[counts]
     if labels.numel() < _FEWEST or not bool((call.input.argmax(1 if call.input.dim() > 1 else 0)[counts] == labels).all()):
         return False
-    with subject.trial() as trial, torch.no_grad():
+    with subject.trial() as trial:
         if not trial.is_free:
             return False
-        for _, parameter, _ in parameters(trial.model):
-            parameter.mul_(-1.5).add_(0.1)
+        with torch.no_grad():
+            for _, parameter, _ in parameters(trial.model):
+                parameter.mul_(-1.5).add_(0.1)
         with LossCalls() as calls:
             trial.loss()
     other = calls.found[place].target if place < len(calls.found) else labels

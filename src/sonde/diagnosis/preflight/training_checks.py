@@ -55,9 +55,11 @@ def train(subject: Subject, make: Make, steps: int, change: Callable[[Trial], No
             optimizer.zero_grad()
             torch.autograd.backward(loss)
             trial.step(optimizer)
-        with LossCalls() as calls, torch.no_grad():
+        with LossCalls() as calls:
             trial.loss()
         subject.last_calls = calls.found
+        for call in calls.found:
+            call.let_go()
     return curve
 
 
