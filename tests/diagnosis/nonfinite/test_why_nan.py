@@ -491,7 +491,7 @@ def test_clear_errors(arguments: Any, error: type[Exception], words: str) -> Non
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize(
-    "loss", [functional.mse_loss, functional.l1_loss, functional.huber_loss, lambda o, y: ((o - y) ** 2).mean()]
+    "loss", [functional.mse_loss, functional.l1_loss, functional.huber_loss, lambda o, goal: ((o - goal) ** 2).mean()]
 )
 def test_a_target_that_is_not_finite_is_to_blame_and_not_the_layer_before_the_loss(bad: float, loss: Any) -> None:
     goal = torch.zeros(5, 3)
