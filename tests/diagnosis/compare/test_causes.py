@@ -90,13 +90,11 @@ OF_GPT = {
     "one weight of a layer": Case(other_weight, "blocks.2.up:output", "weight_differs", "1 of 64 rows of b's weight differ"),
     "the weight of another layer": Case(of_another_layer, "blocks.1.up:output", "weight_of_another", "equals a.blocks.0.up.weight"),
     "no bias": Case(without_bias, "blocks.1.up:output", "bias_missing", "there is a bias in a and none in b"),
-    "the other gelu": Case(
-        tanh_gelu, "blocks.1.act:output", "activation", "gelu (erf) of blocks.1.act:input in a, gelu (tanh) in b"
-    ),
+    "the other gelu": Case(tanh_gelu, "blocks.1.act:output", "setting", "approximate is 'none' in a and 'tanh' in b"),
     "another activation": Case(relu, "blocks.1.act:output", "activation", "gelu (erf) of blocks.1.act:input in a, relu in b"),
     "a frozen layer": Case(frozen, "blocks.1.up.weight:grad", "frozen", "all of blocks.1.up is frozen in b"),
     "a factor of a weight": Case(unscaled, "head:output", "weight_scaled", "b's weight equals a's weight times 8"),
-    "no residual": Case(made("residual"), "blocks.1:output", "residual", "a adds"),
+    "no residual": Case(made("residual"), "blocks.1:output", "residual", "+ blocks.1.down:output in a, blocks.1.down:output in b"),
     "a causal mask missing": Case(
         made("mask"), "blocks.1.attention.out:input", "causal_mask", "no position sees later ones in a, each position sees all in b"
     ),
@@ -120,21 +118,22 @@ def test_a_difference_of_two_gpts_is_named(case: Case) -> None:
 
 
 def test_a_scale_that_the_module_holds_is_named() -> None:
-    """Scores times 0.2, which is none of the usual scales; the module holds it as ``scaling``."""
+    """Scores times 0.2, which is none of the usual scales; the module holds it as ``scaling``, the other one has no such name."""
 
     class Attention(nn.Module):
-        def __init__(self, scaling: float) -> None:
+        def __init__(self, scaling: float, name: str) -> None:
             super().__init__()
-            self.heads, self.scaling = 2, scaling
+            self.heads, self._name = 2, name
+            setattr(self, name, scaling)
             self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
-            mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scaling)
+            mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=getattr(self, self._name))
             return self.out(mixed.transpose(1, 2).flatten(2))
 
     torch.manual_seed(0)
-    a, b = nn.Sequential(Attention(8**-0.5)), nn.Sequential(Attention(0.2))
+    a, b = nn.Sequential(Attention(8**-0.5, "factor")), nn.Sequential(Attention(0.2, "scaling"))
     b.load_state_dict(a.state_dict())
     found = sonde.compare(a, b, torch.randn(2, 12, 16))
     assert found.cause is not None
@@ -186,7 +185,7 @@ OF_CNN = {
     "channels of colour reversed": Case(channels, "0:output", "weight_flipped", "reversed along axis 1"),
     "running statistics": Case(statistics, "4:output", "weight_differs", "running_mean"),
     "the mode of a batch norm": Case(training, "1:output", "training_mode", "training mode in b alone"),
-    "eps of a batch norm": Case(eps_of_batch_norm, "1:output", "setting", "eps is 1e-05 in a and 0.001 in b"),
+    "eps of a batch norm": Case(eps_of_batch_norm, "1:output", "eps", "eps is 1e-05 in a and 0.001 in b"),
 }
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.diagnosis.compare import changes
-from sonde.diagnosis.compare.formulas import TENSOR_LOOKS, factor_of
+from sonde.diagnosis.compare.formulas import FORMULAS, RELATIONS, factor_of
 from sonde.diagnosis.compare.proof import Change, Explained, Suspect, Undo, explained
 from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.sides import Kept, Side
@@ -27,29 +27,23 @@ Look = Callable[[Scene], Iterator[Suspect]]
 
 def causes_of(scene: Scene) -> Explained:
     """Return what explains the place where the sides part; nothing where nothing that is known makes them equal."""
-    of_runs: list[Look]
-    of_tensors: list[Look]
+    looks: list[list[Look]]
     if scene.place.stage == "forward":
-        of_runs = [_of_random, _of_batch, _of_modes, _of_arguments, _of_parameters, _of_settings, _of_draws, _of_types]
-        of_tensors = TENSOR_LOOKS
-    elif scene.place.stage == "backward":
-        of_runs = [
-            _of_loss,
-            _of_frozen,
-            _of_tie,
-            _of_cut,
-            _of_random,
-            _of_modes,
-            _of_settings,
-            _of_parameters,
-            _of_draws,
-            _of_types,
+        looks = [
+            [_of_random, _of_batch, _of_modes, _of_arguments, _of_parameters, _of_settings, _of_draws, _of_types],
+            *([look] for look in FORMULAS),
+            [_of_class],
+            *([look] for look in RELATIONS),
         ]
-        of_tensors = [_of_gradient_factor]
+    elif scene.place.stage == "backward":
+        looks = [
+            [_of_loss, _of_frozen, _of_tie, _of_cut, _of_random, _of_modes, _of_parameters, _of_settings, _of_draws, _of_types],
+            [_of_class],
+            [_of_gradient_factor],
+        ]
     else:
-        of_runs = [_of_optimizer, _of_frozen, _of_modes, _of_settings]
-        of_tensors = [_of_update_factor, _of_decay]
-    return explained(scene, of_runs, of_tensors, [_of_class])
+        looks = [[_of_optimizer, _of_frozen, _of_modes, _of_settings], [_of_class], [_of_update_factor], [_of_decay]]
+    return explained(scene, looks)
 
 
 # Modes and arguments

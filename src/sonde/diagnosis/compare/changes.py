@@ -178,7 +178,7 @@ class Still(OperatorMode):
         name = getattr(getattr(call.function, "_schema", None), "name", "").removeprefix("aten::")
         given = call.given
         if name in ("bernoulli", "bernoulli_"):
-            share = given.get("p", given["self"])
+            share = given.get("p", 0.5 if name == "bernoulli_" else given["self"])  # a default is not among the arguments
             return result.copy_(share) if isinstance(share, Tensor) else result.fill_(share)
         if name == "native_dropout":
             return given["input"].clone(), torch.ones_like(result[1])

@@ -35,8 +35,10 @@ class Comparison(Answer):
         culprit: the first place where the sides part beyond rounding; None where they do not.
         owner: the module in ``a`` whose own code made the tensor of the culprit: that of its site, or where the input of a layer
             parts, the module around the layer; ``""`` without a culprit.
-        causes: what explains the culprit, the most certain cause first; empty where no cause is known.
-        hints: settings, modes and types that differ and have no effect beyond rounding, or come after the culprit.
+        causes: what explains the culprit: with all of these undone on a copy the sides were equal there, and with none left out;
+            empty where nothing that is known to differ makes them equal.
+        hints: what differs and does not explain the culprit, with how far the sides are apart without it; settings, modes and types
+            that differ and have no effect beyond rounding, or come after the culprit.
         match: the patterns of names that were used.
         only_a, only_b: modules that ran in one side alone.
         notes: how the sides were run, in words.
@@ -70,7 +72,7 @@ class Comparison(Answer):
             found = [replace(self.cause, severity="bad"), *self.causes[1:], *found]
         elif place is not None:
             far = f"relative distance {place.relative:.3g}, and rounding explains {place.floor:.1g}"
-            message = f"the sides part at {place.site}: {far}"
+            message = f"the sides part at {place.site}: {far}; not explained"
             found.append(Finding("part", message, str(place.site), value=place.relative, severity="bad", call=place.call))
         return worst_first([*found, *self.hints])
 
@@ -189,7 +191,8 @@ def _words(rung: Rung, comparison: Comparison) -> str:
         said.append(comparison.cause.message)
     own = comparison.owner == place.site.owner.path
     where = "" if own else f", in the code of {comparison.owner or _ROOT}"
-    return f"parts here{where}" + (f": {'; '.join(said)}" if said else "")
+    text = f"parts here{where}" + (f": {'; '.join(said)}" if said else "")
+    return text if comparison.cause is not None else f"{text}; not explained"
 
 
 def relative_text(relative: float) -> str:
@@ -226,7 +229,9 @@ def _footer(comparison: Comparison, *, with_causes: bool) -> list[str]:
         if with_causes and comparison.cause is not None and comparison.cause.advice:
             lines.append(f"to do: {comparison.cause.advice}")
         if with_causes and comparison.cause is None:
-            lines.append("no cause was recognised: look at the code of the layer, between the last place that agrees and this one")
+            lines.append(
+                "not explained: nothing that is known to differ makes the sides equal here; look at the code in front of it"
+            )
         after = comparison.places[comparison.places.index(culprit) + 1 :]
         parted = [place for place in after if place.parts]
         if parted:
@@ -280,7 +285,7 @@ def _facts(comparison: Comparison) -> list[Fact]:
         facts += [Fact("", numbers, "quiet")] if numbers else []
         facts += [Fact("do", cause.advice, "good")] if cause.advice and not number else []
     if not comparison.causes:
-        facts.append(Fact("cause", "none was recognised", "warn"))
+        facts.append(Fact("cause", "not explained: nothing that is known to differ makes the sides equal here", "warn"))
         facts.append(Fact("do", "look at the code of the layer, between the last place that agrees and this one", "good"))
     kind = f" ({place.type})" if place.type else ""
     call = f", call {place.call}" if place.call > 0 else ""

@@ -400,12 +400,12 @@ def _of_order(scene: Scene) -> Iterator[Suspect]:
         if one.size(-1) % heads:
             continue
 
-        for named, from_a, back in (("b", _merged, _divided), ("a", _divided, _merged)):
+        for named, from_a, undone in (("b", _merged, _divided), ("a", _divided, _merged)):
             if _equal(scene, from_a(one, heads), other):
                 yield scene.suspect(
                     "permuted",
                     f"{named} joins the {heads} heads without exchanging the axes of heads and positions",
-                    Undo(made=functools.partial(back, heads=heads)),
+                    Undo(made=functools.partial(undone, heads=heads)),
                     "transpose heads and positions before they are reshaped",
                 )
                 return
@@ -413,12 +413,14 @@ def _of_order(scene: Scene) -> Iterator[Suspect]:
 
 def _merged(tensor: Tensor, heads: int) -> Tensor:
     """Return features of heads (samples, positions, features) as they lie if heads are joined without exchanging the axes."""
-    return tensor.unflatten(-1, (heads, -1)).transpose(1, 2).reshape(tensor.shape)
+    made: Tensor = tensor.unflatten(-1, (heads, -1)).transpose(1, 2).reshape(tensor.shape)
+    return made
 
 
 def _divided(tensor: Tensor, heads: int) -> Tensor:
     """Undo :func:`_merged`."""
-    return tensor.reshape(tensor.size(0), heads, tensor.size(1), -1).transpose(1, 2).flatten(2)
+    made: Tensor = tensor.reshape(tensor.size(0), heads, tensor.size(1), -1).transpose(1, 2).flatten(2)
+    return made
 
 
 def _of_shift(scene: Scene) -> Iterator[Suspect]:
@@ -476,16 +478,14 @@ def _is_large_enough(scene: Scene) -> bool:
     return scene.tensors is not None and scene.tensors[0].numel() >= _LEAST
 
 
-TENSOR_LOOKS: list[Callable[[Scene], Iterator[Suspect]]] = [
-    _of_normalisation,
-    _of_activation,
-    _of_sum,
-    _of_module,
+FORMULAS: tuple[Callable[[Scene], Iterator[Suspect]], ...] = (_of_normalisation, _of_activation, _of_sum, _of_module)
+"""What is looked for in the tensors of a place where the formulas of both sides are recognised, the most certain first."""
+RELATIONS: tuple[Callable[[Scene], Iterator[Suspect]], ...] = (
     _of_factor,
     _of_parameter,
     _of_affine,
     _of_order,
     _of_shift,
     of_attention,
-]
-"""What is looked for in the tensors of a place, the most certain first."""
+)
+"""What is looked for in the relation of the two tensors."""

@@ -225,7 +225,7 @@ def _run(
         for each in modes:
             if each is not None:
                 stack.enter_context(each)
-        loss = _forward(request, model, trial, side)
+        loss = _forward(request, model, trial, side, modes)
         drew = not torch.equal(before, torch.get_rng_state())
         if loss is not None:
             _backward(side, loss)
@@ -270,7 +270,7 @@ def _written_buffers(trial: Trial) -> Callable[[], Iterator[Kept]]:
     return updates
 
 
-def _forward(request: Request, model: nn.Module, trial: Trial, side: Side) -> Tensor | None:
+def _forward(request: Request, model: nn.Module, trial: Trial, side: Side, modes: Iterable[Any]) -> Tensor | None:
     side.stage = "forward"
     try:
         output = model(*trial.args, **trial.kwargs)
@@ -286,7 +286,8 @@ def _forward(request: Request, model: nn.Module, trial: Trial, side: Side) -> Te
     given: Any = loss
     if not isinstance(given, Tensor) or given.numel() != 1:
         raise ArgumentError(f"loss_fn must return a tensor of one element for {side.name}; it returned {_described(given)}")
-    side.loss = None if loss.is_meta else float(loss.detach())
+    with _unseen(modes):
+        side.loss = None if loss.is_meta else float(loss.detach())
     if loss.requires_grad:
         return loss
     side.notes.append("no backward pass: the loss does not require a gradient")

@@ -105,15 +105,7 @@ def _projections(side: Side) -> list[_Projection]:
         if kept.site.port != "output" or name in found or main is None or given is None or given.main is None:
             continue
         x, y = given.main[1], main[1]
-        if (
-            x.dim() != y.dim()
-            or not x.dim()
-            or x.shape[:-1] != y.shape[:-1]
-            or x.is_meta
-            or y.is_meta
-            or x.is_nested
-            or y.is_nested
-        ):
+        if any(each.is_nested or each.is_meta or not each.dim() for each in (x, y)) or x.shape[:-1] != y.shape[:-1]:
             continue
         if name in modules:
             held = [each.numel() for each in parameters_of(modules[name]).values() if each is not None and each.dim() == 2]

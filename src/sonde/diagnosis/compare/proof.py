@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -68,6 +68,8 @@ CAUSES = MappingProxyType(
 
 _MOST_RUNS = 60
 """Runs in which changes are tried at one place."""
+_LEAST = 1e-6
+"""Relative distance that counts as equal where a formula was computed anew, in float64 of tensors of float32."""
 _NEARER = 0.98
 """A change is kept on the way to others if the sides are nearer by at least this factor."""
 
@@ -142,35 +144,30 @@ class Explained:
 
     Attributes:
         causes: the findings whose changes together make the sides equal there, none of which can be left out.
-        undo: these changes.
         refuted: findings that are true but explain nothing, as notes with numbers.
     """
 
     causes: list[Finding] = field(default_factory=list)
-    undo: Undo | None = None
     refuted: list[Finding] = field(default_factory=list)
 
 
-def explained(scene: Scene, run_looks: Iterable[Any], tensor_looks: Iterable[Any], last: Iterable[Any]) -> Explained:
+def explained(scene: Scene, looks: Iterable[Iterable[Callable[[Scene], Iterator[Suspect]]]]) -> Explained:
     """Return what explains the place of *scene*.
 
     Args:
         scene: the place.
-        run_looks: functions from a scene to suspects that are undone in a run.
-        tensor_looks: functions to suspects that are undone in the tensors of the place; the first look that proves anything counts.
-        last: functions to suspects of a run that are asked where nothing else explains the place.
+        looks: functions from a scene to suspects, in groups: the first group of which something explains the place counts. Those
+            that are undone in runs explain it alone or together; those that are undone in the tensors of the place each alone.
     """
-    proof = Proof(scene)
-    suspects = [suspect for look in run_looks for suspect in look(scene)]
-    found = _of_runs(proof, suspects)
-    if found.causes:
-        return found
-    for look in tensor_looks:
-        held = [suspect for suspect in look(scene) if proof.holds(suspect.undo)]
-        if held:
-            return Explained([each.finding for each in held], held[0].undo, found.refuted)
-    found_last = _of_runs(proof, [suspect for look in last for suspect in look(scene)])
-    return replace(found_last, refuted=[*found.refuted, *found_last.refuted])
+    proof, refuted = Proof(scene), []
+    for group in looks:
+        suspects = [suspect for look in group for suspect in look(scene)]
+        found = _of_runs(proof, [suspect for suspect in suspects if suspect.undo.made is None])
+        refuted += found.refuted
+        held = [suspect.finding for suspect in suspects if proof.holds(suspect.undo)]
+        if found.causes or held:
+            return Explained(found.causes or held, refuted)
+    return Explained(refuted=_told(refuted))
 
 
 def _of_runs(proof: Proof, suspects: Sequence[Suspect]) -> Explained:
@@ -180,11 +177,10 @@ def _of_runs(proof: Proof, suspects: Sequence[Suspect]) -> Explained:
         alone[number] = proof.apart(suspect.undo)
         if alone[number] <= 1:
             refuted = [_refuted(other, alone[place], proof) for place, other in enumerate(suspects[:number])]
-            return Explained([suspect.finding], suspect.undo, _told(refuted))
+            return Explained([suspect.finding], _told(refuted))
     chosen = _together(proof, suspects, alone)
     if chosen:
-        undo = _sum(each.undo for each in chosen)
-        return Explained([each.finding for each in chosen], undo)
+        return Explained([each.finding for each in chosen])
     return Explained(refuted=_told([_refuted(each, alone[number], proof) for number, each in enumerate(suspects)]))
 
 
@@ -269,7 +265,12 @@ class Proof:
         if tensors is None or undo.made is None:
             return False
         made = undo.made(tensors[1])
-        return made.shape == tensors[0].shape and distance(tensors[0], made).relative <= max(4 * self.floor, 1e-6)
+        if made.shape != tensors[0].shape:
+            return False
+        limit = max(4 * self.floor, _LEAST)
+        if distance(tensors[0], made).relative <= limit:
+            return True
+        return bool(tensors[1].isfinite().all()) and float((tensors[0] - made).norm()) <= limit * float(tensors[1].norm())
 
     def apart(self, undo: Undo) -> float:
         """Return how far the sides are apart at the place with *undo*, in units of what rounding explains: up to 1 for equal.
@@ -277,7 +278,7 @@ class Proof:
         Infinite where a run is not possible or raises, the place is not reached, or a place before it parts then.
         """
         scene = self._scene
-        needs = [side for side, change in ((scene.a, undo.a + scene.base.a), (scene.b, undo.b + scene.base.b)) if change]
+        needs = [side for side, change in ((scene.a, undo.a), (scene.b, undo.b)) if change]
         if not needs or any(side.again is None for side in needs) or self._runs >= _MOST_RUNS:
             return math.inf
         self._runs += 1
@@ -287,10 +288,10 @@ class Proof:
             known = {}
 
             def keep(kept: Kept) -> None:
-                known[kept.key] = kept
+                known[kept.key] = replace(kept, leaves={leaf: held.clone() for leaf, held in kept.leaves.items()})
 
             assert scene.a.again is not None
-            if not scene.a.again(undo.a + scene.base.a, backward, keep):
+            if not scene.a.again(undo.a, backward, keep):
                 return math.inf
         if not undo.b:
             events: Iterable[Kept] = scene.b.kept
@@ -300,7 +301,7 @@ class Proof:
             return found.apart
         found = _Found(self, known)
         assert scene.b.again is not None
-        return found.apart if scene.b.again(undo.b + scene.base.b, backward, found) else math.inf
+        return found.apart if scene.b.again(undo.b, backward, found) else math.inf
 
 
 class _Found:

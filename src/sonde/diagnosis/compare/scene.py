@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from torch import Tensor, nn
@@ -42,7 +42,6 @@ class Scene:
         place: the place.
         places: all places that were compared, in order.
         noise: the relative distance that counts as equal; None where it was measured.
-        base: what has been undone in the runs of the sides already.
     """
 
     a: Side
@@ -51,7 +50,6 @@ class Scene:
     place: Place
     places: list[Place]
     noise: float | None = None
-    base: Undo = field(default_factory=Undo)
 
     @cached_property
     def frame(self) -> Frame:

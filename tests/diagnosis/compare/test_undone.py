@@ -1,0 +1,439 @@
+"""Each cause of ``compare`` has a pair that parts by it and is equal without it; what proves nothing is not stated."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.diagnosis.compare.networks import gpt, tokens
+from torch import Tensor, nn
+from torch.nn import functional
+
+import sonde
+from sonde.diagnosis.compare.proof import CAUSES
+
+Code = Callable[[Any, Tensor, Tensor], Tensor]
+
+
+class Between(nn.Module):
+    """A layer between two linear ones, and code in front of the last one."""
+
+    def __init__(self, layer: nn.Module | None = None, code: Code | None = None, **given: Any) -> None:
+        super().__init__()
+        self.first, self.layer, self.last = nn.Linear(8, 16), layer, nn.Linear(16, 16)
+        self.extra = nn.Parameter(torch.randn(16))
+        self._code, self._given = code, given
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        h = self.first(x)
+        y = h if self.layer is None else self.layer(h, **self._given)
+        y = y if self._code is None else self._code(self, h, y)
+        made: Tensor = self.last(y if mask is None else y * mask)
+        return made
+
+
+def between(*layers: nn.Module | None, code: tuple[Code | None, Code | None] = (None, None)) -> tuple[Any, Any]:
+    """Two networks with equal linear layers, with the first and the last of *layers*, and *code* each."""
+    torch.manual_seed(0)
+    a = Between(layers[0] if layers else None, code[0])
+    b = Between(layers[-1] if layers else None, code[1])
+    return a.eval(), of_equal_ends(a, b).eval()
+
+
+def of_equal_ends(a: Any, b: Any) -> Any:
+    """*b* with the linear layers and the parameter of *a*."""
+    for name in ("first", "last"):
+        getattr(b, name).load_state_dict(getattr(a, name).state_dict())
+    b.extra.data = a.extra.data.clone()
+    return b
+
+
+def vectors() -> Tensor:
+    return torch.randn(12, 8, generator=torch.Generator().manual_seed(1))
+
+
+def sequences() -> Tensor:
+    return torch.randn(3, 9, 8, generator=torch.Generator().manual_seed(1))
+
+
+Made = tuple[Any, Any, Any, dict[str, Any]]
+Pair = Callable[[bool], Made]
+"""From whether the sides differ to ``a``, ``b``, the batch, and other arguments."""
+
+
+def weight(change: Callable[[Tensor], Tensor], layer: str = "last") -> Pair:
+    def make(differs: bool) -> Made:
+        a, b = between(nn.Linear(16, 16))
+        if differs:
+            held = getattr(b, layer).weight
+            held.data = change(held.data).clone()
+        return a, b, vectors(), {}
+
+    return make
+
+
+def layers(a: Callable[[], nn.Module | None], b: Callable[[], nn.Module | None]) -> Pair:
+    return lambda differs: (*between(a(), b() if differs else a()), vectors(), {})
+
+
+def code(b: Code, a: Code | None = None, layer: Callable[[], nn.Module] = nn.Tanh, batch: Callable[[], Tensor] = vectors) -> Pair:
+    return lambda differs: (*between(layer(), layer(), code=(a, b if differs else a)), batch(), {})
+
+
+def after(change: Callable[[Any], Any], layer: Callable[[], nn.Module | None] = nn.Tanh) -> Pair:
+    """The second network is changed."""
+
+    def make(differs: bool) -> Made:
+        a, b = between(layer(), layer())
+        if layer() is not None:
+            b.layer.load_state_dict(a.layer.state_dict())
+        if differs:
+            change(b)
+        return a, b, vectors(), {}
+
+    return make
+
+
+class Mixing(nn.Module):
+    """Attention; each position sees so many later ones, or all."""
+
+    def __init__(self, heads: int = 4, ahead: int | None = None, scale: float = 1.0, base: float | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.q, self.k, self.v, self.out = (nn.Linear(16, 16) for _ in range(4))
+        self._form = heads, ahead, scale, base
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads, ahead, scale, base = self._form
+        q, k, v = (layer(x).unflatten(-1, (heads, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        if base is not None:
+            q, k = rotated(q, base), rotated(k, base)
+        scores = q @ k.mT / math.sqrt(q.size(-1)) * scale
+        if ahead is not None:
+            scores = scores.masked_fill(torch.ones(x.size(1), x.size(1)).triu(ahead + 1).bool(), -math.inf)
+        mixed: Tensor = self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+        return mixed
+
+
+def rotated(x: Tensor, base: float) -> Tensor:
+    half = x.size(-1) // 2
+    angles = torch.arange(x.size(-2))[:, None] * base ** (-torch.arange(half) / half)
+    cos, sin = (torch.cat((held, held), -1).to(x) for held in (angles.cos(), angles.sin()))
+    return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
+
+
+def mixing(**form: Any) -> Pair:
+    same = {"base": 10_000.0} if "base" in form else {}
+    return lambda differs: (*between(Mixing(**same), Mixing(**(form if differs else same))), sequences(), {})
+
+
+class Cube(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x**3
+
+
+class Square(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.abs() * x
+
+
+class Wave(nn.Module):
+    def forward(self, x: Tensor, high: bool = False) -> Tensor:
+        return (3 * x).sin() if high else x.sin()
+
+
+def flagged(differs: bool) -> Made:
+    torch.manual_seed(0)
+    a, b = Between(Wave(), high=True), Between(Wave(), high=not differs)
+    return a, of_equal_ends(a, b), vectors(), {}
+
+
+def masks(differs: bool) -> Made:
+    a, b = between(nn.Tanh())
+    mask = torch.ones(12, 16)
+    other = mask.clone()
+    other[:, ::2] = 1 - differs
+    return a, b, {"x": vectors(), "mask": mask}, {"batch_b": {"x": vectors(), "mask": other}}
+
+
+def overflowing(differs: bool) -> Made:
+    """Products of 2,048 and weights up to 64 are infinite in float16, and exact in float32."""
+    a, b = between()
+    for model in (a, b):
+        for name, held in model.named_parameters():
+            held.data = torch.full_like(held, 64.0 if name == "first.weight" else 0.0)
+    return a, b.half() if differs else b, torch.full((12, 8), 2048.0), {"backward": False}
+
+
+def tied(differs: bool) -> Made:
+    a, b = between(nn.Linear(16, 16))
+    b.layer.load_state_dict(a.last.state_dict())
+    a.layer = nn.Linear(16, 16)
+    a.layer.load_state_dict(a.last.state_dict())
+    for model in (a, b)[: 1 if differs else 2]:
+        model.last.weight = model.layer.weight
+    return a, b, vectors(), {}
+
+
+def losses(differs: bool) -> Made:
+    def mean(output: Tensor) -> Tensor:
+        return functional.cross_entropy(output, torch.arange(12))
+
+    def total(output: Tensor) -> Tensor:
+        return functional.cross_entropy(output, torch.arange(12), reduction="sum")
+
+    return *between(nn.Tanh()), vectors(), {"loss_fn": (mean, total if differs else mean)}
+
+
+class Decaying(torch.optim.SGD):
+    """Makes the parameters smaller before its step, without a setting that says so."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        with torch.no_grad():
+            for group in self.param_groups:
+                for held in group["params"]:
+                    held.mul_(0.9)
+        super().step(closure)
+
+
+def optimizers(kind: Any, *, without: int = 0) -> Pair:
+    def make(differs: bool) -> Made:
+        a, b = between(nn.Tanh())
+        held = list(b.parameters())[without if differs else 0 :]
+        other = (kind if differs else torch.optim.SGD)(held, lr=0.1)
+        return a, b, vectors(), {"optimizer": (torch.optim.SGD(a.parameters(), lr=0.1), other)}
+
+    return make
+
+
+def permuted(held: Tensor) -> Tensor:
+    return held[torch.randperm(len(held), generator=torch.Generator().manual_seed(5))]
+
+
+def take_another(model: Any) -> None:
+    model.last.weight.data = model.layer.weight.data.clone()
+
+
+def dropped(model: Any, h: Tensor, y: Tensor) -> Tensor:
+    return functional.dropout(y, 0.5)
+
+
+def small_eps(model: Any) -> None:
+    model.layer.eps = 0.1
+
+
+def without_bias(model: Any) -> None:
+    model.last.bias = None
+
+
+def later(model: Any, h: Tensor, y: Tensor) -> Tensor:
+    return torch.cat((torch.zeros_like(y[:, :1]), y[:, :-1]), 1)
+
+
+UNDONE: dict[str, Pair] = {
+    "random": code(dropped),
+    "training_mode": after(lambda model: model.layer.train(), lambda: nn.BatchNorm1d(16)),
+    "batch": masks,
+    "argument": flagged,
+    "weight_transposed": weight(lambda held: held.T),
+    "weight_reshaped": weight(lambda held: held.T.reshape(16, 8), "first"),
+    "weight_flipped": weight(lambda held: held.flip(0)),
+    "weight_permuted": weight(permuted),
+    "weight_shifted": weight(lambda held: torch.cat((held[1:], held[:1] + 1))),
+    "weight_scaled": weight(lambda held: 2 * held),
+    "weight_rounded": weight(lambda held: held.bfloat16().float()),
+    "weight_of_another": after(take_another, lambda: nn.Linear(16, 16)),
+    "weight_differs": weight(lambda held: held + torch.eye(16)),
+    "bias_missing": after(without_bias),
+    "weight_missing": after(
+        lambda model: setattr(model, "layer", nn.RMSNorm(16, elementwise_affine=False)),
+        lambda: scaled_norm(),  # noqa: PLW0108  # it stands below
+    ),
+    "eps": after(small_eps, lambda: nn.LayerNorm(16)),
+    "setting": layers(nn.Softplus, lambda: nn.Softplus(beta=3)),
+    "dtype": overflowing,
+    "normalisation": layers(lambda: nn.LayerNorm(16), lambda: nn.RMSNorm(16, eps=1e-5)),
+    "activation": layers(nn.ReLU, nn.GELU),
+    "inputs": code(lambda model, h, y: h, layer=Square),
+    "residual": code(lambda model, h, y: y, lambda model, h, y: h + y),
+    "module_missing": layers(lambda: nn.LayerNorm(16), lambda: None),
+    "parameter_missing": code(lambda model, h, y: y + model.extra),
+    "scaled": code(lambda model, h, y: 2 * y),
+    "affine": code(lambda model, h, y: 2 * y + 1),
+    "permuted": code(lambda model, h, y: y.flip(-1)),
+    "shifted": code(later, batch=sequences),
+    "attention_scale": mixing(scale=math.sqrt(4)),
+    "causal_mask": mixing(ahead=0),
+    "mask": mixing(ahead=1),
+    "rotary": mixing(base=500_000.0),
+    "heads": mixing(heads=2),
+    "class": layers(Cube, Square),
+    "frozen": after(lambda model: model.last.requires_grad_(False)),
+    "tied": tied,
+    "graph_cut": code(lambda model, h, y: y.detach()),
+    "loss": losses,
+    "not_updated": optimizers(torch.optim.SGD, without=2),
+    "weight_decay": optimizers(Decaying),
+}
+"""For each cause a pair that parts by it, and does not without it."""
+
+
+def scaled_norm() -> nn.Module:
+    norm = nn.RMSNorm(16)
+    nn.init.uniform_(norm.weight, 0.5, 1.5)
+    return norm
+
+
+def test_every_cause_that_can_be_stated_has_a_pair_that_undoes_it() -> None:
+    assert UNDONE.keys() == CAUSES.keys()
+
+
+@pytest.mark.parametrize("rule", UNDONE)
+def test_a_cause_is_stated_and_without_it_the_sides_are_equal(rule: str) -> None:
+    a, b, batch, others = UNDONE[rule](True)
+    found = sonde.compare(a, b, batch, verbose=False, **others)
+    assert not found.ok
+    assert [cause.rule for cause in found.causes] == [rule], found
+    a, b, batch, others = UNDONE[rule](False)
+    assert sonde.compare(a, b, batch, verbose=False, **others).ok
+
+
+class Times(nn.Module):
+    """A linear layer that multiplies by its weight, not by its transpose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel, self.b = nn.Parameter(torch.randn(16, 16)), nn.Parameter(torch.randn(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.kernel + self.b
+
+
+def times() -> tuple[Any, Any]:
+    a, b = between(nn.Linear(16, 16), Times())
+    b.layer.kernel.data, b.layer.b.data = a.layer.weight.data.T.clone(), a.layer.bias.data.clone()
+    return a, b
+
+
+def test_a_weight_that_is_transposed_for_a_reason_is_no_cause() -> None:
+    a, b = times()
+    assert sonde.compare(a, b, vectors(), verbose=False).ok
+    b.layer.b.data += 1
+    found = sonde.compare(a, b, vectors(), verbose=False)
+    assert [cause.message.split(":")[0] for cause in found.causes] == ["b.layer.b differs from a.layer.bias"]
+
+
+def test_two_differences_at_one_place_are_both_stated() -> None:
+    a, b = between(nn.LayerNorm(16))
+    b.layer = nn.LayerNorm(16, eps=0.1)
+    b.layer.weight.data *= 2
+    found = sonde.compare(a, b, vectors(), verbose=False)
+    assert {cause.rule for cause in found.causes} == {"weight_scaled", "eps"}
+
+
+@pytest.mark.parametrize("name", ["scale", "gamma", "g"])
+def test_the_name_of_a_weight_hides_nothing(name: str) -> None:
+    class Norm(nn.Module):
+        def __init__(self, name: str, eps: float) -> None:
+            super().__init__()
+            self._own, self.epsilon = name, eps
+            setattr(self, name, nn.Parameter(torch.linspace(0.5, 1.5, 16)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            made: Tensor = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.epsilon) * getattr(self, self._own)
+            return made
+
+    a, b = between(Norm("weight", 1e-6), Norm(name, 1e-6))
+    found = sonde.compare(a, b, vectors(), verbose=False)
+    assert found.ok
+    assert [str(place.other) for place in found["layer.weight"] if place.site.port == "grad"] == [f"layer.{name}:grad"]
+    b.layer.epsilon = 1e-2
+    assert [cause.rule for cause in sonde.compare(a, b, vectors(), verbose=False).causes] == ["eps"]
+
+
+def test_what_nothing_explains_is_said_to_be_not_explained_with_the_numbers() -> None:
+    a, b = between(nn.Tanh(), code=(None, lambda model, h, y: (h * y).cos()))
+    b.last.eps = a.last.eps = 1
+    b.note, a.note = 1, 2  # a setting that explains nothing
+    found = sonde.compare(a, b, vectors(), verbose=False)
+    assert str(found.culprit.site) == "last:input"  # type: ignore[union-attr]
+    assert found.causes == ()
+    text = str(found)
+    assert "parts here, in the code of (root); not explained" in text
+    assert "note is 2 in a and 1 in b; this does not explain the place" in text
+
+
+def test_a_module_is_matched_to_one_module_or_to_a_part_of_one() -> None:
+    """Queries, keys and values in one layer of the second network: with another difference in front."""
+
+    class Joined(nn.Module):
+        def __init__(self, other: Mixing) -> None:
+            super().__init__()
+            self.qkv, self.out, self._form = nn.Linear(16, 48), copy.deepcopy(other.out), other._form
+            parts = (other.q, other.k, other.v)
+            self.qkv.weight.data = torch.cat([part.weight.data for part in parts])
+            self.qkv.bias.data = torch.cat([part.bias.data for part in parts])
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (part.unflatten(-1, (4, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+            mixed: Tensor = self.out(functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+            return mixed
+
+    a, b = between(Mixing(), Mixing())
+    b.layer = Joined(a.layer)
+    found = sonde.compare(a, b, sequences(), verbose=False)
+    assert found.ok, found
+    assert [str(place.other) for place in found["layer.k:output"]] == ["layer.qkv:output"]
+    for one, other in ((a, b), (b, a)):
+        turned = copy.deepcopy(b)
+        turned.layer.qkv.weight.data[20] += 1
+        found = sonde.compare(*(turned if each is b else each for each in (one, other)), sequences(), verbose=False)
+        place = found.culprit
+        assert place is not None
+        assert {place.site.path, place.other.path} == {"layer.qkv", "layer.k"}
+        assert found.cause is not None, found
+        assert (found.cause.rule, "1 of 16 rows" in found.cause.message) == ("weight_differs", True)
+
+
+def test_momentum_of_a_batch_norm_shows_in_what_the_statistics_move_by() -> None:
+    a, b = between(nn.BatchNorm1d(16))
+    b.layer = nn.BatchNorm1d(16, momentum=0.9)
+    found = sonde.compare(a.train(), b.train(), vectors(), verbose=False)
+    assert str(found.culprit.site) == "layer.running_mean:update"  # type: ignore[union-attr]
+    assert [cause.message for cause in found.causes] == ["momentum is 0.1 in a and 0.9 in b"]
+
+
+def test_the_second_argument_of_a_call_is_compared() -> None:
+    class Product(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return x * y
+
+    class Twice(nn.Module):
+        def __init__(self, factor: float) -> None:
+            super().__init__()
+            self.product, self._factor = Product(), factor
+
+        def forward(self, x: Tensor) -> Tensor:
+            made: Tensor = self.product(x, self._factor * x)
+            return made
+
+    found = sonde.compare(Twice(1.0), Twice(3.0), vectors(), verbose=False)
+    assert (str(found.culprit.site), found.culprit.leaf) == ("product:input", "[1]")  # type: ignore[union-attr]
+    assert found.cause is not None
+    assert found.cause.rule == "scaled"
+    assert "(root):input in a, 3 (root):input in b" in found.cause.message
+
+
+def test_models_parameters_and_modes_stay_as_they_are_while_changes_are_tried() -> None:
+    a, b = gpt(), gpt("mask")
+    b.blocks[0].norm1.eps = 0.1
+    before = [{name: held.clone() for name, held in model.state_dict().items()} for model in (a, b)]
+    sonde.compare(a, b, tokens(), verbose=False)
+    for model, held in zip((a, b), before, strict=True):
+        assert all(torch.equal(tensor, held[name]) for name, tensor in model.state_dict().items())
+        assert not any(module.training for module in model.modules())
+    assert (a.blocks[0].norm1.eps, b.blocks[0].norm1.eps) == (1e-5, 0.1)
