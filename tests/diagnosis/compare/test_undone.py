@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sonde
-from sonde.diagnosis.compare.proof import CAUSES
+from sonde.diagnosis.compare.suspects import CAUSES
 
 Code = Callable[[Any, Tensor, Tensor], Tensor]
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from sonde.diagnosis.compare.proof import Suspect, Undo
 from sonde.diagnosis.compare.scene import Scene, Source
+from sonde.diagnosis.compare.suspects import Suspect, Undo
 from sonde.diagnosis.distance import as_numbers, distance
 from sonde.rules import Finding
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from sonde.diagnosis.compare.proof import CannotChangeError, Change
 from sonde.diagnosis.compare.sides import Side
+from sonde.diagnosis.compare.suspects import CannotChangeError, Change
 from sonde.engine import OperatorCall, OperatorMode, Trial, members, parameters, remap, walk
 
 

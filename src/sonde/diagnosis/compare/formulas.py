@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from sonde.diagnosis.compare.attention import of_attention
-from sonde.diagnosis.compare.proof import Suspect, Undo
 from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.sides import Side
+from sonde.diagnosis.compare.suspects import Suspect, Undo
 from sonde.diagnosis.compare.weights import factor_between, is_addend, order_of_rows, words_of_order
 from sonde.diagnosis.distance import as_numbers, distance, laid_out_alike, readable
 from sonde.rules import Finding

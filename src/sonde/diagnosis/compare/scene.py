@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from sonde.diagnosis.compare.aligned import Frame, Place, frame_of
 from sonde.diagnosis.compare.names import Names
-from sonde.diagnosis.compare.proof import Suspect, Undo
 from sonde.diagnosis.compare.sides import Kept, Key, Side
+from sonde.diagnosis.compare.suspects import Suspect, Undo
 from sonde.diagnosis.distance import as_numbers, distance, laid_out_alike
 from sonde.engine import is_floating
 from sonde.rules import Finding, Severity
