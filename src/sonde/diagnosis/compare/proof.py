@@ -50,7 +50,7 @@ def explained(scene: Scene, looks: Iterable[Iterable[Callable[[Scene], Iterator[
         held = [suspect.finding for suspect in suspects if proof.holds(suspect.undo)]
         if found.causes or held:
             return Explained(found.causes or held, refuted)
-    return Explained(refuted=_told(refuted))
+    return Explained(refuted=refuted)
 
 
 def _of_runs(proof: Proof, suspects: Sequence[Suspect]) -> Explained:
@@ -59,12 +59,10 @@ def _of_runs(proof: Proof, suspects: Sequence[Suspect]) -> Explained:
     for number, suspect in enumerate(suspects):
         alone[number] = proof.apart(suspect.undo)
         if alone[number] <= 1:
-            refuted = [_refuted(other, alone[place], proof) for place, other in enumerate(suspects[:number])]
-            return Explained([suspect.finding], _told(refuted))
+            return Explained([suspect.finding], _refuted(proof, suspects[:number], alone, [suspect]))
     chosen = _together(proof, suspects, alone)
-    if chosen:
-        return Explained([each.finding for each in chosen])
-    return Explained(refuted=_told([_refuted(each, alone[number], proof) for number, each in enumerate(suspects)]))
+    refuted = [] if chosen else _refuted(proof, suspects, alone, [])
+    return Explained([each.finding for each in chosen], refuted)
 
 
 def _together(proof: Proof, suspects: Sequence[Suspect], alone: dict[int, float]) -> list[Suspect]:
@@ -110,17 +108,18 @@ def _sum(undone: Iterable[Undo]) -> Undo:
     return total
 
 
-def _refuted(suspect: Suspect, apart: float, proof: Proof) -> Finding | None:
-    """Return that the sides part with the difference undone, too; None where that could not be tried."""
-    if not math.isfinite(apart):
-        return None
-    far = apart * proof.floor
-    message = f"{suspect.finding.message}; this does not explain the place: with it undone the sides are {far:.2g} apart there"
-    return replace(suspect.finding, message=message, severity="note", advice="")
-
-
-def _told(found: Iterable[Finding | None]) -> list[Finding]:
-    return list({each.message: each for each in found if each is not None}.values())
+def _refuted(proof: Proof, suspects: Sequence[Suspect], alone: dict[int, float], chosen: Sequence[Suspect]) -> list[Finding]:
+    """Return that the sides part with each of *suspects* undone, too: once for each difference, where that could be tried."""
+    told = {each.instead for each in chosen if each.instead}
+    found = []
+    for number, suspect in enumerate(suspects):
+        if suspect.instead in told or not math.isfinite(alone[number]):
+            continue
+        told |= {suspect.instead} - {""}
+        far = alone[number] * proof.floor
+        message = f"{suspect.finding.message}; this does not explain the place: with it undone the sides are {far:.2g} apart there"
+        found.append(replace(suspect.finding, message=message, severity="note", advice=""))
+    return found
 
 
 class Proof:
