@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -198,7 +199,8 @@ def _of_relation(scene: Scene, found: Relation, name: str, label: str, turned: s
     texts = ("a." + _joined(layer, name), "b." + _joined(beside, label))
     words = found.words.format(a=(f"a's {name}" if same else texts[0]) + turned, b=f"b's {label}" if same else texts[1])
     words = words.replace(".T.T", ", and its transpose is needed")
-    return scene.suspect(found.rule, words, undo, _ADVICE.get(found.rule, ""), found.evidence, instead=f"put {label}")
+    suspect = scene.suspect(found.rule, words, undo, _ADVICE.get(found.rule, ""), found.evidence, instead=f"put {label}")
+    return replace(suspect, is_guess=bool(turned))
 
 
 _ADVICE = {

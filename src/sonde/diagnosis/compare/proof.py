@@ -26,7 +26,7 @@ class Explained:
     """What explains a place.
 
     Attributes:
-        causes: the findings whose changes together make the sides equal there, none of which can be left out.
+        causes: the findings whose changes together make the sides equal there; none can be left out.
         refuted: findings that are true but explain nothing, as notes with numbers.
     """
 
@@ -66,7 +66,7 @@ def _of_runs(proof: Proof, suspects: Sequence[Suspect]) -> Explained:
 
 
 def _together(proof: Proof, suspects: Sequence[Suspect], alone: dict[int, float]) -> list[Suspect]:
-    """Return suspects that explain the place together, none of which can be left out; nothing where none do."""
+    """Return suspects that explain the place together, and none can be left out; nothing where none do."""
     by_distance = sorted(range(len(suspects)), key=lambda number: (alone[number], number))
     compatible: list[Suspect] = []
     for number in by_distance:
@@ -113,7 +113,7 @@ def _refuted(proof: Proof, suspects: Sequence[Suspect], alone: dict[int, float],
     told = {each.instead for each in chosen if each.instead}
     found = []
     for number, suspect in enumerate(suspects):
-        if suspect.instead in told or not math.isfinite(alone[number]):
+        if suspect.is_guess or suspect.instead in told or not math.isfinite(alone[number]):
             continue
         told |= {suspect.instead} - {""}
         far = alone[number] * proof.floor

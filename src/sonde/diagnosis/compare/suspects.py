@@ -117,8 +117,10 @@ class Suspect:
         finding: what is stated where the proof holds; its rule is one of ``CAUSES``.
         undo: how.
         instead: suspects of one text that is not empty exclude each other: two ways to undo one difference.
+        is_guess: the sides need not differ in this, so that it is not told where it does not explain the place.
     """
 
     finding: Finding
     undo: Undo
     instead: str = ""
+    is_guess: bool = False
