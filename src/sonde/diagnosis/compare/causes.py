@@ -19,7 +19,7 @@ from sonde.diagnosis.compare.proof import Explained, explained
 from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.sides import Kept, Side
 from sonde.diagnosis.compare.suspects import Change, Suspect, Undo
-from sonde.diagnosis.compare.weights import Relation, is_addend, matched, relation
+from sonde.diagnosis.compare.weights import EXACT, Relation, is_addend, matched, relation
 from sonde.diagnosis.distance import as_numbers, distance, held_of_both, readable, spacing
 from sonde.engine import class_of
 from sonde.site import PARAMETER_PORTS
@@ -227,7 +227,7 @@ def _mixed_up(scene: Scene, name: str, y: Tensor) -> Relation | None:
         if other == own or parameter.is_nested or parameter.shape != y.shape:
             continue
         held = readable(parameter)
-        if not held.is_meta and relation(as_numbers(held), numbers) is None:
+        if not held.is_meta and distance(as_numbers(held), numbers).relative <= EXACT:
             return Relation("weight_of_another", f"{{b}} equals a.{other}")
     return None
 

@@ -275,6 +275,7 @@ def _sum_of(scene: Scene, held: Mapping[str, Tensor], wanted: Tensor) -> dict[st
         return {}
     flat = {name: held[name].flatten() for name in names}
     goal = wanted.flatten()
+    square = float(goal @ goal)
     gram = torch.stack([torch.stack([flat[one] @ flat[other] for other in names]) for one in names]) if names else torch.zeros(0, 0)
     right = torch.stack([flat[name] @ goal for name in names]) if names else torch.zeros(0)
     for count in (1, 2, 3):
@@ -283,7 +284,8 @@ def _sum_of(scene: Scene, held: Mapping[str, Tensor], wanted: Tensor) -> dict[st
         for chosen in itertools.combinations(range(len(names)), count):
             block = gram[list(chosen)][:, list(chosen)]
             exact = torch.linalg.lstsq(block, right[list(chosen)][:, None]).solution[:, 0]
-            if bool((exact.abs() < _SMALLEST_FACTOR).any()):
+            rest = square - float(right[list(chosen)] @ exact)  # the square of what the sum lacks
+            if bool((exact.abs() < _SMALLEST_FACTOR).any()) or rest > _MOST_LEFT * square:
                 continue
             terms = [flat[names[place]] for place in chosen]
             for factors in (exact.round(decimals=3), exact):
@@ -292,7 +294,7 @@ def _sum_of(scene: Scene, held: Mapping[str, Tensor], wanted: Tensor) -> dict[st
     return {}
 
 
-_MOST_TERMS, _SMALLEST_FACTOR = 12, 1e-3
+_MOST_TERMS, _SMALLEST_FACTOR, _MOST_LEFT = 12, 1e-3, 1e-3
 
 
 def _words_of_sum(factors: Mapping[str, float]) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 from sonde.diagnosis.distance import Distance, as_numbers, distance, held_of_both
 from sonde.words import names_text
 
-_EXACT = 1e-6
+EXACT = 1e-6
 """Relative distance below which parameters of two sides count as equal, when one is expressed by the other."""
 
 
@@ -75,19 +75,19 @@ def _same_values(x: Tensor, y: Tensor) -> bool:
     if x.is_meta or y.is_meta or x.numel() != y.numel() or held_of_both(x, y) is None or x.numel() > _MOST_VALUES:
         return False
     a, b = as_numbers(x), as_numbers(y)
-    return _equal(a.flatten(), b.flatten(), _EXACT) or (a.dim() == 2 and a.shape == b.mT.shape and _equal(a, b.mT, _EXACT))
+    return _equal(a.flatten(), b.flatten(), EXACT) or (a.dim() == 2 and a.shape == b.mT.shape and _equal(a, b.mT, EXACT))
 
 
 _MOST_VALUES = 1 << 26
 
 
-def relation(a: Tensor, b: Tensor, tolerance: float = _EXACT) -> Relation | None:
+def relation(a: Tensor, b: Tensor, tolerance: float = EXACT) -> Relation | None:
     """Return how *b* follows from *a*, both in float64; None where they are equal up to *tolerance*."""
     if a.shape == b.shape:
         apart = distance(a, b)
         if apart.relative <= tolerance:
             return None
-        return _of_one_shape(a, b, apart, max(tolerance, _EXACT))
+        return _of_one_shape(a, b, apart, max(tolerance, EXACT))
     if a.dim() == b.dim() == 2 and a.shape == b.mT.shape and _equal(a.mT, b, tolerance):
         return Relation("weight_transposed", "{b} equals {a}.T, which has another shape")
     if a.numel() == b.numel() and _equal(a.flatten(), b.flatten(), tolerance):
