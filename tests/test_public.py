@@ -80,6 +80,7 @@ TYPES = {
     "SummaryRow",
     "TensorStore",
     "Tick",
+    "Tried",
     "Whereabouts",
 }
 """What annotations name, in ``sonde.types``."""

@@ -100,6 +100,13 @@ def test_a_nan_in_the_forward_of_a_step_does_not_follow_from_the_update_of_this_
     assert follows(found("output_growth", 3), found("nonfinite", 3, bad=True, site="1.weight:grad"))["nonfinite"] == "output_growth"
 
 
+def test_a_nan_in_the_batch_or_of_an_operation_on_zero_does_not_follow_from_what_is_large() -> None:
+    huge = found("update_large", 3, last_step=9)
+    for more in ({"site": "(root):input"}, {"site": "G/(root):input[0]"}, {"site": "4:output", "quantity": "setup"}):
+        assert follows(huge, found("nonfinite", 9, bad=True, **more))["nonfinite"] == ""
+    assert follows(huge, found("nonfinite", 9, bad=True, site="4:input"))["nonfinite"] == "update_large"
+
+
 def test_the_next_forward_meets_a_large_update_from_its_layer_on() -> None:
     huge = found("update_huge", 4, order=5)
     assert follows(huge, found("output_growth", 5, order=7))["output_growth"] == "update_huge"

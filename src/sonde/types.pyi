@@ -2,6 +2,7 @@ from sonde.checkup import Checkup as Checkup
 from sonde.diagnosis import Comparison as Comparison
 from sonde.diagnosis import NonFinite as NonFinite
 from sonde.diagnosis import Preflight as Preflight
+from sonde.diagnosis import Tried as Tried
 from sonde.engine import Coverage as Coverage
 from sonde.engine import Event as Event
 from sonde.engine import ModuleCall as ModuleCall

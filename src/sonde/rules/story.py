@@ -34,8 +34,9 @@ _BRINGS: dict[str, frozenset[tuple[str, str]]] = {
     "broken": frozenset(),
 }
 """Which findings can follow from what is large, small, ...; a NaN follows from what grows, and everything after it from a NaN."""
-_AT_PORT = {"input": "input", "param": "initialisation", "update": "update"} | dict.fromkeys(GRADIENT_PORTS, "gradient")
-"""Which quantity holds a NaN, by the port of its site. A parameter may have held it when the step began."""
+_AT_PORT = {"param": "initialisation", "update": "update"} | dict.fromkeys(GRADIENT_PORTS, "gradient")
+"""Which quantity holds a NaN, by the port of its site. A parameter may have held it when the step began. That no size can explain
+it, as a logarithm of 0, the finding itself says: its quantity is ``setup``."""
 _GOES_ROUND = ("large", "jump", "still", "broken")
 _SUDDEN = ("jump", "broken")
 _THIRD = 3  # of the span in which a loss stands still: it is compared in thirds
@@ -115,8 +116,11 @@ def _about(each: Finding) -> About | None:
     about = RULES[each.rule].about if each.rule in RULES else None
     if about is None:
         return None
-    port = each.site.rpartition(":")[2].partition("[")[0]
-    quantity = _AT_PORT.get(port, "output") if about[1] == "broken" else each.quantity
+    quantity = each.quantity
+    if about[1] == "broken" and not quantity:
+        place, _, port = each.site.rpartition(":")
+        is_batch = port.startswith("input") and place.rpartition("/")[2] == "(root)"
+        quantity = "input" if is_batch else _AT_PORT.get(port.partition("[")[0], "output")
     return (cast("Quantity", quantity), about[1]) if quantity in _ORDER else about
 
 
@@ -141,7 +145,7 @@ def _explains(cause: Finding, each: Finding, gap: int, *, is_graver: bool) -> bo
 def _can_bring(cause: About, about: About) -> bool:
     (quantity, way), (other, _) = cause, about
     if about[1] == "broken":
-        return way in ("large", "jump")
+        return way in ("large", "jump") and other not in ("setup", "input")
     if about not in _BRINGS[way] or (other == "weight" and quantity not in ("setup", "update", "weight")):
         return False  # nothing but an update moves a weight, and where it was found small, something else has
     start = "initialisation" if quantity == "weight" else quantity

@@ -30,6 +30,11 @@ class Cause(NamedTuple):
     sentence: str
     advice: str
 
+    @property
+    def is_overflow(self) -> bool:
+        """Whether what went in was too large for the format, and not of a kind that the operation has no result for."""
+        return "overflow" in self.name and "loss scale" not in self.name
+
 
 @dataclass(frozen=True, slots=True)
 class Operand:
