@@ -14,6 +14,7 @@ import pytest
 from tests.view.app import made_runs
 
 from sonde.rows import Layout
+from sonde.run import check
 from sonde.run.store.open import start_run
 
 pytest.importorskip("uvicorn")
@@ -511,3 +512,29 @@ def test_the_graph_follows_the_colours_of_the_page_around_it(browser: Any, tmp_p
         chooser.select_option(label="std …")
         sync_api.expect(chooser.locator("option:checked")).to_have_text("std of outputs", timeout=20_000)
         page.wait_for_url("**number=*std*")
+
+
+def test_a_root_stands_alone_and_what_follows_from_it_is_folded_below(browser: Any, tmp_path: Path) -> None:
+    layout = Layout(["0.weight:param", "0.weight:grad", "0.weight:update"])
+    with start_run(tmp_path / "runs" / "lr") as writer:
+        for step in range(8):
+            writer.append("moments", layout, {"rms": np.array([1.0, 1.0, 0.9])}, step=step)
+            writer.scalar("grad_norm", 1e4**step, step=step)
+    check(tmp_path / "runs" / "lr")
+    with LivePage(tmp_path / "runs") as served, opened(browser, served.address) as page:
+        assert "update_large" in page.locator("tr", has_text="lr").inner_text()
+        for view, within in (("", "aside"), ("/findings", ".findings")):
+            go(page, f"#/run/{ids_of_list(served.address, page)['lr']}{view}")
+            folded = page.locator(f"{within} details.behind")
+            sync_api.expect(folded).to_have_count(1)
+            assert folded.locator("summary").inner_text().startswith("from it follow")
+            assert page.locator(f"{within} article.finding").filter(visible=True).count() == 1
+            folded.locator("summary").click()
+            assert page.locator(f"{within} article.finding").filter(visible=True).count() == 3
+
+
+def ids_of_list(address: str, page: Any) -> dict[str, str]:
+    """The ids of the runs, from the list."""
+    page.goto(address)
+    page.locator("td a.name").first.wait_for()
+    return ids(page)
