@@ -83,7 +83,8 @@ class Attempt:
         broken: what was not finite, in words; ``""`` if all was.
         loss, after: the loss, and that of the same batch after the step; NaN where there is none.
         gradient: the norm of all gradients as the optimizer uses them.
-        moved: the largest update of a weight (a matrix), as a share of its size before; NaN where no optimizer has stepped.
+        moved: the largest update of a weight, as a share of its size before; NaN where no optimizer has stepped. Weights are
+            matrices and kernels that are no embeddings, and count as at least as large as PyTorch would initialise them.
         parameter: the name of that weight.
     """
 
@@ -166,7 +167,9 @@ def attempted(
     norm = math.sqrt(sum(float(each.double().square().sum()) for each in gradients.values()))
     after: Tensor | None = None
     if made is not None and not broken:
-        before = {name: each.detach().clone() for name, each in own.items() if each.dim() > 1 and name in gradients}
+        tables = {id(each.weight) for each in trial.model.modules() if isinstance(each, nn.Embedding | nn.EmbeddingBag)}
+        weights = {name: own[name] for name in gradients if own[name].dim() > 1 and id(own[name]) not in tables}
+        before = {name: each.detach().clone() for name, each in weights.items()}
         trial.step(made)
         broken = _broken(own, "parameter")
         ratios = {name: _ratio(before[name], own[name].detach()) for name in before}
@@ -236,8 +239,9 @@ def _broken(held: Mapping[str, Tensor], kind: str) -> str:
 
 
 def _ratio(before: Tensor, after: Tensor) -> float:
-    size = float(before.double().norm())
-    return float((after.double() - before.double()).norm()) / size if size else math.nan
+    """Return an update as a share of its weight, which counts as at least as large as PyTorch would initialise it."""
+    usual = math.sqrt(before.shape[0] / 3)  # root of the sum of squares of numbers of size 1 / sqrt(3 inputs)
+    return float((after.double() - before.double()).norm()) / max(float(before.double().norm()), usual)
 
 
 class Tried(Answer):

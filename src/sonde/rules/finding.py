@@ -45,7 +45,7 @@ class Finding:
         opened: the step at which it was found; None if it was found in no training.
         last_step: the last step at which it was seen; None if that is not followed.
         follows: the rules of the findings that explain this one, as text; ``""`` of a root, which none explains.
-        order: of the first of its places in the order of execution; -1 if that is not known.
+        order: of the first of its places in the order of execution, when it was found; -1 if that is not known.
         proof: what became of its advice where it was tried: ``proved: ...`` or ``likely: ...``; ``""`` where it was not.
         quantity: what it is about, if that is another quantity than that of its rule; ``""`` if not.
     """

@@ -306,8 +306,7 @@ def grown(each: Finding, later: Finding) -> Finding:
     severity = min(each.severity, later.severity, key=_GRAVEST.index)
     places = (*dict.fromkeys((*each.places, *later.places)),) if each.places else ()
     bare = each.message.removesuffix(others(each.places)) if each.places else each.message
-    order = min([one.order for one in (each, later) if one.order >= 0], default=-1)
-    return replace(each, message=bare + others(places), places=places, last_step=last, severity=severity, order=order)
+    return replace(each, message=bare + others(places), places=places, last_step=last, severity=severity)
 
 
 def _is_graver(known: Finding, note: Finding) -> bool:

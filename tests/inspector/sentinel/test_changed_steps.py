@@ -78,7 +78,10 @@ def test_what_became_of_the_changed_step_is_what_plain_torch_makes_of_it(tmp_pat
         norm = float(nn.utils.clip_grad_norm_(plain.parameters(), limit))
         before = {name: each.detach().clone() for name, each in plain.named_parameters() if each.dim() > 1}
         sgd.step()
-        moved = {name: float((plain.state_dict()[name] - each).norm() / each.norm()) for name, each in before.items()}
+        moved = {
+            name: float((plain.state_dict()[name] - each).norm() / max(float(each.norm()), math.sqrt(each.shape[0] / 3)))
+            for name, each in before.items()
+        }
         tried = sonde.replay(kept, model, loss_of, change=change, optimizer=lambda own: torch.optim.SGD(own, lr=0.1)).changed
         rough = pytest.approx
         assert tried.loss == rough(float(loss.detach()), rel=1e-5)

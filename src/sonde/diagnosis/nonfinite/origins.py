@@ -31,9 +31,9 @@ class Cause(NamedTuple):
     advice: str
 
     @property
-    def is_overflow(self) -> bool:
-        """Whether what went in was too large for the format, and not of a kind that the operation has no result for."""
-        return "overflow" in self.name and "loss scale" not in self.name
+    def may_be_size(self) -> bool:
+        """Whether values that grew may have made it: an overflow has, and what no other cause is known of may have."""
+        return self.name == "unknown" or ("overflow" in self.name and "loss scale" not in self.name)
 
 
 @dataclass(frozen=True, slots=True)

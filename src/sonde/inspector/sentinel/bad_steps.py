@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from sonde.diagnosis import NonFinite
 from sonde.engine import raise_if_foreign
 from sonde.errors import NonFiniteError
 from sonde.inspector.sentinel.bad_step import BadStep
@@ -180,11 +179,6 @@ def _what(found: BadStep) -> str:
     return f"the loss is {number_text(found.loss)}, and the gradients are finite" if found.loss is not None else ""
 
 
-def _may_be_size(report: NonFinite) -> bool:
-    """Return whether values that grew can have made the bad one: an overflow has, and what no cause is known of may have."""
-    return report.cause is None or report.cause.is_overflow
-
-
 def _finding(found: BadStep, what: str, replay: Replayed | None) -> Finding:
     kinds = list(found.gradients.values())
     evidence = {"nan": float(kinds.count("NaN")), "inf": float(kinds.count("inf")), "count": float(found.looked_at)}
@@ -193,6 +187,7 @@ def _finding(found: BadStep, what: str, replay: Replayed | None) -> Finding:
     prefix = f"{found.name}/" if found.name else ""
     first = next(iter(found.gradients), "")
     site = (replay.site if replay is not None else "") or (f"{first}:grad" if first else "")
+    cause = None if replay is None or replay.report is None else replay.report.cause
     message = f"step {found.step}: {replay.summary.rstrip('.') if replay is not None and replay.summary else what}"
     return Finding(
         "nonfinite",
@@ -205,5 +200,5 @@ def _finding(found: BadStep, what: str, replay: Replayed | None) -> Finding:
         first_step=found.step,
         evidence=evidence,
         advice=(replay.advice if replay is not None else "") or RULES["nonfinite"].advice,
-        quantity="" if replay is None or replay.report is None or _may_be_size(replay.report) else "setup",
+        quantity="" if cause is None or cause.may_be_size else "setup",
     )

@@ -170,7 +170,7 @@ async function begin() {
   // second listener begins.
   const page = document.documentElement;
   let colours = null;
-  window.addEventListener("beforeprint", () => { colours ??= page.dataset.theme; page.classList.add("printing"); if (colours === "dark") theme("light"); });
+  window.addEventListener("beforeprint", () => { colours ??= page.dataset.theme; page.classList.add("printing"); for (const each of document.querySelectorAll("details.behind")) each.open = true; if (colours === "dark") theme("light"); });
   window.addEventListener("beforeprint", fitAll);
   window.addEventListener("afterprint", () => { page.classList.remove("printing"); if (colours === "dark") theme("dark"); colours = null; fitAll(); });
   // What a picture asks for later, as the finer data of a zoom, may be refused as well.
