@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from sonde.answer import Answer, Cell, Chart, Code, Fact, Grid, Line, Mark, Part, Report
+from sonde.answer import Answer, Cell, Chart, Code, Fact, Grid, Line, Mark, Part, Report, facts_of_findings
 from sonde.errors import ArgumentError
+from sonde.rules import Finding
 
 HOSTILE = "\"'><img src=x onerror=alert(1)></script><script>alert(2)</script>$title"
 
@@ -169,3 +170,10 @@ def test_the_page_in_a_browser(browser: Any, tmp_path: Path) -> None:
     assert not page.locator("details").is_visible()
     context.close()
     assert problems == []
+
+
+def test_what_follows_from_a_finding_stands_behind_its_advice_in_a_line() -> None:
+    root = Finding("dead", "all dead", "1:output", advice="lower the rate")
+    behind = Finding("gradient_zero", "no gradient", severity="bad", advice="another", follows="dead")
+    told = [(fact.label, fact.text) for fact in facts_of_findings([root, behind])]
+    assert told == [("dead", "1:output: all dead"), ("", "lower the rate"), ("", "gradient_zero follows from dead: no gradient")]
