@@ -44,6 +44,8 @@ RULE_SYMPTOMS = {
     "attention_large": "saturated",
     "one_index": "constant",
     "gradient_kept": "exploding",
+    "gradient_cleared": "zero gradient",
+    "input_large": "scale",
     "rank_collapse": "rank",
 }
 

@@ -186,7 +186,7 @@ def test_a_run_that_is_too_short_for_a_rule_says_how_many_steps_the_rule_needs()
         ("output_growth", [1.0, 500.0]),
         ("gradient_growth", [1.0, 1e6]),
         ("spike", [1.0] * 8 + [100.0]),
-        ("loss_unbounded", [1.0, 1.0, 1.0, -99.0, -99.0, -99.0, -99.0, -99.0]),
+        ("loss_unbounded", [1.0] * 12 + [-float(each**2) for each in range(1, 21)]),
     ],
 )
 def test_the_steps_that_a_check_names_are_those_from_which_on_a_rule_finds(rule: str, values: list[float]) -> None:

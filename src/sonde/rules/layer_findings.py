@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from statistics import median
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +27,8 @@ _FEW = 3  # weights: with fewer, none can be far from the others
 _RELU = ("ReLU", "ReLU6", "Threshold", "Hardtanh")
 _EARLY = 6  # logged steps of a weight before its steps can be too small
 _CONVERGED = 1e-3  # size of a gradient, of its first one, below which small steps are meant: there is little left to do
+_INPUTS, _EARLY_INPUTS = 32, 3  # sizes of inputs that are remembered, and the fewest that one is compared with
+_ENDED = 20  # logged steps without a gradient, from which on a weight that had one gets none any more
 _MEASURED = 16  # logged steps before a step that it is compared with
 
 Steps = npt.NDArray[np.int64]
@@ -58,6 +62,9 @@ class LayerFindings:
         self._still = np.empty(0)  # of each column of a gradient or parameter, steps in which others moved and it had no update
         self._step: Finding | None = None  # the largest of those steps that are too large
         self._steps = 0  # how many of these there were
+        self._inputs: deque[float] = deque(maxlen=_INPUTS)  # sizes of what went into the first layer
+        self._large_input: Finding | None = None
+        self._gaps = np.empty((4, 0))  # of each gradient: rows, steps since the last, the longest gap before, and the last step
         self._begins: list[Finding] = []  # about outputs and weights at the first logged step
         self._looked = False
 
@@ -78,6 +85,8 @@ class LayerFindings:
         self._weights.add(np.where(weights, values, np.nan), steps)
         sizes = Sizes(history, groups, values, self._first)
         with np.errstate(all="ignore"):
+            self._look_at_input(sizes, steps)
+            self._look_for_gaps(values, steps)
             self._look_at_steps(sizes, steps)
             self._look_at_updates(sizes, block)
         if not self._looked:
@@ -112,6 +121,42 @@ class LayerFindings:
         for whole, part in zip(spread, (values, *others), strict=True):
             whole[:, columns] = part
         record.add(every, spread[0], steps, *spread[1:])
+
+    def _look_at_input(self, sizes: Sizes, steps: Steps) -> None:
+        """Judge what goes into the first layer: the median of the first sizes by itself, and each later one against those before."""
+        if sizes.groups.first_layer is None or self._large_input is not None:
+            return
+        output, weight = sizes.groups.first_layer
+        inputs = self.history.facts[weight].inputs
+        for step, size in zip(steps.tolist(), sizes.values[:, output] / (sizes.values[:, weight] * inputs**0.5), strict=True):
+            if not math.isfinite(size):
+                continue
+            before = median(self._inputs) if len(self._inputs) >= _EARLY_INPUTS else math.nan
+            self._inputs.append(float(size))
+            if math.isnan(before) and len(self._inputs) < _EARLY_INPUTS:
+                continue
+            at = median(self._inputs) if math.isnan(before) else float(size)
+            found = self._chosen.judge("input_large", at, before)
+            if found is not None:
+                first = step if not math.isnan(before) else int(self._first_step[output])
+                (self._large_input,) = joined(self.history, [(output, replace(found, step=step, first_step=first))])
+                return
+
+    def _look_for_gaps(self, values: Numbers, steps: Steps) -> None:
+        """Count for each gradient its rows, and the steps since the last in which other gradients came."""
+        if self._gaps.shape[1] < values.shape[1]:
+            self._gaps = extended(self._gaps, values.shape[1], 0)
+        gradients = self.history.at("grad")
+        for step, line in zip(steps.tolist(), np.isfinite(values), strict=True):
+            here = line & gradients
+            if not here.any():
+                continue
+            rows, gap, longest, last = self._gaps
+            longest[here] = np.maximum(longest, gap)[here]
+            rows[here] += 1
+            last[here] = step
+            gap[here] = 0
+            gap[gradients & ~line] += 1
 
     def _remember_first(self, values: Numbers, steps: Steps) -> None:
         width = values.shape[1]
@@ -231,6 +276,7 @@ class LayerFindings:
     def findings(self) -> Iterator[Finding]:
         """Yield the findings, one for each rule."""
         yield from self._begins
+        yield from () if self._large_input is None else (self._large_input,)
         yield from self._growth()
         yield from self._of_records()
         if not any(len(self._held[rule].columns()) for rule in ("update_large", "update_huge") if rule in self._held):
@@ -325,6 +371,8 @@ class LayerFindings:
             if of == model and fact.is_matrix and path.rpartition(".")[0] in order
         ]
         trained = [place for place, _, fact in known if fact.trainable]
+        if len(trained) >= _FEW - 1:
+            yield from self._of_frozen_later({path: place for place, path, fact in known if fact.trainable})
         if len(trained) < _FEW - 1 or len(trained) == len(known) or not (self._still.max(initial=0) >= UNMOVED):
             return
         begin, end = min(trained), max(trained)
@@ -334,6 +382,26 @@ class LayerFindings:
             names = [path for _, path in sorted(between)]
             site = Site(names[0], "param", model=model)
             yield replace(found.at(str(site), 0, 0, among(names, found.message)), first_step=0)
+
+    def _of_frozen_later(self, places: Mapping[str, int]) -> Iterator[Finding]:
+        """Weights that had a gradient and have none any more, between those that have one: *places* are those of trained weights."""
+        history = self.history
+        columns = np.flatnonzero(history.at("grad") & history.matrix)
+        if self._gaps.shape[1] < len(history) or not len(columns):
+            return
+        rows, gap, longest, last = self._gaps[:, columns]
+        ended = (rows >= UNMOVED) & (gap >= _ENDED) & (gap > 3 * longest)
+        path = [history.sites[column].path for column in columns.tolist()]
+        learn = [places[each] for each, has, over in zip(path, rows, ended, strict=True) if has and not over and each in places]
+        known = zip(path, columns.tolist(), last.tolist(), ended, strict=True)
+        over = [each for each in known if each[3] and each[0] in places and min(learn, default=0) < places[each[0]]]
+        over = [each for each in over if places[each[0]] < max(learn, default=0)]
+        found = self._chosen.judge("frozen", len(over), len(learn))
+        if found is not None:
+            step = int(min(each[2] for each in over))
+            message = f"gets no gradient after step {step:,}, between weights that are trained"
+            later = [(column, replace(found, message=message, step=step, first_step=step)) for _, column, _, _ in over]
+            yield from joined(history, sorted(later, key=lambda each: history.rank(each[0])))
 
     def moved_first(self, step: int, deviations: float) -> tuple[str, float] | None:
         """Return the first site in the order of execution whose size at *step* is so many *deviations* above its sizes before."""

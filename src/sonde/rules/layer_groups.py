@@ -31,7 +31,8 @@ class Groups:
         tanh, sigmoid, relu, dropout: hidden activations by their kind.
         halves: which of the updates are of weights in a half precision.
         queries, keys: outputs of attention, pair by pair.
-        lookups: the gradient and the output of the largest embedding that runs.
+        lookups: the gradients and the outputs of embeddings, pair by pair: the largest, and others of a quarter of its rows.
+        first_layer: the output and the weight of the layer that runs first, if it mixes inputs and no normalisation follows.
         float16: outputs, parameters or gradients in this format.
     """
 
@@ -50,7 +51,8 @@ class Groups:
     halves: Mask
     queries: Columns
     keys: Columns
-    lookups: tuple[int, int] | None
+    lookups: tuple[Columns, Columns]
+    first_layer: tuple[int, int] | None
 
     @staticmethod
     def of(history: History, facts: ModelFacts) -> Groups:
@@ -78,6 +80,7 @@ class Groups:
         return Groups(
             inner, ordered, updates, weights, gradients, usual, (deep[0], deep[1]), of_kind("Tanh", "RNN"), of_kind("Sigmoid"),
             zeros, dropout, half, in_half, queries, keys, _lookups(history),
+            _first_layer(history),
         )  # fmt: skip
 
 
@@ -106,8 +109,27 @@ def queries_and_keys(history: History, facts: ModelFacts) -> tuple[Columns, Colu
     return found[0], found[1]
 
 
-def _lookups(history: History) -> tuple[int, int] | None:
-    """Return the columns of the gradient and of the output of the embedding with the most rows, among those that run."""
+def _first_layer(history: History) -> tuple[int, int] | None:
+    """Return the columns of the output and of the weight of the layer that runs first; None where its output is no size of its input.
+
+    That is where it is no layer with a weight that mixes inputs, or where a normalisation runs next.
+    """
+    outputs = [c for c in np.flatnonzero(history.at("output")).tolist() if history.calls[c] <= 0]
+    outputs.sort(key=history.rank)
+    if not outputs:
+        return None
+    site = history.sites[outputs[0]]
+    weight = Site(f"{site.path}.weight" if site.path else "weight", "param", model=site.model)
+    found = [c for c in np.flatnonzero(history.at("param") & history.matrix).tolist() if history.sites[c] == weight]
+    is_normalised = len(outputs) > 1 and "Norm" in history.facts[outputs[1]].kind
+    return (outputs[0], found[0]) if found and not is_normalised else None
+
+
+def _lookups(history: History) -> tuple[Columns, Columns]:
+    """Return the columns of the gradients and of the outputs of embeddings that run: of the largest, and of large ones beside it.
+
+    Small tables, as of kinds of tokens, may well have one row in use.
+    """
     at = {str(site): column for column, site in enumerate(history.sites) if history.calls[column] <= 0}
     called = []
     for column in np.flatnonzero(history.at("grad")).tolist():
@@ -115,7 +137,9 @@ def _lookups(history: History) -> tuple[int, int] | None:
         output = at.get(str(Site(site.path.rpartition(".")[0], "output", model=site.model)))
         if fact.kind.startswith("Embedding") and fact.shape is not None and len(fact.shape) == 2 and output is not None:
             called.append((fact.shape[0], column, output))
-    return max(called)[1:] if called else None
+    large = [each[1:] for each in called if 4 * each[0] >= max(called)[0]]
+    found = np.array(large, np.intp).reshape(-1, 2).T
+    return found[0], found[1]
 
 
 def first_of(values: Numbers, reduce: Callable[..., float]) -> float:

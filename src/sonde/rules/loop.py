@@ -18,6 +18,8 @@ SPIKE_ABOVE, SPIKE_FEW = 10.0, 8
 monitor takes 10 x the largest of the first 100 values."""
 RISING = 1.5
 """Median of the last 5 logged losses against the first ones."""
+LOST_AGAIN = 0.8
+"""Share of the fall of a loss that is lost again: that of values that are learnt from their own estimates goes up and down."""
 STUCK, STUCK_STEPS = 0.02, 100
 """Fall of the loss, of its size at the beginning, and the fewest steps after which it is judged."""
 STUCK_VALUES = 12
@@ -73,7 +75,7 @@ def no_training_forward(missed: int, logged: int) -> Judged:
 
 
 @entry(
-    f"the loss is {RISING:g} x as large as at the beginning, or has lost half of what it had won (3 of 5 medians of 5 values)",
+    f"the loss is {RISING:g} x as large as at the beginning, or has lost most of what it had won (3 of 5 medians of 5 values)",
     "TheDeepChecker has 2 x the smallest loss, five times",
     "lower the learning rate, clip the gradient norm; look at the sign of the loss",
     needs=("loss",),
@@ -92,7 +94,7 @@ def loss_rising(loss: float, first: float, lowest: float, scatter: float = 0.0, 
     """
     by_chance, by_chance_from_lowest = (np.exp(np.minimum(each * scatter, 700.0)) for each in (2.4, 3.5))
     far = loss > np.maximum(2.0, by_chance_from_lowest) * lowest
-    came_back = (lowest < 0.7 * first) & (loss > (first + lowest) / 2) & far
+    came_back = (lowest < 0.7 * first) & (loss > LOST_AGAIN * first + (1 - LOST_AGAIN) * lowest) & far
     says_something = (first > 0) & (lowest >= 0)  # not a loss around 0, as that of a policy
     yield says_something & ((loss > np.maximum(factor, by_chance) * first) | came_back)
     yield loss
@@ -107,7 +109,7 @@ def loss_rising(loss: float, first: float, lowest: float, scatter: float = 0.0, 
     needs=("loss",),
     evidence=("loss", "middle", "early", "first", "", ""),
     window=Window(3, 5),
-    least=UNBOUNDED_VALUES,
+    least=UNBOUNDED_VALUES + 2,
     about=("setup", "large"),
 )
 def loss_unbounded(

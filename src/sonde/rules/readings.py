@@ -164,15 +164,17 @@ def attention(of: Sizes) -> Reading:
 
 @_place
 def lookups(of: Sizes) -> Reading:
-    """Return the lookups of the largest embedding, while weights are trained: a new word may be trained alone, and nothing else."""
-    if of.groups.lookups is None or not np.isfinite(of.values[:, of.groups.deep[1]]).any():
+    """Return the lookups of large embeddings, while other weights are trained too: a new word may be trained alone."""
+    gradients, outputs = of.groups.lookups
+    trained = np.isfinite(of.values[:, of.history.at("grad")]).sum(axis=1, keepdims=True)
+    if not len(gradients):
         return _NOTHING
-    gradient, output = of.groups.lookups
-    shape, count = of.history.facts[gradient].shape, of.history.of("count")
-    assert shape is not None
-    elements = count[:, [gradient]] - of.history.of("zeros")[:, [gradient]]
-    width = np.full(elements.shape, float(shape[1]))
-    return Reading(np.array([gradient]), {"elements": elements, "width": width, "indices": count[:, [output]] / width})
+    count = of.history.of("count")
+    elements = count[:, gradients] - of.history.of("zeros")[:, gradients]
+    shapes = [of.history.facts[column].shape for column in gradients.tolist()]
+    width = np.broadcast_to(np.array([float(shape[1]) if shape else np.nan for shape in shapes]), elements.shape)
+    numbers = {"elements": elements, "width": width, "indices": count[:, outputs] / width}
+    return Reading(gradients, numbers, np.broadcast_to(trained > 1, elements.shape))
 
 
 @_place

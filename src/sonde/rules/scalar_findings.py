@@ -25,7 +25,8 @@ _JUMP = 3.0  # times the median, below which nothing is a spike
 _CHANGES = 33  # of a loss, that tell its scatter
 _MOST = 256  # means that stand for a whole history
 _CONVERGED = 0.01  # loss, of the first ones, from which on there is little left to learn
-_AFTER, _HELPED = 3, 0.8  # losses after a step, and their least one against that of the step, that say that the step was a good one
+_LEARNT = 0.7  # loss, of the first ones, below which a network is on its way to its targets
+_AFTER, _HELPED = 3, 0.9  # losses after a step, and their least one against that of the step, that say that the step was a good one
 
 Where = Callable[[int, float], tuple[str, float] | None]
 """Which layer moved first at a step, by so many deviations."""
@@ -81,10 +82,17 @@ class ScalarFindings:
     def has_converged(self, model: str) -> bool:
         """Return whether the loss has come down to a hundredth of what it was."""
         loss = self._loss_of(model)
-        return loss is not None and loss.smooth is not None and loss.first is not None and loss.smooth <= _CONVERGED * loss.first > 0
+        return (
+            loss is not None and loss.smooth is not None and loss.first is not None and loss.smooth <= _CONVERGED * loss.first > 0
+        )
+
+    def is_learnt(self, model: str) -> bool:
+        """Return whether the loss has fallen well below its first values, and is near its smallest one."""
+        loss = self._loss_of(model)
+        return loss is not None and loss.is_learnt()
 
     def has_helped(self, model: str, step: int) -> bool | None:
-        """Return whether the loss fell by a fifth or more behind *step*: False also without a loss, None while none came later."""
+        """Return whether the loss fell by a tenth or more behind *step*: False also without a loss, None while none came later."""
         loss = self._loss_of(model)
         return False if loss is None else loss.has_helped(step)
 
@@ -273,6 +281,7 @@ class _Loss:
         self.lowest = self.least = math.inf
         self.steps = (0, 0)
         self._lately: deque[tuple[int, float]] = deque(maxlen=_KEPT)
+        self._good: set[int] = set()  # steps that have helped
         self._last: deque[float] = deque(maxlen=SMOOTH)
         self._changes: deque[float] = deque(maxlen=_CHANGES)
         self.risen, self.fallen = chosen.held("loss_rising"), chosen.held("loss_unbounded")
@@ -284,13 +293,24 @@ class _Loss:
         self._lately.append((step, value))
 
     def has_helped(self, step: int) -> bool | None:
-        """Return whether one of the next values is a fifth less than that of *step*; None while there is none."""
+        """Return whether one of the next values is a tenth less than that of *step*; None while there is none."""
+        if step in self._good:
+            return True
         before = next((value for at, value in self._lately if at == step), None)
         after = [value for at, value in self._lately if at > step][:_AFTER]
         if before is None or not after:
             return False if before is None else None
         least = min((value for value in after if math.isfinite(value)), default=math.inf)
-        return before - least >= (1 - _HELPED) * abs(before) > 0
+        if not before - least >= (1 - _HELPED) * abs(before) > 0:
+            return False
+        self._good.add(step)
+        return True
+
+    def is_learnt(self) -> bool:
+        """Return whether the loss has fallen well below its first values, and is near its smallest one."""
+        if self.smooth is None or self.first is None:
+            return False
+        return self.smooth < _LEARNT * self.first and self.smooth <= max(1.5, math.exp(2.4 * self.scatter())) * self.lowest
 
     def add(self, value: float, step: int) -> None:
         """Add a value."""

@@ -176,7 +176,8 @@ def gradient_cleared(steps: float, *, least: float = UNMOVED) -> Judged:
 
 
 @entry(
-    "a frozen weight between trained ones, where most weights are trained",
+    "a weight between trained ones that is frozen, or that had a gradient and gets none any more in 20 logged steps, where most "
+    "weights are trained",
     "our own: backbones and adapters freeze the beginning, or most of a network",
     "requires_grad_(True), if that is not meant; rules={'frozen': False} otherwise",
     needs=("rms:grad",),

@@ -20,6 +20,7 @@ from sonde.rules import (
     LayerFindings,
     ModelFacts,
     PortFindings,
+    Rule,
     ScalarFindings,
     gravity,
     implied,
@@ -34,6 +35,7 @@ Identity = tuple[str, str, int, bool]
 
 _GRAVEST = ("bad", "warn", "note")
 _OF_STEPS = ("update_huge", "update_large", "step_large")  # a large step behind which the loss falls is a good one
+_OF_GROWTH = ("output_growth", "weight_growth")  # towards large targets, or sure answers, while the loss is at its smallest
 _OF_ENDS = ("update_small", "gradient_zero")  # small steps and gradients are right where the loss has come to its end
 _NEVER = 2**62
 
@@ -93,7 +95,7 @@ class _Judges:
         found += self._scalars.findings()
         first: dict[Identity, Finding] = {}
         for each in found:
-            if self.has_helped(each) or (each.rule in _OF_ENDS and self._scalars.has_converged(each.model)):
+            if self.has_helped(each) or self._is_contradicted(each):
                 continue
             known = first.get(each.identity)
             first[each.identity] = each if known is None else grown(known, each)
@@ -109,6 +111,12 @@ class _Judges:
     def has_helped(self, each: Finding) -> bool | None:
         """Whether *each* is about a step that is too large, and the loss fell behind that; None while no later loss is known."""
         return each.rule in _OF_STEPS and self._scalars.has_helped(each.model, each.step)
+
+    def _is_contradicted(self, each: Finding) -> bool:
+        """Whether the loss says that *each* is right as it is: sizes grow towards the targets, or there is little left to learn."""
+        if each.rule in _OF_ENDS:
+            return self._scalars.has_converged(each.model)
+        return each.rule in _OF_GROWTH and self._scalars.is_learnt(each.model)
 
     def _moved_first(self, step: int, deviations: float) -> tuple[str, float] | None:
         found = (self._layers[key].moved_first(step, deviations) for key in sorted(self._layers))
@@ -147,6 +155,7 @@ class Findings:
         self._until = until
         self._about = about or {}
         self._judges = _Judges(self._about, self.chosen)
+        self._looked_at = _looked_at(self._about)
         self._opened: dict[Identity, Finding] = {each.identity: each for each in fixed}
         self._known: set[Identity] = set(self._opened)  # those that are open, and those that follow from one of them
         self._beyond: set[Identity] = set()  # those that say more than the rows
@@ -273,8 +282,12 @@ class Findings:
         return {
             name: ", ".join(missing)
             for name, rule in self.chosen.applied().items()
-            if (missing := [need for need in rule.needs if not any(one in self._judges.seen for one in need.split("|"))])
+            if (missing := [need for need in rule.needs if not self._is_recorded(need)])
         }
+
+    def _is_recorded(self, need: str) -> bool:
+        """Whether a number was recorded, or is by a lens that this run has: it may have had no row so far."""
+        return any(one in self._judges.seen or one in self._looked_at for one in need.split("|"))
 
     def too_early(self) -> dict[str, int]:
         """Return by rule how many logged steps it needs, of rules without a finding whose numbers were recorded at fewer steps."""
@@ -286,12 +299,30 @@ class Findings:
             if name not in missing
             and name not in opened
             and rule.needs
-            and self._most_steps(rule.needs) < (least := self.chosen.least(name))
+            and self._most_steps(rule) < (least := self.chosen.least(name))
         }
 
-    def _most_steps(self, needs: Iterable[str]) -> int:
-        """Return at how many steps all numbers of *needs* are there, at most."""
-        return min(max(self._judges.seen.get(one, 0) for one in need.split("|")) for need in needs)
+    def _most_steps(self, rule: Rule) -> int:
+        """Return at how many steps all numbers that *rule* needs are there, at most; if it reads one of two, the one it reads."""
+        seen = self._judges.seen
+        counts = []
+        for need in rule.needs:
+            either = need.split("|")
+            own = [one for one in either if one in seen and one.partition(":")[0] in rule.required]
+            counts.append(max(seen.get(one, 0) for one in own or either))
+        return min(counts)
+
+
+def _looked_at(about: Mapping[str, object]) -> frozenset[str]:
+    """Return the numbers at ports, as ``rms:output``, that the lenses of a run record."""
+    found = set()
+    lenses = about.get("lenses")
+    for lens in lenses if isinstance(lenses, Sequence) else ():
+        numbers, ports = (lens.get("numbers"), lens.get("ports")) if isinstance(lens, Mapping) else (None, None)
+        for number in numbers if isinstance(numbers, Sequence) else ():
+            if isinstance(number, Mapping) and isinstance(ports, Sequence):
+                found |= {f"{number.get('name')}:{port}" for port in ports}
+    return frozenset(found)
 
 
 def _at(block: RowBlock, step: int) -> Iterator[RowBlock]:

@@ -1,0 +1,290 @@
+"""Faults that make no noise, and healthy trainings that look like faults: what the rules say of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import LBFGS, SGD, Adam, Optimizer
+
+import sonde
+from sonde.inspector import Inspector
+
+Loss = Callable[[int], Tensor]
+
+
+def mlp(inputs: int = 8, outputs: int = 2) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(inputs, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, outputs))
+
+
+def trained(
+    model: nn.Module, optimizer: Optimizer, loss: Loss, steps: int = 40, after: Callable[[], object] = lambda: None
+) -> Inspector:
+    """Train under ``watch``; *after* is called between backward and step."""
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False) as inspector:
+        for step in range(steps):
+            optimizer.zero_grad()
+            value = loss(step)
+            value.backward()  # type: ignore[no-untyped-call]
+            after()
+            optimizer.step()
+            inspector.push_loss(value, train=True)
+    return inspector
+
+
+def found(*args: Any, **options: Any) -> dict[str, sonde.types.Finding]:
+    """Return the findings of a training by rule, without notes."""
+    return {each.rule: each for each in trained(*args, **options).findings if each.severity != "note"}
+
+
+def classes(model: nn.Module, of: Callable[[int, Tensor], Tensor] = lambda step, x: x) -> Loss:
+    def loss(step: int) -> Tensor:
+        x = torch.randn(64, 8)
+        return functional.cross_entropy(model(of(step, x)), (x[:, 0] > 0).long())
+
+    return loss
+
+
+class Cut(nn.Module):
+    """A network whose middle no gradient reaches: it runs without a graph, is detached behind, or decides by an argmax."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.how, self.first, self.middle, self.last = how, nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(16, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        with torch.set_grad_enabled(self.how != "no_grad"):
+            made: Tensor = self.middle(hidden)
+        made = functional.one_hot(made.argmax(-1), 8).float() if self.how == "argmax" else made.detach()
+        out: Tensor = self.last(torch.cat([hidden, made], -1))
+        return out
+
+
+@pytest.mark.parametrize(("how", "severity"), [("no_grad", "bad"), ("detach", "warn"), ("argmax", "warn")])
+def test_a_part_in_the_middle_that_no_gradient_reaches_is_named(how: str, severity: str) -> None:
+    model = Cut(how)
+    one = found(model, Adam(model.parameters()), classes(model), steps=12)["unreached"]
+    assert (one.site, one.severity) == ("middle.weight:param", severity)
+
+
+def test_a_block_that_is_cut_off_among_others_is_named() -> None:
+    class Block(nn.Module):
+        def __init__(self, cut: bool) -> None:
+            super().__init__()
+            self.cut, self.q, self.out = cut, nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.q(x)
+            made: Tensor = x + self.out((hidden.detach() if self.cut else hidden).tanh())
+            return made
+
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(False), Block(True), Block(False), nn.Linear(8, 2))
+    one = found(model, Adam(model.parameters()), classes(model), steps=12)["unreached"]
+    assert (one.site, one.severity) == ("1.q.weight:param", "bad")
+
+
+def test_what_a_module_around_passes_on_may_be_unused() -> None:
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.pooler = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            hidden = self.body(x)
+            return {"hidden": hidden, "pooled": self.pooler(hidden)}
+
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.head = Encoder(), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.head(self.encoder(x)["hidden"])
+            return out
+
+    torch.manual_seed(0)
+    model = Tagger()
+    (note,) = [each for each in trained(model, Adam(model.parameters()), classes(model), steps=12).findings if "unr" in each.rule]
+    assert (note.rule, note.severity, note.site) == ("unreached", "note", "encoder.pooler.0.weight:param")
+
+
+def test_a_target_network_that_the_optimizer_holds_is_meant() -> None:
+    class Values(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.target, self.online = mlp(), mlp()  # equal at first
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                aim = self.target(x.flip(0)).max(1, keepdim=True).values
+            out: Tensor = self.online(x) - 0.9 * aim
+            return out
+
+    model = Values()
+    assert "unreached" not in found(model, Adam(model.parameters()), lambda step: model(torch.randn(32, 8)).square().mean())
+
+
+@pytest.mark.parametrize("stepped", ["the other half", "itself"])
+def test_the_half_of_a_gan_that_no_optimizer_steps_is_unmoved(stepped: str) -> None:
+    generator, critic = mlp(4, 2), mlp(2, 1)
+    half, other = Adam((generator if stepped == "itself" else critic).parameters()), Adam(critic.parameters())
+    with sonde.watch({"G": generator, "D": critic}, [half, other], every=1, to="memory", verbose=False) as inspector:
+        for _ in range(15):
+            other.zero_grad()
+            functional.softplus(critic(generator(torch.randn(16, 4)).detach())).mean().backward()
+            other.step()
+            half.zero_grad()
+            functional.softplus(-critic(generator(torch.randn(16, 4)))).mean().backward()
+            half.step()
+    unmoved = [each.site for each in inspector.findings if each.rule == "unmoved"]
+    assert unmoved == ([] if stepped == "itself" else ["G/0.weight:param"])
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_gradients_that_are_cleared_before_the_step_are_said_to_be(to_none: bool) -> None:
+    model = mlp()
+    optimizer = Adam(model.parameters())
+    of = found(model, optimizer, classes(model), after=lambda: optimizer.zero_grad(set_to_none=to_none))
+    assert "cleared between backward() and step()" in of["gradient_cleared"].message
+    assert not {"gradient_kept", "update_small", "unreached"} & set(of)
+
+
+@pytest.mark.parametrize("scale", ["all features", "one feature"])
+def test_inputs_that_are_not_scaled_are_named_at_the_first_layer(scale: str) -> None:
+    factor = torch.full((8,), 1e4) if scale == "all features" else torch.tensor([1.0] * 7 + [1e6])
+    model = mlp()
+    one = found(model, Adam(model.parameters()), classes(model, lambda step, x: x * factor + 5 * factor))["input_large"]
+    assert (one.site, one.first_step) == ("0:output", 0)
+    size = float((torch.randn(10_000, 8) * factor + 5 * factor).square().mean().sqrt())
+    assert 0.3 < one.value / size < 3  # as random weights tell it
+
+
+def test_a_batch_that_is_far_too_large_is_named_as_the_input_of_its_step() -> None:
+    model = mlp()
+    of = found(model, Adam(model.parameters()), classes(model, lambda step, x: x * (1e5 if step == 20 else 1)), steps=25)
+    assert (of["input_large"].site, of["input_large"].step) == ("0:output", 20)
+    assert not {"spike", "output_growth", "gradient_growth"} & set(of)
+
+
+def test_pixels_are_no_input_that_is_too_large() -> None:
+    model = mlp()
+    assert "input_large" not in found(model, Adam(model.parameters()), classes(model, lambda step, x: (x * 60 + 128).clamp(0, 255)))
+
+
+def test_a_layer_that_is_frozen_on_the_way_is_found_with_its_step() -> None:
+    model = mlp()
+    inputs = classes(model)
+
+    def loss(step: int) -> Tensor:
+        if step == 12:
+            model[2].requires_grad_(False)
+        return inputs(step)
+
+    one = found(model, Adam(model.parameters()), loss)["frozen"]
+    assert (one.site, one.step) == ("2.weight:grad", 11)
+    assert "after step 11" in one.message
+
+
+@pytest.mark.parametrize("table", [0, 1])
+def test_an_embedding_that_is_asked_for_one_index_alone_is_found(table: int) -> None:
+    class Factors(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.users, self.items = nn.Embedding(80, 8), nn.Embedding(60, 8)
+
+        def forward(self, user: Tensor, item: Tensor) -> Tensor:
+            out: Tensor = (self.users(user) * self.items(item)).sum(-1)
+            return out
+
+    torch.manual_seed(0)
+    model, none = Factors(), torch.zeros(64, dtype=torch.long)
+    asked = lambda: [none if place == table else torch.randint(60, (64,)) for place in range(2)]  # noqa: E731
+    one = found(model, Adam(model.parameters(), 1e-2), lambda step: (model(*asked()) - 1).square().mean(), steps=8)["one_index"]
+    assert one.site == ("users.weight:grad", "items.weight:grad")[table]
+
+
+def test_a_cross_entropy_with_the_wrong_sign_falls_without_bound() -> None:
+    model = mlp()
+    inputs = classes(model)
+    assert "loss_unbounded" in found(model, Adam(model.parameters(), 3e-3), lambda step: -inputs(step), steps=90)
+
+
+def test_the_loss_of_a_density_may_fall_below_zero() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2))
+
+    def loss(step: int) -> Tensor:
+        x = torch.randn(128, 4)
+        mean, log_variance = model(x).unbind(1)
+        return (0.5 * (log_variance + (0.05 * x[:, 0] - mean) ** 2 / log_variance.exp()) + 0.2).mean()
+
+    assert found(model, Adam(model.parameters(), 1e-2), loss, steps=150) == {}
+
+
+def test_a_dropout_of_a_tenth_may_be_given_sparse_numbers() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Dropout(0.1), nn.Linear(100, 16), nn.ReLU(), nn.Linear(16, 2))
+    words = lambda: (torch.rand(64, 100) < 0.02).float()  # noqa: E731
+    loss = lambda step: (lambda x: functional.cross_entropy(model(x), (x[:, :9].sum(1) > 0).long()))(words())  # noqa: E731
+    assert found(model, Adam(model.parameters(), 3e-3), loss) == {}
+    model[0].p = 0.97
+    assert found(model, Adam(model.parameters(), 3e-3), loss)["dropped"].site == "0:output"
+
+
+def test_a_weight_of_one_element_is_not_constant() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(1, 1)
+    loss = lambda step: (lambda x: (model(x) - 3 * x).square().mean())(torch.randn(32, 1))  # noqa: E731
+    assert "constant_weight" not in found(model, SGD(model.parameters(), 0.01), loss)
+
+
+def test_steps_towards_the_goal_may_be_large_and_end_in_none() -> None:
+    """L-BFGS searches its steps: the first are as large as the weights, and at the minimum there are none."""
+    model = mlp()
+    optimizer = LBFGS(model.parameters())
+    x = torch.randn(64, 8)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = functional.mse_loss(model(x), x[:, :2].tanh())
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False) as inspector:
+        for _ in range(25):
+            inspector.push_loss(optimizer.step(closure), train=True)
+    assert not inspector.findings
+
+
+def test_outputs_may_grow_towards_large_targets() -> None:
+    model = mlp(outputs=1)
+    loss = lambda step: (lambda x: functional.mse_loss(model(x)[:, 0], 300 * x[:, 0] + 5000))(torch.randn(64, 8))  # noqa: E731
+    assert found(model, Adam(model.parameters(), 1e-2), loss, steps=150) == {}
+
+
+def test_a_rule_that_had_fewer_rows_than_steps_says_so() -> None:
+    """Dead units are counted in one of ten logged steps: after nine there is one row, where two are needed."""
+    model = mlp()
+    told = sonde.check(trained(model, Adam(model.parameters()), classes(model), steps=9).run)
+    assert told.too_early["dead"] == 2
+    assert "dead" not in told.not_judged
+
+
+def test_a_rule_never_asks_for_a_lens_that_ran() -> None:
+    model = mlp()
+    lenses = [sonde.lens.moments(), sonde.lens.EffectiveRank(one_in=10)]
+    optimizer = Adam(model.parameters())
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False, lenses=lenses) as inspector:
+        pass
+    told = sonde.check(inspector.run)
+    assert "rank_collapse" not in told.not_judged
+    assert math.isfinite(told.too_early["rank_collapse"])
