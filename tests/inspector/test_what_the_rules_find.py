@@ -207,8 +207,12 @@ def test_an_embedding_that_is_asked_for_one_index_alone_is_found(table: int) -> 
 
     torch.manual_seed(0)
     model, none = Factors(), torch.zeros(64, dtype=torch.long)
-    asked = lambda: [none if place == table else torch.randint(60, (64,)) for place in range(2)]  # noqa: E731
-    one = found(model, Adam(model.parameters(), 1e-2), lambda step: (model(*asked()) - 1).square().mean(), steps=8)["one_index"]
+
+    def loss(step: int) -> Tensor:
+        off: Tensor = model(*[none if place == table else torch.randint(60, (64,)) for place in range(2)]) - 1
+        return off.square().mean()
+
+    one = found(model, Adam(model.parameters(), 1e-2), loss, steps=8)["one_index"]
     assert one.site == ("users.weight:grad", "items.weight:grad")[table]
 
 
@@ -233,8 +237,11 @@ def test_the_loss_of_a_density_may_fall_below_zero() -> None:
 def test_a_dropout_of_a_tenth_may_be_given_sparse_numbers() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Dropout(0.1), nn.Linear(100, 16), nn.ReLU(), nn.Linear(16, 2))
-    words = lambda: (torch.rand(64, 100) < 0.02).float()  # noqa: E731
-    loss = lambda step: (lambda x: functional.cross_entropy(model(x), (x[:, :9].sum(1) > 0).long()))(words())  # noqa: E731
+
+    def loss(step: int) -> Tensor:
+        x = (torch.rand(64, 100) < 0.02).float()
+        return functional.cross_entropy(model(x), (x[:, :9].sum(1) > 0).long())
+
     assert found(model, Adam(model.parameters(), 3e-3), loss) == {}
     model[0].p = 0.97
     assert found(model, Adam(model.parameters(), 3e-3), loss)["dropped"].site == "0:output"
@@ -243,7 +250,12 @@ def test_a_dropout_of_a_tenth_may_be_given_sparse_numbers() -> None:
 def test_a_weight_of_one_element_is_not_constant() -> None:
     torch.manual_seed(0)
     model = nn.Linear(1, 1)
-    loss = lambda step: (lambda x: (model(x) - 3 * x).square().mean())(torch.randn(32, 1))  # noqa: E731
+
+    def loss(step: int) -> Tensor:
+        x = torch.randn(32, 1)
+        off: Tensor = model(x) - 3 * x
+        return off.square().mean()
+
     assert "constant_weight" not in found(model, SGD(model.parameters(), 0.01), loss)
 
 
@@ -267,7 +279,11 @@ def test_steps_towards_the_goal_may_be_large_and_end_in_none() -> None:
 
 def test_outputs_may_grow_towards_large_targets() -> None:
     model = mlp(outputs=1)
-    loss = lambda step: (lambda x: functional.mse_loss(model(x)[:, 0], 300 * x[:, 0] + 5000))(torch.randn(64, 8))  # noqa: E731
+
+    def loss(step: int) -> Tensor:
+        x = torch.randn(64, 8)
+        return functional.mse_loss(model(x)[:, 0], 300 * x[:, 0] + 5000)
+
     assert found(model, Adam(model.parameters(), 1e-2), loss, steps=150) == {}
 
 
@@ -288,3 +304,21 @@ def test_a_rule_never_asks_for_a_lens_that_ran() -> None:
     told = sonde.check(inspector.run)
     assert "rank_collapse" not in told.not_judged
     assert math.isfinite(told.too_early["rank_collapse"])
+
+
+def test_attention_whose_queries_no_layer_returns_is_not_judged() -> None:
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.attend, self.out = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            seen, _ = self.attend(x[:, None], x[:, None], x[:, None])
+            out: Tensor = self.out(seen[:, 0])
+            return out
+
+    model = Attends()
+    told = sonde.check(trained(model, Adam(model.parameters()), classes(model), steps=9).run)
+    assert "attention_large" in told.not_judged
+    assert "attention_large: needs queries of output (queries and keys that layers of their own return)" in repr(told)

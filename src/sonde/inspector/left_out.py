@@ -183,7 +183,7 @@ def _is_passed_on(hook: SiteHook, ran: Mapping[str, Ran]) -> bool:
 
 
 def _part_of_blocks(hook: SiteHook) -> str:
-    """Return the name of a parameter that is part of a numbered block, without the numbers, as ``blocks.*.q.weight``; else ``""``."""
+    """Return the name of a parameter of a numbered block, without the numbers, as ``blocks.*.q.weight``; else ``""``."""
     parts = hook.name.split(".")
     return ".".join("*" if part.isdigit() else part for part in parts) if any(part.isdigit() for part in parts[:-2]) else ""
 

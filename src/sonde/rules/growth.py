@@ -20,8 +20,8 @@ WEIGHT_LARGE = 300.0
 """Size of a weight as training begins, against that of PyTorch's own initialisation, 1 / sqrt(3 inputs). He's initialisation is
 2.5 x as large, and a standard deviation of 1, as in the head of T5, 111 x with 4,096 inputs."""
 INPUT_LARGE, INPUT_GROWTH = 1000.0, 100.0
-"""Size of what goes into the first layer as training begins; and in one step, against the steps before. Pixels from 0 to 255 are 150
-in size. torch initialises a layer for inputs of size 1."""
+"""Size of what goes into the first layer as training begins; and in one step, against the steps before. Pixels from 0 to 255 are
+150 in size. torch initialises a layer for inputs of size 1."""
 OUTPUT_SMALL = 1e3
 """Sizes of the outputs of the first quarter of the layers against those of the last, both medians, at the first logged step."""
 
@@ -57,8 +57,8 @@ def output_large(size: float, first: float, *, factor: float = OUTPUT_LARGE) -> 
 
 
 @entry(
-    f"what goes into the first layer is {INPUT_LARGE:g} or more in size from the beginning on, or in one step {INPUT_GROWTH:g} x as "
-    "large as before, and no normalisation follows: the size of its output / (size of its weights x sqrt(inputs))",
+    f"what goes into the first layer is {INPUT_LARGE:g} or more in size from the beginning on, or in one step {INPUT_GROWTH:g} x "
+    "as large as before, and no normalisation follows: the size of its output / (size of its weights x sqrt(inputs))",
     "our own; LeCun et al., Efficient backprop, 1998, section 4.3: inputs of mean 0 and variance 1",
     "scale the data: subtract the mean of each feature and divide by its standard deviation; look for a sample far off the others",
     needs=("rms:output", "rms:param"),

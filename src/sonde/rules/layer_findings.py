@@ -64,7 +64,9 @@ class LayerFindings:
         self._steps = 0  # how many of these there were
         self._inputs: deque[float] = deque(maxlen=_INPUTS)  # sizes of what went into the first layer
         self._large_input: Finding | None = None
-        self._gaps = np.empty((4, 0))  # of each gradient: rows, steps since the last, the longest gap before, and the last step
+        self._gaps = np.empty(
+            (4, 0)
+        )  # of each gradient and output: rows, steps since the last, the longest gap before, and the last step
         self._begins: list[Finding] = []  # about outputs and weights at the first logged step
         self._looked = False
 
@@ -123,7 +125,7 @@ class LayerFindings:
         record.add(every, spread[0], steps, *spread[1:])
 
     def _look_at_input(self, sizes: Sizes, steps: Steps) -> None:
-        """Judge what goes into the first layer: the median of the first sizes by itself, and each later one against those before."""
+        """Judge what goes into the first layer: the median of the first sizes by itself, each later one against those before."""
         if sizes.groups.first_layer is None or self._large_input is not None:
             return
         output, weight = sizes.groups.first_layer
@@ -143,20 +145,21 @@ class LayerFindings:
                 return
 
     def _look_for_gaps(self, values: Numbers, steps: Steps) -> None:
-        """Count for each gradient its rows, and the steps since the last in which other gradients came."""
+        """Count for each gradient and output its rows, and the steps since the last in which other gradients came."""
         if self._gaps.shape[1] < values.shape[1]:
             self._gaps = extended(self._gaps, values.shape[1], 0)
         gradients = self.history.at("grad")
+        counted = gradients | self.history.at("output")
         for step, line in zip(steps.tolist(), np.isfinite(values), strict=True):
-            here = line & gradients
-            if not here.any():
+            here = line & counted
+            if not (line & gradients).any():
                 continue
             rows, gap, longest, last = self._gaps
             longest[here] = np.maximum(longest, gap)[here]
             rows[here] += 1
             last[here] = step
             gap[here] = 0
-            gap[gradients & ~line] += 1
+            gap[counted & ~line] += 1
 
     def _remember_first(self, values: Numbers, steps: Steps) -> None:
         width = values.shape[1]
@@ -273,6 +276,12 @@ class LayerFindings:
 
     # What is found
 
+    @property
+    def sees_no_scores(self) -> bool:
+        """Whether the model has attention, and its queries and keys are outputs of no layers of their own."""
+        model = self.history.sites[0].model if len(self.history) else ""
+        return self._groups is not None and not len(self._groups.queries) and self._facts.has_attention(model)
+
     def findings(self) -> Iterator[Finding]:
         """Yield the findings, one for each rule."""
         yield from self._begins
@@ -384,14 +393,16 @@ class LayerFindings:
             yield replace(found.at(str(site), 0, 0, among(names, found.message)), first_step=0)
 
     def _of_frozen_later(self, places: Mapping[str, int]) -> Iterator[Finding]:
-        """Weights that had a gradient and have none any more, between those that have one: *places* are those of trained weights."""
+        """Weights that had a gradient and have none any more, between those that have one; *places* are of trained weights."""
         history = self.history
         columns = np.flatnonzero(history.at("grad") & history.matrix)
         if self._gaps.shape[1] < len(history) or not len(columns):
             return
         rows, gap, longest, last = self._gaps[:, columns]
         ended = (rows >= UNMOVED) & (gap >= _ENDED) & (gap > 3 * longest)
+        runs = {history.sites[c].path for c in np.flatnonzero(history.at("output") & (self._gaps[1] == 0)).tolist()}
         path = [history.sites[column].path for column in columns.tolist()]
+        ended &= np.array([each.rpartition(".")[0] in runs for each in path], bool)
         learn = [places[each] for each, has, over in zip(path, rows, ended, strict=True) if has and not over and each in places]
         known = zip(path, columns.tolist(), last.tolist(), ended, strict=True)
         over = [each for each in known if each[3] and each[0] in places and min(learn, default=0) < places[each[0]]]

@@ -110,7 +110,7 @@ def queries_and_keys(history: History, facts: ModelFacts) -> tuple[Columns, Colu
 
 
 def _first_layer(history: History) -> tuple[int, int] | None:
-    """Return the columns of the output and of the weight of the layer that runs first; None where its output is no size of its input.
+    """Return the columns of output and weight of the layer that runs first; None where its output is no size of its input.
 
     That is where it is no layer with a weight that mixes inputs, or where a normalisation runs next.
     """

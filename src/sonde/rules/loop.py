@@ -102,8 +102,8 @@ def loss_rising(loss: float, first: float, lowest: float, scatter: float = 0.0, 
 
 
 @entry(
-    "a loss falls below minus ten times its first value, or begins at minus ln(outputs) and falls by half of that, and no slower in "
-    "the last third of its values than in the middle one",
+    "a loss falls below minus ten times its first value, or begins at minus ln(outputs) and falls by half of that, and no slower "
+    "in the last third of its values than in the middle one",
     "our own: the loss of a density falls below zero, too, and slower and slower",
     "look at the sign of the loss",
     needs=("loss",),

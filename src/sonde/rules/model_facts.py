@@ -10,6 +10,7 @@ from functools import cached_property
 from sonde.site import PORTS, Site
 
 _WITH_WEIGHTS = ("Linear", "Conv", "RNN", "LSTM", "GRU", "Bilinear", "Attention")
+_FUSED = ("qkv", "c_attn", "in_proj", "query_key_value", "Wqkv")  # names of weights that make queries and keys together
 _NO_WEIGHTS = ("bias", "embed", "token", "pos", "table", "scale", "gamma")
 
 
@@ -101,6 +102,13 @@ class ModelFacts:
         last = [fact for (of, _), fact in self.parameters.items() if of == model and fact.is_matrix and fact.shape]
         outputs = last[-1].shape[0] if last and last[-1].shape else 0
         return math.log(outputs) if outputs > 1 else math.nan
+
+    def has_attention(self, model: str) -> bool:
+        """Return whether a *model* has attention, by the types of its layers and the names of its weights."""
+        layers = any(
+            "attention" in fact.kind.lower() or "attn" in fact.kind.lower() for (of, _), fact in self._layers.items() if of == model
+        )
+        return layers or any(part in path for of, path in self.parameters if of == model for part in _FUSED)
 
     def of(self, site: Site) -> Fact:
         """Return the facts about the layer or the parameter at *site*."""

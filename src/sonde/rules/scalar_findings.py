@@ -108,7 +108,8 @@ class ScalarFindings:
             if first is not None:
                 names = ", ".join(f"{each.message.partition(' ')[0]} at step {each.first_step:,}" for each in others)
                 yield replace(first, message=first.message + (f" (also {names})" if names else ""))
-        yield from (each.found for each in (*self._held_out.values(), *self._cleared.values()) if each.found is not None)
+        yield from (each.found for each in self._held_out.values() if each.found is not None)
+        yield from (each.found for each in self._cleared.values() if each.found is not None)
 
 
 @dataclass
@@ -338,7 +339,7 @@ class _Loss:
         return 1.4826 * median(self._changes) / math.sqrt(2) if self._changes else 0.0
 
     def level_of_thirds(self) -> tuple[float, float, float] | None:
-        """Return the medians of the last, the middle and the first third; None where they are too few to tell how the loss falls."""
+        """Return the medians of the last, the middle and the first third; None where they are too few to tell how it falls."""
         third = len(self._spans) // 3
         if third < UNBOUNDED_VALUES // 3:
             return None

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _SHOWN = 8
 _SOURCES = {
     **{f"underflow_{name}": "the lens exponents()" for name in ("fp16", "bf16", "e4m3", "e5m2")},
+    "queries": "queries and keys that layers of their own return",
     "call_death": "the lens OutputActivation",
     "effective_rank": "the lens EffectiveRank",
     "loss": "push_loss(loss, train=True)",

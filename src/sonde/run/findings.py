@@ -108,6 +108,11 @@ class _Judges:
             return each
         return replace(each, message=f"lr {rate:g}: {each.message}", evidence={**each.evidence, "lr": rate})
 
+    @property
+    def sees_no_scores(self) -> bool:
+        """Whether a model has attention whose queries and keys are outputs of no layers of their own."""
+        return any(layers.sees_no_scores for layers in self._layers.values())
+
     def has_helped(self, each: Finding) -> bool | None:
         """Whether *each* is about a step that is too large, and the loss fell behind that; None while no later loss is known."""
         return each.rule in _OF_STEPS and self._scalars.has_helped(each.model, each.step)
@@ -279,11 +284,14 @@ class Findings:
 
     def not_judged(self) -> dict[str, str]:
         """Return by rule what was not recorded that the rule needs."""
-        return {
+        found = {
             name: ", ".join(missing)
             for name, rule in self.chosen.applied().items()
             if (missing := [need for need in rule.needs if not self._is_recorded(need)])
         }
+        if self.chosen.is_on("attention_large") and self._judges.sees_no_scores:
+            found.setdefault("attention_large", "queries:output")
+        return found
 
     def _is_recorded(self, need: str) -> bool:
         """Whether a number was recorded, or is by a lens that this run has: it may have had no row so far."""
