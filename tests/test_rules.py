@@ -189,10 +189,10 @@ def said(found: Finding | None) -> tuple[str, str, str] | None:
             ("loss_rising", "bad", "the loss rises: 1.6, where it was 1 at first and 0.8 at best"),
         ),
         (
-            rules.judge("loss_rising", 0.9, 1.0, 0.2),
-            ("loss_rising", "bad", "the loss rises: 0.9, where it was 1 at first and 0.2 at best"),
+            rules.judge("loss_rising", 1.0, 1.0, 0.2),
+            ("loss_rising", "bad", "the loss rises: 1, where it was 1 at first and 0.2 at best"),
         ),
-        (rules.judge("loss_rising", 0.9, 1.0, 0.2, 0.45), None),
+        (rules.judge("loss_rising", 1.0, 1.0, 0.2, 0.5), None),
         (rules.judge("loss_rising", 1.6, 1.0, 0.8, 0.2), None),
         (rules.judge("loss_unbounded", -9.0, -4.0, 0.0, 1.0), None),
         (rules.judge("loss_unbounded", -11.0, -6.0, 0.0, 1.0), None),  # it slows down
@@ -282,7 +282,9 @@ AT_ITS_LIMIT: list[tuple[Finding | None, bool]] = [
     (rules.judge("random_output", 0.0, 1e-6), False),
     (rules.judge("overfitting", 1.5, 1.0, 1.0, 1.5, 1.5), False),  # no more than the training loss
     (rules.judge("loss_rising", 1.5, 1.0, 0.8), False),
-    (rules.judge("loss_rising", 1.6, 2.0, 0.0), False),  # most of what was won is lost again, and no more
+    (rules.judge("loss_rising", 1.9, 2.0, 0.0), False),  # most of what was won is lost again, and no more
+    (rules.judge("loss_rising", 1.2, 1.25, 0.1, 0.0, 1.1), True),  # that of a guess again
+    (rules.judge("loss_rising", 1.2, 1.5, 0.0, 0.0, 1.1), False),
     (rules.judge("loss_rising", 1.45, 1.0, 0.7), False),  # too little was won
     (rules.judge("loss_rising", 1.2, 1.0, 0.6), False),  # no more than twice the smallest
     (rules.judge("loss_unbounded", -10.0, -4.0, 0.0, 1.0), False),

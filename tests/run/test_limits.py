@@ -218,7 +218,7 @@ LIMITS: dict[str, tuple[str, list[dict[str, Any]], Callable[[float], Rows], floa
     ),
     "three quarters dropped": (
         "dropped",
-        layers("Linear", "Dropout", "Linear"),
+        [{**each, "rate": 0.9} if each["type"] == "Dropout" else each for each in layers("Linear", "Dropout", "Linear")],
         lambda x: outputs(1.0, 1.0, 1.0, zeros=x, count=100.0),
         76.0,
         75.0,

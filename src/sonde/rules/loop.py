@@ -19,7 +19,7 @@ monitor takes 10 x the largest of the first 100 values."""
 RISING = 1.5
 """Median of the last 5 logged losses against the first ones."""
 LOST_AGAIN = 0.8
-"""Share of the fall of a loss that is lost again: that of values that are learnt from their own estimates goes up and down."""
+"""Share of the fall of a loss that is lost where it is that of a guess again."""
 STUCK, STUCK_STEPS = 0.02, 100
 """Fall of the loss, of its size at the beginning, and the fewest steps after which it is judged."""
 STUCK_VALUES = 12
@@ -75,26 +75,31 @@ def no_training_forward(missed: int, logged: int) -> Judged:
 
 
 @entry(
-    f"the loss is {RISING:g} x as large as at the beginning, or has lost most of what it had won (3 of 5 medians of 5 values)",
+    f"the loss is {RISING:g} x as large as at the beginning, or has lost all that it had won, or is that of a guess again "
+    "(3 of 5 medians of 5 values)",
     "TheDeepChecker has 2 x the smallest loss, five times",
     "lower the learning rate, clip the gradient norm; look at the sign of the loss",
     needs=("loss",),
     severity="bad",
-    evidence=("loss", "first", "lowest", ""),
+    evidence=("loss", "first", "lowest", "", ""),
     window=Window(3, 5),
     least=LOSS_VALUES,
     about=("loss", "large"),
 )
-def loss_rising(loss: float, first: float, lowest: float, scatter: float = 0.0, *, factor: float = RISING) -> Judged:
+def loss_rising(
+    loss: float, first: float, lowest: float, scatter: float = 0.0, chance: float = math.nan, *, factor: float = RISING
+) -> Judged:
     """Judge the median *loss* of the last values; *first* is that of the first values, *lowest* the smallest median so far.
 
     *scatter* is the standard deviation of the logarithm of single values from one to the next. Logarithms of two medians of five
     values differ by 0.8 of that by chance, and the smallest of twenty medians lies 1.1 of that lower: less than 3 times as much as
-    by chance is no rise, as where a loss near 0 goes up and down tenfold.
+    by chance is no rise, as where a loss near 0 goes up and down tenfold. *chance* is the cross-entropy of a guess: a loss that has
+    come back near it has forgotten what was learnt, where one of values that are learnt from their own estimates goes up and down.
     """
     by_chance, by_chance_from_lowest = (np.exp(np.minimum(each * scatter, 700.0)) for each in (2.4, 3.5))
     far = loss > np.maximum(2.0, by_chance_from_lowest) * lowest
-    came_back = (lowest < 0.7 * first) & (loss > LOST_AGAIN * first + (1 - LOST_AGAIN) * lowest) & far
+    guesses_again = (abs(loss - chance) < NEAR_CHANCE * chance) & (loss > LOST_AGAIN * first + (1 - LOST_AGAIN) * lowest)
+    came_back = (lowest < 0.7 * first) & ((loss >= first) | guesses_again) & far
     says_something = (first > 0) & (lowest >= 0)  # not a loss around 0, as that of a policy
     yield says_something & ((loss > np.maximum(factor, by_chance) * first) | came_back)
     yield loss

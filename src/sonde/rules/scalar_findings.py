@@ -175,7 +175,7 @@ class _Scalar:
         if loss.smooth is None or loss.first is None:
             return
         if self.rises is None:
-            rises = self.chosen.judge("loss_rising", loss.smooth, loss.first, loss.lowest, loss.scatter())
+            rises = self.chosen.judge("loss_rising", loss.smooth, loss.first, loss.lowest, loss.scatter(), self.chance)
             self.rises = self._at_last(loss.risen, rises, epoch, step)
         if self.falls is None and (thirds := loss.level_of_thirds()) is not None:
             falls = self.chosen.judge("loss_unbounded", *thirds, loss.first, loss.first_scatter, self.chance)
