@@ -64,6 +64,7 @@ def output_large(size: float, first: float, *, factor: float = OUTPUT_LARGE) -> 
     needs=("rms:output", "rms:param"),
     evidence=("input", "before"),
     brings=("output_growth", "gradient_growth", "spike", "output_large"),
+    about=("input", "large"),
 )
 def input_large(size: float, before: float = math.nan, *, most: float = INPUT_LARGE, factor: float = INPUT_GROWTH) -> Judged:
     """Judge the *size* of the input of the first layer; *before* is that of the steps before, NaN at the beginning."""

@@ -167,6 +167,7 @@ def unreached(steps: float, *, least: float = UNMOVED) -> Judged:
     severity="bad",
     least="least",
     brings=("gradient_zero", "update_small", "unreached", "unmoved", "loss_stuck", "gradient_vanishing"),
+    about=("setup", "still"),
 )
 def gradient_cleared(steps: float, *, least: float = UNMOVED) -> Judged:
     """Judge in how many logged *steps* a gradient was there after the backward pass, and none at the step."""
