@@ -351,6 +351,26 @@ def test_a_model_that_cannot_be_copied_is_put_back() -> None:
         assert tracker[0].tick.forward == 0
 
 
+def test_a_buffer_of_one_element_of_a_slice_is_put_back() -> None:
+    """Its stride is that of the slice."""
+
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.arange(9.0)[8::4])
+
+        def forward(self, x: Tensor) -> Any:
+            return x + self.count.add_(1)
+
+        def unshard(self) -> None: ...
+        def reshard(self) -> None: ...
+
+    model = Counts()
+    with pytest.warns(ObservationWarning, match="Counts cannot be copied"), set_apart(model, (X,)) as apart:
+        apart.model(*apart.args)
+    assert model.count.item() == 8.0
+
+
 def test_parameters_too_large_to_copy_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     """They have other names and no gradient of the user's; what the forward writes into them is said not to be undone."""
     monkeypatch.setattr("sonde.engine.stand_in._MOST_OF_MEMORY", 0.0)
