@@ -16,6 +16,7 @@ UNREAD = {
     "GraphvizStyler.style_edge": {"fnode", "tnode"},  # to be overridden
     "cut_off": {"loss"},  # of rules: what the finding carries as evidence, by name
     "dead": {"most"},
+    "update_lost": {"most"},
     "nonfinite": {"count"},
     "would_overflow": {"scaled"},
     "would_underflow": {"scaled"},

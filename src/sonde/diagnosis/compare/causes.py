@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sonde.diagnosis.compare import changes
 from sonde.diagnosis.compare.formulas import FORMULAS, RELATIONS, factor_of
-from sonde.diagnosis.compare.proof import Explained, explained
+from sonde.diagnosis.compare.undoing import Explained, explained
 from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.sides import Kept, Side
 from sonde.diagnosis.compare.suspects import Change, Suspect, Undo
@@ -367,7 +367,7 @@ def _of_frozen(scene: Scene) -> Iterator[Suspect]:
     yield scene.suspect(
         "frozen",
         f"{what} is frozen in {side}: requires_grad is False there, and True in the other side",
-        Undo(b=changes.requiring(scene.b, wanted)),
+        Undo(b=changes.requiring(wanted)),
         f"call requires_grad_(True) on it in {side}, before the optimizer is made",
     )
 

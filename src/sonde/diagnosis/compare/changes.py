@@ -69,7 +69,7 @@ def mode(side: Side, owner: str, *, training: bool, inside: bool = False) -> Cha
     return Change((put,))
 
 
-def requiring(side: Side, flags: Mapping[str, bool]) -> Change:
+def requiring(flags: Mapping[str, bool]) -> Change:
     """Return the change that parameters, by their names, require a gradient or do not."""
 
     def put(trial: Trial) -> None:
