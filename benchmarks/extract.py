@@ -237,10 +237,11 @@ def writing(folder: Path, rounds: int) -> dict[str, Times]:
 
 def beside_datasets(folder: Path, rounds: int) -> dict[str, Times]:
     found = {}
-    for case in (decoder(2), light(2)):
+    for case in (decoder(2), light(12)):
         ways = {
             "datasets, Array2D": in_empty(folder / "t", by_datasets, case),
             "extract": in_empty(folder / "t", by_extract, case),
+            "bare loop: run, copy, save_file": in_empty(folder / "t", by_hand, case),
             "the forward alone": lambda case=case: bare_forward(case),
         }
         found[f"datasets, {case.name}"] = times = timed(ways, rounds)

@@ -149,7 +149,7 @@ def order_of(seed: int) -> list[int]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in folder.iterdir() if not file.name.startswith(".lock")}
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file() and not file.name.startswith(".lock")}
 
 
 def tried(kills: int, seed: int, folder: Path) -> Count:
@@ -246,8 +246,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=None, help="a fresh one by default")
     asked = parser.parse_args()
     seed = random.SystemRandom().randrange(2**31) if asked.seed is None else asked.seed
-    with tempfile.TemporaryDirectory() as folder:
-        sys.stdout.write(f"seed {seed}: {tried(asked.kills, seed, Path(folder))}\n")
+    for kills in range(0, asked.kills, 20):
+        with tempfile.TemporaryDirectory() as folder:
+            count = tried(min(20, asked.kills - kills), seed + kills * 1_000, Path(folder))
+        sys.stdout.write(f"seed {seed + kills * 1_000}: {count}\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":
