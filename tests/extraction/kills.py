@@ -104,10 +104,10 @@ def other_value(seed: int, stored: list[int]) -> dict[str, Any]:
 
 
 def other_order(seed: int, stored: list[int]) -> dict[str, Any]:
-    """As many data, of which two that are stored have changed places."""
+    """As many data, of which the first, which is stored, and another have changed places."""
     data = Sequences(seed)
     one = stored[0]
-    other = next(item for item in stored[4:] if not torch.equal(data.held[item], data.held[one]))
+    other = next(item for item in range(ITEMS) if not torch.equal(data.held[item], data.held[one]))
     data.held[one], data.held[other] = data.held[other], data.held[one]
     return given(seed, data=data)
 
