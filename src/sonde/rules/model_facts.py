@@ -24,7 +24,7 @@ class Fact:
         shape: of the parameter; None if it is not known.
         trainable: whether the parameter was meant to be trained as the run began.
         dtype: of the parameter, as ``bfloat16``; ``float32`` where nothing is said.
-        rate: of a dropout layer, its probability ``p`` as the run began; NaN if that is not known.
+        rate: of a dropout layer, the share that it drops, as set when the run began; NaN if that is not known.
     """
 
     kind: str = ""

@@ -146,7 +146,7 @@ def hidden(of: Sizes) -> Reading:
 
 @_place
 def dropout(of: Sizes) -> Reading:
-    """Return the share that a dropout layer drops: its probability, where its output has as many zeros.
+    """Return the share that a dropout layer drops: its rate, where its output has as many zeros.
 
     Zeros alone do not say it: what a layer is given may be sparse, and need not be what the layer before it has returned.
     """

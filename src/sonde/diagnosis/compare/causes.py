@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from sonde.diagnosis.compare import changes
 from sonde.diagnosis.compare.formulas import FORMULAS, RELATIONS, factor_of
-from sonde.diagnosis.compare.undoing import Explained, explained
 from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.sides import Kept, Side
 from sonde.diagnosis.compare.suspects import Change, Suspect, Undo
+from sonde.diagnosis.compare.undoing import Explained, explained
 from sonde.diagnosis.compare.weights import EXACT, Relation, is_addend, matched, relation
 from sonde.diagnosis.distance import as_numbers, distance, held_of_both, readable, spacing
 from sonde.engine import class_of

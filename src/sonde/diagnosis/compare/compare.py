@@ -19,11 +19,11 @@ from sonde.diagnosis.compare.formulas import where_it_differs
 from sonde.diagnosis.compare.live_runs import Loss, Request, live_side
 from sonde.diagnosis.compare.names import Names, check_match
 from sonde.diagnosis.compare.portions import joined_projections
-from sonde.diagnosis.compare.undoing import Explained
 from sonde.diagnosis.compare.proposal import few_in_common, proposed_match
 from sonde.diagnosis.compare.recorded_runs import compare_recorded, is_recorded
 from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.sides import Side, of_stashes, of_store
+from sonde.diagnosis.compare.undoing import Explained
 from sonde.diagnosis.compare.weights import matched
 from sonde.diagnosis.distance import readable
 from sonde.engine import check_loss_fn, check_numbers, remap
