@@ -45,7 +45,7 @@ RULE_SYMPTOMS = {
     "one_index": "constant",
     "gradient_kept": "exploding",
     "gradient_cleared": "zero gradient",
-    "input_large": "scale",
+    "input_large": "spike",
     "rank_collapse": "rank",
 }
 

@@ -128,14 +128,14 @@ class LayerFindings:
         """Judge what goes into the first layer: the median of the first sizes by itself, each later one against those before."""
         if sizes.groups.first_layer is None or self._large_input is not None:
             return
-        output, weight = sizes.groups.first_layer
+        output, weight, is_normalised = sizes.groups.first_layer
         inputs = self.history.facts[weight].inputs
         for step, size in zip(steps.tolist(), sizes.values[:, output] / (sizes.values[:, weight] * inputs**0.5), strict=True):
             if not math.isfinite(size):
                 continue
             before = median(self._inputs) if len(self._inputs) >= _EARLY_INPUTS else math.nan
             self._inputs.append(float(size))
-            if math.isnan(before) and len(self._inputs) < _EARLY_INPUTS:
+            if math.isnan(before) and (is_normalised or len(self._inputs) < _EARLY_INPUTS):
                 continue
             at = median(self._inputs) if math.isnan(before) else float(size)
             found = self._chosen.judge("input_large", at, before)

@@ -32,7 +32,7 @@ class Groups:
         halves: which of the updates are of weights in a half precision.
         queries, keys: outputs of attention, pair by pair.
         lookups: the gradients and the outputs of embeddings, pair by pair: the largest, and others of a quarter of its rows.
-        first_layer: the output and the weight of the layer that runs first, if it mixes inputs and no normalisation follows.
+        first_layer: the output and the weight of the layer that runs first, if it mixes inputs; whether a norm runs next.
         float16: outputs, parameters or gradients in this format.
     """
 
@@ -52,7 +52,7 @@ class Groups:
     queries: Columns
     keys: Columns
     lookups: tuple[Columns, Columns]
-    first_layer: tuple[int, int] | None
+    first_layer: tuple[int, int, bool] | None
 
     @staticmethod
     def of(history: History, facts: ModelFacts) -> Groups:
@@ -109,10 +109,10 @@ def queries_and_keys(history: History, facts: ModelFacts) -> tuple[Columns, Colu
     return found[0], found[1]
 
 
-def _first_layer(history: History) -> tuple[int, int] | None:
+def _first_layer(history: History) -> tuple[int, int, bool] | None:
     """Return the columns of output and weight of the layer that runs first; None where its output is no size of its input.
 
-    That is where it is no layer with a weight that mixes inputs, or where a normalisation runs next.
+    That is where it is no layer with a weight that mixes inputs. The last tells whether a normalisation runs next.
     """
     outputs = [c for c in np.flatnonzero(history.at("output")).tolist() if history.calls[c] <= 0]
     outputs.sort(key=history.rank)
@@ -122,7 +122,7 @@ def _first_layer(history: History) -> tuple[int, int] | None:
     weight = Site(f"{site.path}.weight" if site.path else "weight", "param", model=site.model)
     found = [c for c in np.flatnonzero(history.at("param") & history.matrix).tolist() if history.sites[c] == weight]
     is_normalised = len(outputs) > 1 and "Norm" in history.facts[outputs[1]].kind
-    return (outputs[0], found[0]) if found and not is_normalised else None
+    return (outputs[0], found[0], is_normalised) if found else None
 
 
 def _lookups(history: History) -> tuple[Columns, Columns]:
