@@ -14,6 +14,8 @@ from torch import Tensor
 from sonde.diagnosis.nonfinite.operation import LOSSES_OF_LABELS, Operation
 from sonde.diagnosis.nonfinite.origins import Cause
 from sonde.diagnosis.nonfinite.tensor_facts import TensorFacts, dtype_name
+from sonde.engine import walk
+from sonde.stats import PLAIN
 from sonde.words import many, number_text
 
 
@@ -145,15 +147,18 @@ def _wide(part: Any, operation: Operation) -> Any:
 def _recomputed(operation: Operation, **changed: float) -> float | None:
     """Return the element that the operator makes of the same tensors in float64; None where it cannot be asked again.
 
+    Operators of torch alone are, on plain tensors: others may write, or wait for other ranks.
+
     Args:
         operation: the operation.
         changed: numbers to put in place of those of the call, by the names of the arguments.
     """
     function = operation.call.function
     tags = {getattr(tag, "name", "") for tag in getattr(function, "tags", ())}
-    if operation.is_of_lists or "nondeterministic_seeded" in tags:
-        return None
     given = {**operation.call.given, **changed}
+    is_plain = getattr(function, "namespace", "") == "aten" and all(type(held) in PLAIN for _, held in walk(given))
+    if operation.is_of_lists or "nondeterministic_seeded" in tags or not is_plain:
+        return None
     kwargs = {name: _in_double(given[name]) for name in operation.call.names if name in given}
     with contextlib.suppress(Exception):  # an operator that has no version for float64
         made = function(**kwargs)
