@@ -340,7 +340,8 @@ def _holds_all(hook: Any, seen: tuple[Any, ...] = ()) -> bool:
     if function.__module__.split(".")[0] in ("torch", "sonde"):
         return False
     names = set(_names(function.__code__))
-    read = [value for name, value in function.__globals__.items() if name in names and value is not hook and value not in seen]
+    known = {id(each) for each in (hook, *seen)}
+    read = [value for name, value in function.__globals__.items() if name in names and id(value) not in known]
     return all(
         type(value) in _ATOMS
         or isinstance(value, type | ModuleType | BuiltinFunctionType)
