@@ -180,6 +180,16 @@ def test_pixels_are_no_input_that_is_too_large() -> None:
     assert "input_large" not in found(model, Adam(model.parameters()), classes(model, lambda step, x: (x * 60 + 128).clamp(0, 255)))
 
 
+@pytest.mark.parametrize("optimizer", [SGD, Adam])
+def test_steps_that_blow_up_the_first_layer_are_no_larger_input(optimizer: type[Optimizer]) -> None:
+    """The outputs of a step are those of the weights before it, and the weights that are recorded are those behind it."""
+    torch.manual_seed(0)
+    model = mlp()
+    of = found(model, optimizer(model.parameters(), lr=30.0), classes(model))
+    assert "update_large" in of
+    assert "input_large" not in of
+
+
 def test_a_layer_that_is_frozen_on_the_way_is_found_with_its_step() -> None:
     model = mlp()
     inputs = classes(model)

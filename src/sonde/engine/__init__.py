@@ -55,6 +55,7 @@ from sonde.engine.torch_api.modules import BatchNorm as BatchNorm
 from sonde.engine.torch_api.modules import buffers_of as buffers_of
 from sonde.engine.torch_api.modules import children_of as children_of
 from sonde.engine.torch_api.modules import class_of as class_of
+from sonde.engine.torch_api.modules import holds_parameters_elsewhere as holds_parameters_elsewhere
 from sonde.engine.torch_api.modules import is_called_compiled as is_called_compiled
 from sonde.engine.torch_api.modules import parameters_in as parameters_in
 from sonde.engine.torch_api.modules import parameters_of as parameters_of

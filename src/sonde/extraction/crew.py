@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import torch
 from torch import nn
 
-from sonde.engine import communicates, data_parallel_ranks, parameters_in, ranks_of
+from sonde.engine import communicates, data_parallel_ranks, holds_parameters_elsewhere, parameters_in, ranks_of
 from sonde.errors import ArgumentError, RankError
 from sonde.stats import Channel, LostError, Meeting, MissingRankError
 
@@ -121,7 +121,7 @@ class Crew:
         """Return the ranks that run *model* on batches of their own, those over which its parameters are spread, each None where
         that is not known, and whether a forward needs other ranks.
         """
-        if any("_fsdp_wrapped_module" in module._modules for module in model.modules()):
+        if any(map(holds_parameters_elsewhere, model.modules())):
             raise ArgumentError(
                 "FSDP1 keeps the parameters in tensors of its own, so that a store could not say what it was made from: use FSDP2, "
                 "torch.distributed.fsdp.fully_shard"

@@ -27,6 +27,7 @@ _FEW = 3  # weights: with fewer, none can be far from the others
 _RELU = ("ReLU", "ReLU6", "Threshold", "Hardtanh")
 _EARLY = 6  # logged steps of a weight before its steps can be too small
 _CONVERGED = 1e-3  # size of a gradient, of its first one, below which small steps are meant: there is little left to do
+_MOVED = 0.1  # of a weight: by more than this a step makes another one of it
 _INPUTS, _EARLY_INPUTS = 32, 3  # sizes of inputs that are remembered, and the fewest that one is compared with
 _ENDED = 20  # logged steps without a gradient, from which on a weight that had one gets none any more
 _MEASURED = 16  # logged steps before a step that it is compared with
@@ -62,6 +63,7 @@ class LayerFindings:
         self._still = np.empty(0)  # of each column of a gradient or parameter, steps in which others moved and it had no update
         self._step: Finding | None = None  # the largest of those steps that are too large
         self._steps = 0  # how many of these there were
+        self._last_weight = -1, math.nan  # of the first layer: the last logged step, and the size behind it
         self._inputs: deque[float] = deque(maxlen=_INPUTS)  # sizes of what went into the first layer
         self._large_input: Finding | None = None
         self._gaps = np.empty(
@@ -125,15 +127,25 @@ class LayerFindings:
         record.add(every, spread[0], steps, *spread[1:])
 
     def _look_at_input(self, sizes: Sizes, steps: Steps) -> None:
-        """Judge what goes into the first layer: the median of the first sizes by itself, each later one against those before."""
+        """Judge what goes into the first layer: the median of the first sizes by itself, each later one against those before.
+
+        A weight is recorded behind the step, and an output is of the weight before it: where the step moves the weight by more than
+        a tenth, that of the step before counts, and nothing is known of the input where that was not logged.
+        """
         if sizes.groups.first_layer is None or self._large_input is not None:
             return
         output, weight, is_normalised = sizes.groups.first_layer
-        inputs = self.history.facts[weight].inputs
-        for step, size in zip(steps.tolist(), sizes.values[:, output] / (sizes.values[:, weight] * inputs**0.5), strict=True):
+        values, inputs = sizes.values, self.history.facts[weight].inputs
+        moved = values[:, sizes.groups.updates[sizes.groups.weights == weight]].max(axis=1, initial=0.0)
+        for step, made, now, by in zip(steps.tolist(), values[:, output], values[:, weight], moved, strict=True):
+            last_step, last = self._last_weight
+            of = now if not by > _MOVED * now else last if step == last_step + 1 else math.nan
+            self._last_weight = step, float(now)
+            size = made / (of * inputs**0.5) if of > 0 else math.nan
             if not math.isfinite(size):
                 continue
-            before = median(self._inputs) if len(self._inputs) >= _EARLY_INPUTS else math.nan
+            is_known = len(self._inputs) >= _EARLY_INPUTS
+            before = max(median(self._inputs), self._inputs[-1]) if is_known else math.nan  # in one step, and not little by little
             self._inputs.append(float(size))
             if math.isnan(before) and (is_normalised or len(self._inputs) < _EARLY_INPUTS):
                 continue

@@ -281,8 +281,8 @@ class _Loss:
         self.first_scatter = 0.0
         self.lowest = self.least = math.inf
         self.steps = (0, 0)
-        self._lately: deque[tuple[int, float]] = deque(maxlen=_KEPT)
-        self._good: set[int] = set()  # steps that have helped
+        self._lately: deque[tuple[int, float]] = deque(maxlen=_AFTER)
+        self._good: set[int] = set()  # steps behind which it fell
         self._last: deque[float] = deque(maxlen=SMOOTH)
         self._changes: deque[float] = deque(maxlen=_CHANGES)
         self.risen, self.fallen = chosen.held("loss_rising"), chosen.held("loss_unbounded")
@@ -290,22 +290,18 @@ class _Loss:
         self._width, self._open = 1, [0.0, 0]
 
     def note(self, value: float, step: int) -> None:
-        """Note a value, finite or not."""
+        """Note a value, finite or not; of several of a step the first, since the others may come with later rows."""
+        if self._lately and self._lately[-1][0] == step:
+            return
+        if math.isfinite(value):  # as it comes, and not when it is asked for: what is found must not depend on that
+            self._good.update(at for at, before in self._lately if before - value >= (1 - _HELPED) * abs(before) > 0)
         self._lately.append((step, value))
 
     def has_helped(self, step: int) -> bool | None:
         """Return whether one of the next values is a tenth less than that of *step*; None while there is none."""
         if step in self._good:
             return True
-        before = next((value for at, value in self._lately if at == step), None)
-        after = [value for at, value in self._lately if at > step][:_AFTER]
-        if before is None or not after:
-            return False if before is None else None
-        least = min((value for value in after if math.isfinite(value)), default=math.inf)
-        if not before - least >= (1 - _HELPED) * abs(before) > 0:
-            return False
-        self._good.add(step)
-        return True
+        return None if self._lately and step == self._lately[-1][0] else False
 
     def is_learnt(self) -> bool:
         """Return whether the loss has fallen well below its first values, and is near its smallest one."""

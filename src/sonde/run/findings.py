@@ -86,8 +86,12 @@ class _Judges:
         self._scalars.add(name, value, epoch, step)
         self._ports.look_at_scalar(name, value, epoch, step)
 
-    def findings(self) -> list[Finding]:
-        """Return what every rule finds so far, the gravest first: one finding of a rule for each model, with all its places."""
+    def findings(self, *, all_of_them: bool = False) -> list[Finding]:
+        """Return what every rule finds so far, the gravest first: one finding of a rule for each model, with all its places.
+
+        Args:
+            all_of_them: also what the loss says to be right as it is, which it may not have said some steps ago.
+        """
         defect = self.defect.finding() if self.chosen.is_on("nonfinite") else None
         found = [] if defect is None else [defect]
         found += sorted(self._ports.findings(), key=lambda each: each.rule)
@@ -95,7 +99,7 @@ class _Judges:
         found += self._scalars.findings()
         first: dict[Identity, Finding] = {}
         for each in found:
-            if self.has_helped(each) or self._is_contradicted(each):
+            if not all_of_them and (self.has_helped(each) or self._is_contradicted(each)):
                 continue
             known = first.get(each.identity)
             first[each.identity] = each if known is None else grown(known, each)
@@ -166,6 +170,7 @@ class Findings:
         self._beyond: set[Identity] = set()  # those that say more than the rows
         self._fresh: list[Finding] = []
         self._last_rows = -1  # the last step with rows
+        self._reached = -1  # the last step of which anything has come
 
     def judge(self, blocks: Sequence[RowBlock], scalars: Iterable[PlainScalar] = ()) -> None:
         """Judge finished rows and scalars. Those of a model come in the order of their steps.
@@ -183,31 +188,38 @@ class Findings:
         self.step = max(self.step, steps[-1])
         if before is None:
             try:
-                self._feed(blocks, values)
-                self._open(steps[0])
+                self._take(steps[0], blocks, values)
             except Exception:
                 self._judges = _Judges(self._about, self.chosen)  # what is half changed may raise whatever comes
                 raise
             return
+        reached = self._reached
         with suppress(Exception):  # once more then, step by step
             self._feed(blocks, values)
-            if not any(self._may_open(each) for each in self._judges.findings()):
+            if all(each.identity in self._known for each in self._judges.findings(all_of_them=True)):
+                self._reached = max(reached, steps[-1])
                 return
         opened, known, beyond, fresh = self._opened, self._known, self._beyond, self._fresh
         for is_again in (False, True):
-            self._judges, self._last_rows = before if is_again else deepcopy(before), last
+            self._judges, self._last_rows, self._reached = before if is_again else deepcopy(before), last, reached
             self._opened, self._known, self._beyond, self._fresh = dict(opened), set(known), set(beyond), list(fresh)
             try:
                 for step in steps:
-                    self._feed(
-                        [part for block in blocks for part in _at(block, step)], [each for each in values if each[3] == step]
-                    )
-                    self._open(step)
+                    parts = [part for block in blocks for part in _at(block, step)]
+                    self._take(step, parts, [each for each in values if each[3] == step])
                 return
             except Exception:
                 if is_again:
                     self._judges = _Judges(self._about, self.chosen)
                     raise
+
+    def _take(self, step: int, blocks: Iterable[RowBlock], scalars: Iterable[PlainScalar]) -> None:
+        """Judge what has come of one step, of which more may come; before that, the steps before, of which all has come."""
+        if step > self._reached:
+            self._open(self._reached, is_whole=True)
+            self._reached = step
+        self._feed(blocks, scalars)
+        self._open(step)
 
     def _copied(self) -> _Judges:
         with suppress(Exception):
@@ -232,26 +244,32 @@ class Findings:
         """Open what waits for later steps: none come. Idempotent."""
         self._open(self.step, at_end=True)
 
-    def _may_open(self, each: Finding, *, at_end: bool = False) -> bool:
+    def _may_open(self, each: Finding, *, is_whole: bool, at_end: bool) -> bool:
         """Whether a finding is new.
 
-        A NaN counts once a later step was seen: until then an earlier place of its step may come. So does a step that is too
-        large, where there is a loss: a later one tells whether the step was good.
+        A NaN counts once a later step was seen: until then an earlier place of its step may come. A step that is too large counts
+        once a later one has come as a whole: its loss tells whether the step was good.
         """
         if each.identity in self._known or at_end:
             return each.identity not in self._known
-        if each.rule != "nonfinite" and each.rule not in _OF_STEPS:
-            return True
-        return each.step < self._last_rows and self._judges.has_helped(each) is not None
+        if each.rule not in _OF_STEPS:
+            return each.rule != "nonfinite" or each.step < self._last_rows
+        return is_whole and each.step < self._last_rows and self._judges.has_helped(each) is not None
 
-    def _open(self, step: int, *, at_end: bool = False) -> None:
-        """Open what is new at *step*, but for what follows from another finding: that is one of its own only if it came first."""
+    def _open(self, step: int, *, is_whole: bool = False, at_end: bool = False) -> None:
+        """Open what is new at *step*, but for what follows from another finding: that is one of its own only if it came first.
+
+        Args:
+            step: of which something has come.
+            is_whole: all of it has.
+            at_end: no other step comes.
+        """
         every = self._judges.findings()
-        if not any(self._may_open(each, at_end=at_end) for each in every):
+        if not any(self._may_open(each, is_whole=is_whole, at_end=at_end) for each in every):
             return
         there = [*self._opened.values(), *every]
         for each in every:
-            if not self._may_open(each, at_end=at_end):
+            if not self._may_open(each, is_whole=is_whole, at_end=at_end):
                 continue
             if any(_is_graver(known, each) for known in self._opened.values()):
                 continue  # a note about other places may come

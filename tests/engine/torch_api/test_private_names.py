@@ -181,6 +181,7 @@ for name in ["", *sys.argv[1:]]:
 TORCHS_OWN = {
     "torch.autograd.Variable._execution_engine",
     "torch._C._stash_obj_in_tls",
+    "torch._C._set_grad_enabled",
     "torch._dynamo.eval_frame.innermost_backend",
 }
 """Without these torch itself does not run this training."""

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from sonde.diagnosis.compare.sides import Side
 from sonde.diagnosis.compare.suspects import CannotChangeError, Change
-from sonde.engine import OperatorCall, OperatorMode, Trial, members, parameters, remap, walk
+from sonde.engine import OperatorCall, OperatorMode, Trial, autograd_state, members, parameters, remap, walk
 
 
 def module_in(model: nn.Module, name: str) -> nn.Module:
@@ -175,7 +175,7 @@ class Still(OperatorMode):
 
     def operator(self, call: OperatorCall) -> Any:
         result = call.run()
-        name = getattr(getattr(call.function, "_schema", None), "name", "").removeprefix("aten::")
+        name = str(call.function.name()).removeprefix("aten::").partition(".")[0]
         given = call.given
         if name in ("bernoulli", "bernoulli_"):
             share = given.get("p", 0.5 if name == "bernoulli_" else given["self"])  # a default is not among the arguments
@@ -210,7 +210,7 @@ class Flowing(TorchFunctionMode):
         if not self._is_paused:
             if func in _CUTS:
                 return args[0]
-            if func is torch._C._set_grad_enabled:
+            if func is autograd_state.set_gradient_mode:
                 return None
         return func(*args, **(kwargs or {}))
 

@@ -32,7 +32,7 @@ from sonde.engine import (
 from sonde.errors import ArgumentError
 from sonde.keep import Copying
 from sonde.site import Site
-from sonde.stats import Piece
+from sonde.stats import PLAIN, Piece, unreadable
 
 Loss: TypeAlias = Callable[[Any], Tensor]
 MakeOptimizer: TypeAlias = Callable[[Any], Any]
@@ -255,7 +255,9 @@ def _written_buffers(trial: Trial) -> Callable[[], Iterator[Kept]]:
     before = {}
     for item, name in held:
         tensor = buffers_of(item.module)[name]
-        if tensor is not None and tensor.is_floating_point() and not tensor.is_nested and not tensor.is_meta:
+        if tensor is None or type(tensor) not in PLAIN or tensor.layout is not torch.strided or unreadable(tensor):
+            continue
+        if tensor.is_floating_point():
             before[item.name, name] = tensor.detach().clone()
 
     def updates() -> Iterator[Kept]:

@@ -37,6 +37,9 @@ next_sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
 sequence_of_node: Callable[[Any], int] = methodcaller("_sequence_nr")
 """Return the sequence number of an autograd node. The engine runs nodes in descending order of these numbers."""
 
+set_gradient_mode: Callable[[bool], None] | None = getattr(torch._C, "_set_grad_enabled", None)
+"""What ``no_grad`` and ``enable_grad`` call, as a ``TorchFunctionMode`` sees it; None where a torch lacks it."""
+
 ACCUMULATES = 2**64 - 1
 """The sequence number of every node that writes a ``.grad``."""
 

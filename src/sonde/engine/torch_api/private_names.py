@@ -84,6 +84,9 @@ _TABLE = {
         "Node._input_metadata": "a gradient at the border of compiled code is not named where one tensor is returned",
         "torch.autograd.Variable._execution_engine": "the end of a backward pass cannot be seen: no micro-steps",
     },
+    "to undo on a copy that no_grad cuts a graph": {
+        "torch._C._set_grad_enabled": "such a cut is not told as the cause of a difference",
+    },
     "to know which activation checkpoint runs": {
         "torch._C._autograd._top_saved_tensors_default_hooks": "a recomputed call may get the index of another call",
     },
