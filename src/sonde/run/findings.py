@@ -214,7 +214,7 @@ class Findings:
                     raise
 
     def _take(self, step: int, blocks: Iterable[RowBlock], scalars: Iterable[PlainScalar]) -> None:
-        """Judge what has come of one step, of which more may come; before that, the steps before, of which all has come."""
+        """Judge a part of one step, or all of it; before that, open what waited for the steps before, which are whole."""
         if step > self._reached:
             self._open(self._reached, is_whole=True)
             self._reached = step
@@ -260,8 +260,8 @@ class Findings:
         """Open what is new at *step*, but for what follows from another finding: that is one of its own only if it came first.
 
         Args:
-            step: of which something has come.
-            is_whole: all of it has.
+            step: the step that has come, in part at least.
+            is_whole: no more of it comes.
             at_end: no other step comes.
         """
         every = self._judges.findings()
