@@ -160,7 +160,14 @@ def said(found: Finding | None) -> tuple[str, str, str] | None:
         (rules.judge("one_index", 33, 32, 128), None),
         (rules.judge("one_index", 0, 32, 128), None),
         (rules.judge("one_index", 32, 32, 7), None),
-        (rules.judge("one_index", 32, 32, 128), ("one_index", "bad", "all 128 indices of a step are the same one")),
+        (
+            rules.judge("one_index", 32, 32, 128),
+            (
+                "one_index",
+                "bad",
+                "of 128 indices of a step a gradient reaches one row alone: they are all the same, or the loss uses one alone",
+            ),
+        ),
         (rules.judge("dropped", 0.9), None),
         (rules.judge("dropped", 0.99), ("dropped", "warn", "99 % dropped")),
         (rules.judge("would_overflow", 0.0, 0.0), None),

@@ -190,7 +190,7 @@ def rank_collapse(effective_rank: float, vectors: float = math.inf, *, most: flo
     "an embedding, the largest of the network or one with a quarter of its rows, gets a gradient in one row alone, in 5 of 5 "
     "logged steps, for 8 indices or more, while other weights are trained",
     "the gradient of an embedding is zero in the rows of all indices that were not looked up",
-    "look at the indices: they are all padding, or all the same",
+    "look at the indices, which may all be padding, and at what the loss uses of the outputs",
     needs=("zeros:grad", "count:output"),
     severity="bad",
     at="lookups",
@@ -202,7 +202,7 @@ def one_index(elements: float, width: float, indices: float) -> Judged:
     """Judge an embedding of vectors of *width* numbers: *elements* of its gradient are not zero, after *indices* were looked up."""
     yield (elements > 0) & (elements <= width) & (indices >= 8)
     yield indices
-    yield f"all {indices:,.0f} indices of a step are the same one"
+    yield f"of {indices:,.0f} indices of a step a gradient reaches one row alone: they are all the same, or the loss uses one alone"
 
 
 @entry(
