@@ -97,8 +97,13 @@ def test_frozen_layers_are_meant() -> None:
     assert found(model, SGD(but(model, "2."), 0.1)) == []
 
 
-def test_a_head_that_alone_is_trained_is_meant() -> None:
+def test_of_a_head_that_alone_is_trained_a_note_says_that_the_others_get_gradients() -> None:
+    """That may be meant, or the optimizer may have been given the wrong part: the gradients are formed in vain."""
     model = deep()
+    (one,) = found(model, SGD(model[-1].parameters(), 0.1))
+    assert (one.rule, one.severity, one.site) == ("unmoved", "note", "0.weight:param")
+    model[0].requires_grad_(False)
+    model[2].requires_grad_(False)
     assert found(model, SGD(model[-1].parameters(), 0.1)) == []
 
 

@@ -15,7 +15,7 @@ from sonde.rules import RULES, Chosen, Finding, Severity, among
 
 _LOOKS = 2 * int(RULES["unmoved"].thresholds["least"])  # logged steps, from the first on
 _NEAR = 0.7  # distance of a copy, of its size: initial weights are 1.4 of their size apart
-_MOST = 0.5  # share of the layers without an optimizer; if more are, the others are what is meant to be trained
+_MOST = 0.5  # share of the layers without an optimizer; if more are, the others may be what is meant to be trained: a note
 
 
 @dataclass
@@ -108,10 +108,11 @@ class LeftOut:
         if not left:
             return
         loose = [each for each in left if not each.is_held and not each.hook.was_stepped()]
-        if len({id(each.hook.module) for each in loose}) > _MOST * self._layers:
-            loose = []
+        are_most = len({id(each.hook.module) for each in loose}) > _MOST * self._layers
+        unmoved = self._judged("unmoved", loose, ran)
         cleared = [each for each in left if 2 * each.had > each.steps]
-        found = [self._judged("unmoved", loose, ran), self._judged("gradient_cleared", cleared, ran)]
+        found = [replace(unmoved, severity="note") if unmoved is not None and are_most else unmoved]
+        found.append(self._judged("gradient_cleared", cleared, ran))
         out = {id(each.hook) for each in left}
         reached = [hook for hook in hooks if id(hook) not in out and _is_trained(hook.target)]
         cut = [each for each in left if each.is_held and each not in cleared]
