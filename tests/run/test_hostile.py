@@ -152,9 +152,12 @@ def test_only_regular_files_are_opened(kind: Callable[[Path], None], copied: Pat
 @KINDS
 def test_only_regular_files_are_opened_one_by_one(kind: Callable[[Path], None], copied: Path) -> None:
     """In the place of each file in turn: an answer differs, or a warning says why not."""
+    files = files_in(copied)
     right = list(map(repr, everything(copied)))
     with no_waiting():
-        for file in files_in(copied):
+        for file in files:
+            if not file.exists():  # the lock that a killed writer has left: whoever had it next gave it back
+                continue
             file.rename(copied / "aside")
             kind(file)
             found = list(map(repr, everything(copied)))
@@ -328,7 +331,7 @@ def large_header(top: Path) -> None:
         file.write((3 << 30).to_bytes(8, "little"))
         file.truncate(4 << 30)
     index = read_json(top / "store" / "index.json")
-    index["shards"][shard.name]["bytes"] = 4 << 30
+    index["shards"][0]["bytes"] = 4 << 30
     write_json(top / "store" / "index.json", index, sync=False)
 
 

@@ -38,6 +38,7 @@ _OF_STEPS = ("update_huge", "update_large", "step_large")  # a large step behind
 _OF_GROWTH = ("output_growth", "weight_growth")  # towards large targets, or sure answers, while the loss is at its smallest
 _OF_ENDS = ("update_small", "gradient_zero")  # small steps and gradients are right where the loss has come to its end
 _NEVER = 2**62
+_TRIES = 8
 
 
 class _Judges:
@@ -132,6 +133,14 @@ class _Judges:
         return next((each for each in found if each is not None), None)
 
 
+def _copy_of(judges: _Judges) -> _Judges:
+    """Return a deep copy; tried again where a leak hunter looks at one of the tuples that ``copy`` makes of generators."""
+    for _ in range(_TRIES):
+        with suppress(SystemError):
+            return deepcopy(judges)
+    return deepcopy(judges)
+
+
 class Findings:
     """The findings in the rows and scalars of one process, from first to last, live and afterwards the same.
 
@@ -183,7 +192,7 @@ class Findings:
         steps = sorted({*rows, *(step for *_, step in values)})
         if not steps:
             return
-        before, last = (self._copied() if len(steps) > 1 else None), self._last_rows
+        before, last = (_copy_of(self._judges) if len(steps) > 1 else None), self._last_rows
         self.steps += sum(step > last for step in rows)
         self.step = max(self.step, steps[-1])
         if before is None:
@@ -201,7 +210,7 @@ class Findings:
                 return
         opened, known, beyond, fresh = self._opened, self._known, self._beyond, self._fresh
         for is_again in (False, True):
-            self._judges, self._last_rows, self._reached = before if is_again else deepcopy(before), last, reached
+            self._judges, self._last_rows, self._reached = before if is_again else _copy_of(before), last, reached
             self._opened, self._known, self._beyond, self._fresh = dict(opened), set(known), set(beyond), list(fresh)
             try:
                 for step in steps:
@@ -220,11 +229,6 @@ class Findings:
             self._reached = step
         self._feed(blocks, scalars)
         self._open(step)
-
-    def _copied(self) -> _Judges:
-        with suppress(Exception):
-            return deepcopy(self._judges)
-        return deepcopy(self._judges)
 
     def _feed(self, blocks: Iterable[RowBlock], scalars: Iterable[PlainScalar]) -> None:
         for block in blocks:
