@@ -169,7 +169,7 @@ class Inspector(Observer):
             if optimizer is not None:
                 check_optimizer(optimizer, models)
         lenses = default_lenses(*models.values()) if self._lenses is None else self._lenses
-        every = tuple(flat(lenses))
+        every = (*flat(lenses),)
         observed = tuple([lens for lens in every if isinstance(lens, Lens)])
         part = participate(self._ranks)
         batch_ranks = part.ranks_of_batches(self._ranks.group)

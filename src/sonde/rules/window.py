@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +14,11 @@ Mask = npt.NDArray[np.bool_]
 Columns = npt.NDArray[np.intp]
 
 
-def extended(array: Numbers, length: int, fill: float = np.nan) -> Numbers:
+def extended(array: npt.NDArray[Any], length: int, fill: float = np.nan) -> npt.NDArray[Any]:
     """Return *array* with its last axis extended to *length*."""
-    more = [(0, 0)] * (array.ndim - 1) + [(0, length - array.shape[-1])]
-    return np.pad(array, more, constant_values=fill) if array.shape[-1] < length else array
+    if array.shape[-1] >= length:
+        return array
+    return np.concatenate((array, np.full((*array.shape[:-1], length - array.shape[-1]), fill, array.dtype)), axis=-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class Held:
                 extended(each, width, -1) for each in (self.since, self.step, self.last, self._begun)
             )
             self.worst = extended(self.worst, width)
-            self._bits = np.pad(self._bits, (0, width - len(self._bits)))
+            self._bits = extended(self._bits, width, 0)
             self.others = [extended(each, width) for each in self.others or [np.empty(0)] * len(others)]
         if not self.is_waiting and not holds.any():
             return
