@@ -447,3 +447,18 @@ print(native.kernel_status().reason, Accumulator(Moments()).update(torch.ones(4)
 """
     made = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert made.stdout.startswith("the compiled kernels were built for another version of sonde: install it again 2.0")
+
+
+@COMPILED
+def test_numbers_that_are_not_finite_are_counted_over_all_tensors_and_others_are_named(way: str) -> None:
+    spoiled = torch.tensor([1.0, float("nan"), float("-inf")])
+    huge = torch.full((3,), 1e200, dtype=torch.float64)  # whose squares overflow
+    tensors = [spoiled, torch.ones(2, dtype=torch.int64), huge, spoiled.bfloat16(), torch.ones(2).to_sparse()]
+    assert native.nonfinite_in(tensors) == (4, [1, 4])
+    assert native.nonfinite_in([huge, torch.ones(3).half()]) == (0, [])
+    assert native.nonfinite_in([]) == (0, [])
+
+
+def test_without_kernels_every_tensor_is_named_whose_numbers_were_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native._state, "module", None)
+    assert native.nonfinite_in([torch.ones(1), torch.ones(2)]) == (0, [0, 1])

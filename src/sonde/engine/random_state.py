@@ -35,11 +35,9 @@ class RandomState:
         Args:
             with_python: take those of Python and NumPy too, which takes thirty times as long.
         """
-        return cls(
-            torch.get_rng_state(),
-            {place: _device_module().get_rng_state(*place) for place in _places(used)},
-            *((random.getstate(), np.random.get_state()) if with_python else ()),
-        )
+        accelerators = {place: _device_module().get_rng_state(*place) for place in _places(used)} if _accelerator() else {}
+        of_python = (random.getstate(), np.random.get_state()) if with_python else ()
+        return cls(torch.default_generator.get_state(), accelerators, *of_python)
 
     def has_drawn_from_python(self) -> bool:
         """Return whether Python's or NumPy's generator was drawn from since this state was taken with both."""

@@ -77,5 +77,6 @@ from sonde.stats.pieces import local as local
 # isort: split
 # For other rooms of sonde: compiled kernels
 from sonde.stats.kernels import Kernel as Kernel
+from sonde.stats.kernels import nonfinite_in as nonfinite_in
 from sonde.stats.kernels.fused import is_fused as is_fused
 from sonde.stats.kernels.native import kernel_status as kernel_status

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import weakref
 from typing import Any, Protocol
@@ -158,5 +159,9 @@ def held_by(optimizer: Optimizer) -> frozenset[int]:
 
 
 def may_nest(optimizer: Optimizer) -> bool:
-    """Return whether one step of *optimizer* may be seen several times, as its class extends ``step`` of another class."""
-    return sum("step" in vars(kind) for kind in type(optimizer).__mro__ if kind is not Optimizer) > 1
+    """Return whether one step of *optimizer* may be seen several times, as its class extends ``step`` of another class.
+
+    torch wraps ``step`` of each class as the first optimizer of it is made, also where the class has inherited it.
+    """
+    steps = [vars(kind).get("step") for kind in type(optimizer).__mro__ if kind is not Optimizer]
+    return len({inspect.unwrap(step) for step in steps if step is not None}) > 1

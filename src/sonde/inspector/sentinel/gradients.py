@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sonde.engine import is_floating, torch_tensors
 from sonde.errors import ArgumentError
-from sonde.stats import PLAIN, dense, local, unreadable
+from sonde.stats import PLAIN, dense, local, nonfinite_in, unreadable
 
 SHARE = 0.0025
 """The share of the time between two steps that looks at all gradients may take."""
@@ -92,18 +92,11 @@ class GradientLook:
 
     def is_finite_at_ends(self) -> bool:
         """Return whether the gradients of two small parameters, near the input and near the output, are finite."""
-        for end in self._ends:
-            gradient = end.grad
-            if gradient is None:
-                self._ends = ()
-                break
-            is_plain = type(gradient) is Tensor and gradient.dtype in _WIDE and gradient.layout is _STRIDED
-            if not (is_plain and isfinite(gradient.sum().item())) and not is_finite(gradient):  # a sum may overflow
-                return False
-        if not self._ends:
+        found = [gradient for end in self._ends if (gradient := end.grad) is not None]
+        if not found or len(found) < len(self._ends):
             self._ends = self._small()
-            return all(end.grad is None or is_finite(end.grad) for end in self._ends)
-        return True
+            found = [gradient for end in self._ends if (gradient := end.grad) is not None]
+        return are_finite(found)
 
     def gradients(self) -> list[Tensor]:
         """Return the gradients that there are."""
@@ -116,8 +109,13 @@ class GradientLook:
         return tuple({id(end): end for end in ends}.values())
 
 
-def are_finite(tensors: Sequence[Tensor]) -> bool:
+def are_finite(tensors: list[Tensor]) -> bool:
     """Return whether all numbers of *tensors* are finite; of distributed ones those that this rank holds."""
+    number, unread = nonfinite_in(tensors)
+    return not number and (not unread or _are_finite([tensors[at] for at in unread]))
+
+
+def _are_finite(tensors: Sequence[Tensor]) -> bool:
     plain = [
         each for each in tensors if type(each) is Tensor and each.dtype in _WIDE and each.layout is _STRIDED and not each.is_meta
     ]

@@ -8,6 +8,7 @@ measured by the reference. Compiled code tests this in one call where torch has 
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -279,6 +280,13 @@ EXPONENTS = Kernel("exponents", 1, 288)
 
 NORM = Kernel("norm", 2, 4)
 """Adds to rows of :class:`~sonde.stats.Norm`."""
+
+
+def nonfinite_in(tensors: list[Tensor]) -> tuple[int, list[int]]:
+    """Return how many elements of *tensors* are NaN or infinite, and the positions of the tensors that no kernel takes."""
+    row = array("d", (0.0,) * NORM.width)
+    others = NORM.add_each([row.buffer_info()[0]] * len(tensors), tensors, led=0)
+    return int(row[1] + row[2]), others
 
 
 def activation(eps: float, channel_axis: int) -> Kernel:
