@@ -29,7 +29,7 @@ from sonde.stats import Joining
 from sonde.warn import WarnOnce
 from sonde.words import many
 
-LIMITS = QueueLimits(seconds=0.5, size=4 << 20, limit=64 << 20, patience=10.0, first=0.05)
+LIMITS = QueueLimits(seconds=1.0, size=4 << 20, limit=64 << 20, patience=10.0, first=0.05)
 """When batches are finished, and how many bytes of them may wait."""
 
 _RULES = "rules="
@@ -187,7 +187,6 @@ class BatchWriter:
                 self._judge(self.findings.end)
                 self._sound(self.findings.fresh())
                 self._try(last)
-                self._try(self._hand_record_on)
             finally:
                 self._close(failed=failed)
                 if self._owned:
@@ -313,11 +312,15 @@ class BatchWriter:
         return replace(record, lost_steps=self.lost, failed=self._unjudged)
 
     def _hand_record_on(self) -> None:
-        """Give the record to the writers of runs, which write it with their next rows."""
-        if self._writers:
-            record = self.record()
-            for writer in self._writers:
-                writer.judged(record)
+        """Let the writers of runs write the record with their next rows."""
+        for writer in self._writers:
+            writer.judged(self.record)
+
+    def _hand_last_record_on(self) -> None:
+        """Give the record as it is now to the writers of runs, which may live longer."""
+        record = self.record()
+        for writer in self._writers:
+            writer.judged(lambda: record)
 
     def _sound(self, found: Sequence[Finding]) -> None:
         alarm = None if self._alarm is None else self._alarm()
@@ -331,9 +334,9 @@ class BatchWriter:
         others = [each for each in self._sinks if not isinstance(each.sink, RunSink)]
         for each in self._sinks:
             each.end_rows()
+        self._try(self._hand_last_record_on)
         run: Run | None = None
         if written and others:
-            self._try(self._hand_record_on)
             try:
                 run = steadily(self._writers[0].run)
             except Exception as error:

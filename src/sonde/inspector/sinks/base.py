@@ -82,7 +82,7 @@ class LoggedRows:
 class Sink:
     """A place where rows go. Write one by overriding the methods it needs; they are called in the writer thread, one at a time.
 
-    While a training runs, the rows of half a second come together, in the order in which they were logged. A sink that can take
+    While a training runs, the rows of up to a second come together, in the order in which they were logged. A sink that can take
     all of them in one go overrides ``write_all``. A call that raises is made again, with the same rows: at once, and after one, two
     and four seconds (at the end of the training without pauses). A sink that still raises then is not called again: the training
     goes on, with one warning.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sonde.rows import RowBlock
@@ -114,6 +114,10 @@ class MemoryWriter(RunWriter):
 
     def _write_document(self, name: str, data: Any) -> None:
         self._source.documents[name] = data
+
+    def judged(self, form: Callable[[], Record]) -> None:
+        record = form()  # now: it is read in any thread
+        super().judged(lambda: record)
 
     def _record_changed(self) -> None:
         self._source.take(self.record)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -58,7 +58,7 @@ class RunWriter(ABC):
         self._closed = self._has_end = False
         self.before = Record()
         self._rows = 0
-        self._record: Record | None = None  # by what judges the rows
+        self._form: Callable[[], Record] | None = None  # of what judges the rows
         self._told: tuple[Finding, ...] = ()  # by the program that writes
 
     def append(
@@ -257,24 +257,28 @@ class RunWriter(ABC):
 
     def told(self, found: Finding) -> None:
         """Add a finding of whoever sends the rows, unless they are judged here."""
-        if self._record is None:
+        if self._form is None:
             self._told = (*self._told, found)
             self._record_changed()
 
-    def judged(self, record: Record) -> None:
-        """Take what the rules have found in the rows so far, and in those that come next. It is written with these."""
-        self._record = record
+    def judged(self, form: Callable[[], Record]) -> None:
+        """Take what forms the record of what the rules have found in the rows so far, and in those that come next.
+
+        It is written with these; *form* is called then, in the thread that writes.
+        """
+        self._form = form
         self._record_changed()
 
     @property
     def record(self) -> Record:
         """What is to be written down of the findings so far."""
-        record = self.before if self._record is None else self._record
-        before = self.before.seen if self._record is not None else ()
+        judged = None if self._form is None else self._form()
+        record = self.before if judged is None else judged
+        before = self.before.seen if judged is not None else ()
         known = {each.identity for each in before}
-        seen = (*before, *(each for each in record.seen if self._record is None or each.identity not in known), *self._told)
+        seen = (*before, *[each for each in record.seen if judged is None or each.identity not in known], *self._told)
         rows, lost, steps = self.before.rows + self._rows, self.before.lost_rows + self.lost, self.before.lost_steps
-        steps += 0 if self._record is None else self._record.lost_steps
+        steps += 0 if judged is None else judged.lost_steps
         return replace(record, seen=seen, fixed=self.before.fixed, rows=rows, lost_rows=lost, lost_steps=steps)
 
     def document(self, name: str, data: Any) -> None:
