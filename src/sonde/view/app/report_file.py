@@ -14,7 +14,7 @@ import numpy as np
 
 from sonde.answer import asset, html_page, page_file
 from sonde.errors import ArgumentError, SondeError
-from sonde.run import Run
+from sonde.run import Run, appearing
 from sonde.view.app.answers.covered import coverage
 from sonde.view.app.answers.distribution import distribution
 from sonde.view.app.answers.found import findings
@@ -47,8 +47,9 @@ def save_report(run: Run | Sequence[Run], path: str | os.PathLike[str]) -> Path:
     file = page_file(path, "a report")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.open("a").close()  # what cannot be written is said before the work
-        file.write_text(report_html(*([run] if isinstance(run, Run) else run)), encoding="utf-8")
+        with appearing(file, sync=False) as temporary:  # there is no report, or a whole one
+            temporary.touch()  # what cannot be written is said before the work
+            temporary.write_text(report_html(*([run] if isinstance(run, Run) else run)), encoding="utf-8")
     except OSError as error:
         raise ArgumentError(f"the report cannot be written to {file}: {error.strerror or error}") from None
     return file
