@@ -111,13 +111,14 @@ class Record:
             said.append(f"judged up to step {self.step:,} of {last:,}")
         if self.failed:
             said.append(self.failed)
-        if self.lost_steps:
-            said.append(f"{many(self.lost_steps, 'logged step')} lost")
+        return [*said, *self.losses(), *([f"{many(damaged, 'part')} of the run cannot be read"] if damaged else [])]
+
+    def losses(self) -> list[str]:
+        """Return in words how many steps and rows could not be written."""
+        said = [f"{many(self.lost_steps, 'logged step')} lost"] if self.lost_steps else []
         if self.lost_rows:
             share = self.lost_rows / max(self.rows, self.lost_rows)
-            said.append(f"{max(math.floor(share * 100 + 0.5), 1)} % of rows lost")
-        if damaged:
-            said.append(f"{many(damaged, 'part')} of the run cannot be read")
+            said.append(f"{100 if share == 1 else min(max(math.floor(share * 100 + 0.5), 1), 99)} % of rows lost")
         return said
 
     def health(self, doubts: Sequence[str]) -> Verdict:

@@ -33,7 +33,7 @@ Ask = Callable[..., Answered]
 def asked(address: str, path: str, *, method: str = "GET", **headers: str) -> Answered:
     """Send one request to *path*, as it is written, and return what came back."""
     connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=30)
-    connection.putrequest(method, path, skip_host="Host" in headers)
+    connection.putrequest(method, path, skip_host="Host" in headers, skip_accept_encoding=True)
     for name, value in headers.items():
         connection.putheader(name, value)
     connection.endheaders()

@@ -13,6 +13,7 @@ from tests.view.app.made_runs import LAYERS
 
 from sonde.errors import ArgumentError, SelectionError, UnknownSiteError
 from sonde.rows import Layout
+from sonde.run.record import Record
 from sonde.run.run import open_run
 from sonde.run.store.memory_writer import memory_run
 from sonde.run.store.open import start_run
@@ -27,6 +28,7 @@ from sonde.view.app.answers.overview import overview
 from sonde.view.app.answers.questions import answer_text, arguments_of
 from sonde.view.app.answers.reduction import BROKEN, INFINITE, MISSING, NAN, NEGATIVE, VALUE, ZERO, Bins, marks_of
 from sonde.view.app.answers.two_sides import comparison
+from sonde.view.app.followed_runs import FollowedRuns
 from sonde.view.scales import Scale
 
 
@@ -351,3 +353,37 @@ def test_an_alert_has_its_evidence_and_the_step_where_it_began() -> None:
     (found,) = findings(OpenedRun(writer.run()))["findings"]
     assert (found["step"], found["first_step"], found["call"], found["advice"]) == (8, 5, 1, "look here")
     assert found["evidence"] == [{"name": "dead", "value": 0.9}, {"name": "limit", "value": 0.25}]
+
+
+def test_a_loss_has_the_value_of_its_last_step_and_not_a_median() -> None:
+    """Seven steps in two bins; in a part, the last step of the part."""
+    with memory_run() as writer:
+        for step in range(7):
+            writer.scalar("loss", float("nan") if step == 6 else 10.0 - step, step=step)
+    opened = OpenedRun(writer.run())
+    (whole,) = overview(opened, points=2)["scalars"]
+    assert (whole["last"], whole["last_mark"]) == (None, NAN)
+    (part,) = overview(opened, last=5, points=2)["scalars"]
+    assert (part["last"], part["last_mark"], part["values"][-1]) == (5.0, VALUE, 6.0)
+
+
+def test_a_layer_has_its_values_at_the_step_that_is_asked_for(small: OpenedRun) -> None:
+    """Step 9 was not logged: of 8 and 10 the first."""
+    found = next(each for each in layer(small, "head", step=9)["numbers"] if each["number"] == "moments.rms@output")
+    assert (found["shown_step"], found["shown"], found["shown_mark"], found["last"]) == (8, 0.01 * 9, VALUE, 0.01 * 19)
+    assert "shown" not in layer(small, "head")["numbers"][0]
+
+
+def test_all_rows_are_said_to_be_lost_only_where_none_is_left() -> None:
+    assert [Record(rows=1000, lost_rows=lost).losses() for lost in (1, 999, 1000)] == [
+        [f"{share} % of rows lost"] for share in (1, 99, 100)
+    ]
+
+
+def test_rows_that_could_not_be_written_are_told_by_every_answer(tmp_path: Path) -> None:
+    with start_run(tmp_path / "run") as writer:
+        writer.append("moments", Layout([f"{name}:output" for name in "abcd"]), {"rms": [1.0] * 4}, step=0)
+        writer.lost += 3  # as where there was no room for them
+    opened = OpenedRun(open_run(tmp_path / "run"))
+    for answer in (coverage(opened), overview(opened), FollowedRuns(tmp_path).entries()[0]):
+        assert answer["lost"] == ["75 % of rows lost"]

@@ -15,12 +15,14 @@ from tests.view.app import made_runs
 from tests.view.app.made_runs import HOSTILE
 
 from sonde.cli import main
-from sonde.errors import ArgumentError, MissingExtraError
+from sonde.errors import ArgumentError, MissingExtraError, StoreError
+from sonde.rows import Layout
 from sonde.run.run import open_run
-from sonde.view.app.answers.layer_pictures import heatmap
+from sonde.run.store.open import start_run
+from sonde.view.app.answers.layer_pictures import heatmap, rounded_to
 from sonde.view.app.answers.opened_run import OpenedRun
 from sonde.view.app.answers.reduction import unpacked
-from sonde.view.app.report_file import _rounded, recording, report_html, save_report
+from sonde.view.app.report_file import recording, report_html, save_report
 
 
 def held_in(text: str) -> Any:
@@ -102,14 +104,15 @@ def test_large_heatmaps_are_rounded_and_say_so() -> None:
     values[3] = np.nan
     from sonde.view.app.answers.reduction import packed
 
-    answer = _rounded({"values": packed(values, "f4"), "reduction": "bins"})
-    found = unpacked(answer["values"], "f4")
+    answer = rounded_to({"values": packed(values, "f4"), "reduction": "bins"})
+    found = np.ascontiguousarray(unpacked(answer["values"], "u1").reshape(4, -1).T).view("<f4")[:, 0]  # all first bytes come first
+    assert (answer["planes"], answer["digits"]) == (True, 3)
     assert np.isnan(found[3])
     rest = np.delete(np.arange(len(values)), 3)
     assert (np.abs(found[rest] - values[rest]) <= 2.0**-13 * np.abs(values[rest])).all()
-    assert answer["reduction"] == "bins; values are rounded to three and a half digits in this report"
+    assert answer["reduction"] == "bins; values are rounded to three and a half digits"
     small = {"values": packed(values[:10], "f4"), "reduction": ""}
-    assert _rounded(small) is small
+    assert rounded_to(small) is small
 
 
 def test_the_command_writes_the_file(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,6 +120,29 @@ def test_the_command_writes_the_file(runs: Path, tmp_path: Path, capsys: pytest.
     assert main(["report", str(runs / "small"), "-o", str(file)]) == 0
     assert held_in(file.read_text())["runs"][0]["run"]["name"] == "small"
     assert re.search(r"report.html: \d+ kB\n", capsys.readouterr().out)
+
+
+def test_tensors_of_one_family_with_other_numbers_have_a_report(tmp_path: Path) -> None:
+    with start_run(tmp_path / "run") as writer:
+        writer.append("moments", Layout(["a:output"]), {"rms": [1.0], "mean": [0.0]}, step=0)
+        writer.append("moments", Layout(["a:grad_output"]), {"rms": [1.0]}, step=0)
+    (held,) = held_in(report_html(open_run(tmp_path / "run")))["runs"]
+    assert list(held["heatmap"]) == ["moments.rms@output", "moments.rms@grad_output", "moments.mean@output"]
+
+
+def test_a_report_that_cannot_be_made_leaves_no_file_and_the_one_before(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*runs: Any) -> str:
+        raise StoreError("the run cannot be read")
+
+    save_report(open_run(runs / "small"), tmp_path / "there.html")
+    before = (tmp_path / "there.html").read_bytes()
+    monkeypatch.setattr("sonde.view.app.report_file.report_html", fails)
+    for name in ("new", "there"):
+        with pytest.raises(StoreError, match="cannot be read"):
+            save_report(open_run(runs / "small"), tmp_path / f"{name}.html")
+    assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == {"there.html": before}
 
 
 def test_a_file_of_another_kind_is_refused(runs: Path) -> None:

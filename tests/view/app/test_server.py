@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+
 import pytest
 from tests.view.app.conftest import Ask
 
@@ -129,3 +131,20 @@ def test_text_of_a_hostile_run_is_json_and_nothing_else(ask: Ask) -> None:
         answer = ask(f"/api/runs/{hostile}/{question}")
         assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
     assert ask("/api/runs/%3Cscript%3E/overview").headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize("path", ["/api/runs", "/api/runs/{small}/heatmap?number=rms", "/assets/page.css", "/"])
+def test_answers_are_compressed_for_who_can_read_that(ask: Ask, path: str) -> None:
+    path = path.format(small=id_of(ask, "small"))
+    plain, packed = ask(path), ask(path, **{"Accept-Encoding": "br, gzip"})
+    assert ("content-encoding" in plain.headers, packed.headers["content-encoding"]) == (False, "gzip")
+    unpacked = gzip.decompress(packed.body)
+    assert unpacked[:5] == plain.body[:5]
+    assert len(packed.body) < len(unpacked)
+
+
+def test_a_file_of_the_page_that_a_browser_has_is_not_sent_again(ask: Ask) -> None:
+    tag = ask("/assets/page.css").headers["etag"]
+    again = ask("/assets/page.css", **{"If-None-Match": tag})
+    assert (again.status, again.body) == (304, b"")
+    assert "content-security-policy" in again.headers

@@ -247,8 +247,8 @@ def _entry(each: _Followed) -> dict[str, Any]:
     modules = run.info.get("model")
     lines = [line for line in modules if isinstance(line, dict)] if isinstance(modules, list) else []
     last = run.last_step if summary.last is None else summary.last
-    record, lost = summary.record, lost_parts(run)
-    doubts = record.shortfalls(last, len(lost))
+    record = summary.record
+    doubts = record.shortfalls(last, len(lost_parts(run)))
     return {
         **about,
         "health": record.health(doubts),
@@ -268,6 +268,6 @@ def _entry(each: _Followed) -> dict[str, Any]:
         "loss_last": None if summary.loss is None else listed(np.array([summary.loss]))[0],
         "loss_last_mark": MISSING if summary.loss is None else int(marks_of(np.array([summary.loss]))[0]),
         "size_bytes": 0 if each.folder is None else each.folder.size,
-        "lost": lost,
+        "lost": [*record.losses(), *lost_parts(run)],
         **({"error": each.error} if each.error else {}),
     }

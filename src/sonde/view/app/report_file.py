@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from sonde.answer import asset, html_page, page_file
 from sonde.errors import ArgumentError, SondeError
 from sonde.run import Run, appearing
@@ -23,14 +21,11 @@ from sonde.view.app.answers.number_list import numbers
 from sonde.view.app.answers.opened_run import BINS, OpenedRun, graph_text
 from sonde.view.app.answers.overview import overview
 from sonde.view.app.answers.questions import json_of
-from sonde.view.app.answers.reduction import packed, unpacked
 from sonde.view.app.answers.two_sides import comparison
 from sonde.view.app.followed_runs import FollowedRuns
 
 _ROOM = 5 << 20  # bytes of compressed answers; a third more as text, and the file stays far below 10 MB
-_CELLS = 80_000  # of a heat-map that is kept as it is; larger ones are rounded
 _DISTRIBUTIONS = 60  # sites
-_KEPT = 12  # binary digits of a rounded number: a relative error of 2^-13
 _ASSETS = Path(__file__).parents[1] / "assets" / "app"
 _IMPORT = re.compile(r'^import .* from "\./(.*\.js)";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export ", re.MULTILINE)
@@ -128,29 +123,16 @@ def _pictures(opened: OpenedRun, has_ratio: bool) -> Iterator[tuple[str, str, di
     for name, (family, _, port, _) in opened.drawable.items():
         first.setdefault((family, port), name)
     for name in first.values():
-        yield "heatmap", name, _rounded(heatmap(opened, name))
+        yield "heatmap", name, heatmap(opened, name, rounded=True)
     if has_ratio:
-        yield "ratio", "", _rounded(ratio(opened))
+        yield "ratio", "", ratio(opened, rounded=True)
     if any("powers" in names for names in opened.known.numbers.values()):
         answer = distribution(opened)
         for site in answer["sites"][:_DISTRIBUTIONS]:
             yield "distribution", site, distribution(opened, site=site)
     for name in opened.drawable:
         if name not in first.values():
-            yield "heatmap", name, _rounded(heatmap(opened, name))
-
-
-def _rounded(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return a large heat-map with fewer digits: bits that no picture shows cannot be compressed."""
-    values = unpacked(answer["values"], "f4")
-    if len(values) <= _CELLS:
-        return answer
-    dropped = 23 - _KEPT
-    bits = values.view(np.uint32)
-    finite = np.isfinite(values)
-    bits = np.where(finite, (bits + np.uint32(1 << (dropped - 1))) & np.uint32(0xFFFFFFFF << dropped & 0xFFFFFFFF), bits)
-    said = "; values are rounded to three and a half digits in this report"
-    return {**answer, "values": packed(bits.view(np.float32), "f4"), "reduction": f"{answer['reduction']}{said}".lstrip("; ")}
+            yield "heatmap", name, heatmap(opened, name, rounded=True)
 
 
 def _size(answer: dict[str, Any]) -> int:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gzip
+import hashlib
 import json
 import sys
+import time
 import traceback
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -121,21 +124,23 @@ class _Answers:
 
     def runs(self, request: Request) -> Response:
         self._followed.refresh()
-        return _json({"folder": self._followed.shown, "runs": self._followed.entries()})
+        answer = {"folder": self._followed.shown, "now": time.time(), "runs": self._followed.entries()}
+        return _sent(request, _compressed(json_of(answer)), "application/json")
 
     def question(self, request: Request) -> Response:
         run, name = request.path_params["run"], request.path_params["question"]
         self._followed.refresh()
         opened = self._followed.opened(run)
         query = sorted(request.query_params.multi_items(), key=lambda item: item[0])  # values of one name keep their order
-        return self._kept((run, opened.version, name, *query), lambda: answer_text(name, opened, query), "application/json")
+        key = run, opened.version, name, *query
+        return self._kept(request, key, lambda: answer_text(name, opened, query), "application/json")
 
     def graph(self, request: Request) -> Response:
         """The page of the run's graph: it has a policy of its own, for its own script alone."""
         run = request.path_params["run"]
         opened = self._followed.opened(run)
         numbers = tuple(text for name, text in request.query_params.multi_items() if name == "number" and text)
-        answer = self._kept((run, opened.version, "graph", *numbers), lambda: graph_text(opened, numbers), "text/html")
+        answer = self._kept(request, (run, opened.version, "graph", *numbers), lambda: graph_text(opened, numbers), "text/html")
         answer.headers["content-security-policy"] = f"frame-ancestors 'self' {NOTEBOOKS}"
         return answer
 
@@ -144,14 +149,27 @@ class _Answers:
         asked = [request.query_params.get(name, "") for name in ("a", "b")]
         a, b = map(self._followed.opened, asked)
         key = ("compare", *asked, a.version, b.version)
-        return self._kept(key, lambda: json_of({"version": f"{a.version}-{b.version}", **comparison(a, b)}), "application/json")
+        return self._kept(
+            request, key, lambda: json_of({"version": f"{a.version}-{b.version}", **comparison(a, b)}), "application/json"
+        )
 
-    def _kept(self, key: tuple[Any, ...], make: Callable[[], bytes], kind: str) -> Response:
-        return Response(self._cache.get(key, make, len), media_type=kind)
+    def _kept(self, request: Request, key: tuple[Any, ...], make: Callable[[], bytes], kind: str) -> Response:
+        return _sent(request, self._cache.get(key, lambda: _compressed(make()), len), kind)
+
+
+def _compressed(body: bytes) -> bytes:
+    return gzip.compress(body, 1, mtime=0)
+
+
+def _sent(request: Request, compressed: bytes, kind: str, **headers: str) -> Response:
+    """Return *compressed* as it is to a browser that can read it, which each can, and otherwise as it was."""
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        return Response(compressed, media_type=kind, headers={"content-encoding": "gzip", "vary": "accept-encoding", **headers})
+    return Response(gzip.decompress(compressed), media_type=kind, headers={"vary": "accept-encoding", **headers})
 
 
 def _json(data: Any, status: int = 200) -> Response:
-    return Response(json.dumps(data, allow_nan=False, separators=(",", ":")), status, media_type="application/json")
+    return Response(json_of(data), status, media_type="application/json")
 
 
 def _answered(answer: Callable[[Request], Response], request: Request) -> Response:
@@ -168,10 +186,10 @@ def _answered(answer: Callable[[Request], Response], request: Request) -> Respon
 
 @functools.cache
 def _assets() -> dict[str, bytes]:
-    """Return the files of the page by name: what is not in this table is not served."""
+    """Return the files of the page, compressed, by name: what is not in this table is not served."""
     folders = {"": KIT, "app/": Path(__file__).parents[1] / "assets" / "app"}
     files = [(f"{folder}{each.name}", each) for folder, at in folders.items() for each in at.iterdir()]
-    return {name: each.read_bytes() for name, each in files if each.is_file() and _kind(name)}
+    return {name: _compressed(each.read_bytes()) for name, each in files if each.is_file() and _kind(name)}
 
 
 def _kind(name: str) -> str:
@@ -182,7 +200,10 @@ async def _asset(name: str, request: Request) -> Response:
     held = _assets().get(name)
     if held is None:
         return _json({"error": f"{name!r} is no file of the page"}, 404)
-    return Response(held, media_type=_kind(name))
+    tag = f'"{hashlib.blake2b(held, digest_size=8).hexdigest()}"'
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers={"etag": tag})
+    return _sent(request, held, _kind(name), etag=tag)
 
 
 async def _named_asset(request: Request) -> Response:

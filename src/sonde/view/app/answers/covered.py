@@ -14,8 +14,9 @@ def coverage(opened: OpenedRun) -> dict[str, Any]:
     """Return what was not observed.
 
     Returns:
-        ``sites`` and ``observed`` (how many), ``missing`` (site and reason), ``notes`` (site and note); ``lost``: damaged parts, in
-        words; ``error``: why the coverage cannot be read. Without a coverage, as in a run of another program, counts are None.
+        ``sites`` and ``observed`` (how many), ``missing`` (site and reason), ``notes`` (site and note); ``lost``: rows that could
+        not be written, and damaged parts, in words; ``error``: why the coverage cannot be read. Without a coverage, as in a run of
+        another program, counts are None.
     """
     error, held = "", None
     try:
@@ -28,7 +29,7 @@ def coverage(opened: OpenedRun) -> dict[str, Any]:
         "observed": _count(held.get("observed")),
         "missing": _lines(held.get("missing"), "reason"),
         "notes": _lines(held.get("notes"), "note"),
-        "lost": lost_parts(opened.run),
+        "lost": losses(opened.run),
         "error": error,
     }
 
@@ -36,6 +37,11 @@ def coverage(opened: OpenedRun) -> dict[str, Any]:
 def lost_parts(run: Run) -> list[str]:
     """Return which parts of the run were found damaged or missing so far, in words."""
     return [f"{family}: {text}" for family, said in run.lost.items() for text in said]
+
+
+def losses(run: Run) -> list[str]:
+    """Return in words what pictures and findings of the run lack: rows that could not be written, and parts that cannot be read."""
+    return [*run.record.losses(), *lost_parts(run)]
 
 
 def _count(given: Any) -> int | None:

@@ -9,16 +9,25 @@ import numpy as np
 from sonde.errors import ArgumentError
 from sonde.rules import UPDATE_USUAL
 from sonde.view.app.answers.opened_run import BINS, RATIO, OpenedRun, StepGrid, chosen_rows
-from sonde.view.app.answers.reduction import REDUCTION, Bins, listed, packed
+from sonde.view.app.answers.reduction import REDUCTION, Bins, listed, packed, unpacked
 from sonde.view.plots.layer_names import spaced
 
 _CELLS = 2_000_000  # of a heat-map, at most: of more sites there are fewer columns
+_ROUNDED = 80_000  # cells; of more the values can be rounded, to
+_KEPT = 12  # binary digits
 _SITES = 200  # lines of one answer
 _STEPS = 400  # of a slider
 
 
 def heatmap(
-    opened: OpenedRun, number: str, *, first: int | None = None, last: int | None = None, columns: int = 400, layers: str = ""
+    opened: OpenedRun,
+    number: str,
+    *,
+    first: int | None = None,
+    last: int | None = None,
+    columns: int = 400,
+    layers: str = "",
+    rounded: bool = False,
 ) -> dict[str, Any]:
     """Return one number of all sites, in the order of execution, over bins of steps.
 
@@ -28,11 +37,13 @@ def heatmap(
         first, last: the steps, both inclusive; None: from the first, to the last.
         columns: the most bins; of many sites there are fewer.
         layers: a subtree of modules by its name, or a regular expression that is searched in the names.
+        rounded: round the values of more than 80,000 cells to three and a half digits, see :func:`rounded_to`.
 
     Returns:
         ``sites``, ``layers`` (their names without the port) and ``kinds`` (classes), one for each row; ``steps`` (the edges of
         the columns) and ``ends`` (the last logged step in each); ``values`` (float32) and ``marks`` (uint8) as base64, row by row;
         ``spikes``: positions in them (uint32) and values (float32), as base64, where one step of a column stands out of the others;
+        ``last`` and ``last_marks``: of each row at the last step, float32 and uint8, as base64;
         ``scale``, label and unit of the number; ``logged`` and ``range`` of the steps.
 
     Raises:
@@ -40,10 +51,10 @@ def heatmap(
         SelectionError: *layers* selects nothing.
         ArgumentError: no step between *first* and *last* was logged.
     """
-    return _heatmap(opened.grid(number), first, last, columns, layers)
+    return _heatmap(opened.grid(number), first, last, columns, layers, rounded)
 
 
-def _heatmap(grid: StepGrid, first: int | None, last: int | None, columns: int, layers: str) -> dict[str, Any]:
+def _heatmap(grid: StepGrid, first: int | None, last: int | None, columns: int, layers: str, rounded: bool) -> dict[str, Any]:
     rows = chosen_rows(grid, layers)
     found = grid.matrix
     most = max(min(columns, _CELLS // len(rows)), 1)
@@ -55,7 +66,8 @@ def _heatmap(grid: StepGrid, first: int | None, last: int | None, columns: int, 
         bins = Bins.of(found.steps, first, last, most)
         reduced = bins.reduced(found.values[picked], grid.marks[picked])
     at, spikes = reduced.spikes(grid.scale)
-    return {
+    end = bins.within.stop - 1
+    answer = {
         **grid.described(),
         "sites": [str(found.sites[row]) for row in rows],
         "layers": [found.sites[row].name for row in rows],
@@ -65,8 +77,30 @@ def _heatmap(grid: StepGrid, first: int | None, last: int | None, columns: int, 
         "values": packed(reduced.middle, "f4"),
         "marks": packed(reduced.marks, "u1"),
         "spikes": {"at": packed(at, "u4"), "values": packed(spikes, "f4")},
+        "last": packed(found.values[picked, end], "f4"),
+        "last_marks": packed(grid.marks[picked, end], "u1"),
         **_span(grid, bins),
     }
+    return rounded_to(answer) if rounded else answer
+
+
+def rounded_to(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return a large heat-map with fewer digits: bits that no picture shows cannot be compressed.
+
+    Returns:
+        Of more than 80,000 cells ``values`` with a relative error of 2^-13 at most, in which the first bytes of all numbers come
+        before the second ones, and so on: these compress. ``planes`` says so, and ``digits`` how many can be shown.
+    """
+    values = unpacked(answer["values"], "f4")
+    if len(values) <= _ROUNDED:
+        return answer
+    dropped = 23 - _KEPT
+    bits = values.view(np.uint32)
+    finite = np.isfinite(values)
+    bits = np.where(finite, (bits + np.uint32(1 << (dropped - 1))) & np.uint32(0xFFFFFFFF << dropped & 0xFFFFFFFF), bits)
+    planes = bits.astype("<u4").view(np.uint8).reshape(-1, 4).T
+    said = f"{answer['reduction']}; values are rounded to three and a half digits".lstrip("; ")
+    return {**answer, "values": packed(planes, "u1"), "planes": True, "digits": 3, "reduction": said}
 
 
 def _span(grid: StepGrid, bins: Bins) -> dict[str, Any]:
@@ -80,7 +114,13 @@ def _span(grid: StepGrid, bins: Bins) -> dict[str, Any]:
 
 
 def ratio(
-    opened: OpenedRun, *, first: int | None = None, last: int | None = None, columns: int = 400, layers: str = ""
+    opened: OpenedRun,
+    *,
+    first: int | None = None,
+    last: int | None = None,
+    columns: int = 400,
+    layers: str = "",
+    rounded: bool = False,
 ) -> dict[str, Any]:
     """Return update / weight of every parameter over bins of steps, as :func:`heatmap`, with the usual value and a band about it.
 
@@ -88,7 +128,7 @@ def ratio(
         UnknownSiteError: updates were not recorded; the message names the lens that records them.
         SelectionError, ArgumentError: see :func:`heatmap`.
     """
-    found = _heatmap(opened.grid(RATIO), first, last, columns, layers)
+    found = _heatmap(opened.grid(RATIO), first, last, columns, layers, rounded)
     return {**found, "usual": UPDATE_USUAL, "band": [UPDATE_USUAL / 10, UPDATE_USUAL * 10]}
 
 

@@ -13,26 +13,28 @@ from sonde.site import PORTS, Site
 from sonde.suggest import unknown_name
 from sonde.view.app.answers.found import findings_data
 from sonde.view.app.answers.opened_run import OpenedRun, number_data
-from sonde.view.app.answers.reduction import Bins, listed, marks_of
+from sonde.view.app.answers.reduction import Bins, end_of, listed, marks_of
 from sonde.words import shape_text
 
 _POINTS = 120
 _DEFECTS = ("nan", "inf", "nonfinite")
 
 
-def layer(opened: OpenedRun, layer: str, *, points: int = _POINTS) -> dict[str, Any]:
+def layer(opened: OpenedRun, layer: str, *, step: int | None = None, points: int = _POINTS) -> dict[str, Any]:
     """Return what is known of one layer, with its own parameters, or of one parameter.
 
     Args:
         opened: the run.
         layer: its name, as ``blocks.0.fc``, or that of a parameter, as ``blocks.0.fc.weight``.
+        step: also return the values at the logged step nearest to this one.
         points: the most bins of each course.
 
     Returns:
         ``layer``, ``kind``, ``children``; ``before`` and ``after``, the layers next to it in the order of execution; ``parameters``
         (how many elements), ``shape`` and ``dtype`` of a parameter, ``own`` (name, shape, dtype, trainable of each parameter);
-        ``findings``; and ``numbers``: of each number at each site ``number`` (its id), ``site``, label, unit, ``last``, and over
-        bins of steps ``values``, ``low``, ``high``, ``marks``.
+        ``findings``; and ``numbers``: of each number at each site ``number`` (its id), ``site``, label, unit, ``last`` and
+        ``last_mark`` at ``last_step``, with *step* ``shown`` and ``shown_mark`` at ``shown_step``, and over bins of steps
+        ``values``, ``low``, ``high``, ``marks``.
 
     Raises:
         UnknownSiteError: there is no such layer; the message names the nearest.
@@ -48,7 +50,7 @@ def layer(opened: OpenedRun, layer: str, *, points: int = _POINTS) -> dict[str, 
     held = {name: opened.facts.of(site) for name, site in parameters.items() if site.owner == owner and one in (None, site)}
     sizes = [math.prod(fact.shape) for fact in held.values() if fact.shape is not None]
     fact = None if one is None else held[one.name]
-    numbers = [each for each in _numbers(opened, owner, points) if one is None or Site.parse(each["site"]).path == one.path]
+    numbers = [each for each in _numbers(opened, owner, points, step) if one is None or Site.parse(each["site"]).path == one.path]
     return {
         "layer": layer,
         "kind": opened.facts.of(owner).kind,
@@ -72,7 +74,7 @@ def _is_child(site: Site, owner: Site) -> bool:
     return bool(last) and site.model == owner.model and parent == owner.path and site.path != owner.path
 
 
-def _numbers(opened: OpenedRun, owner: Site, points: int) -> Iterator[dict[str, Any]]:
+def _numbers(opened: OpenedRun, owner: Site, points: int, step: int | None) -> Iterator[dict[str, Any]]:
     """Yield every number of the sites of a layer, family by family: one query reads all columns of a family."""
     of_family: dict[str, dict[str, None]] = {}
     for family, name, _, _ in opened.drawable.values():
@@ -89,6 +91,7 @@ def _numbers(opened: OpenedRun, owner: Site, points: int) -> Iterator[dict[str, 
         for site in dict.fromkeys(sites.tolist()):
             here = sites == site
             steps = np.asarray(table["step"], np.int64)[here]
+            near = None if step is None else int(np.abs(steps - step).argmin())
             port = Site.parse(site).port
             defects = np.zeros(len(steps), np.int8)
             for name, code in (("inf", 1), ("nonfinite", 2), ("nan", 3)):
@@ -108,8 +111,9 @@ def _numbers(opened: OpenedRun, owner: Site, points: int) -> Iterator[dict[str, 
                     **number_data(f"{family}.{name}@{port}", family, port, number),
                     "number": f"{family}.{name}@{port}",
                     "site": site,
-                    "last": float(values[-1]) if np.isfinite(values[-1]) else None,
+                    **end_of(values, marks),
                     "last_step": int(steps[-1]),
+                    **({} if near is None else {**end_of(values, marks, near, "shown"), "shown_step": int(steps[near])}),
                     "values": listed(reduced.middle),
                     "low": listed(reduced.low),
                     "high": listed(reduced.high),

@@ -9,10 +9,10 @@ import numpy as np
 
 from sonde.run import setting_text
 from sonde.site import PORTS
-from sonde.view.app.answers.covered import lost_parts
+from sonde.view.app.answers.covered import losses
 from sonde.view.app.answers.found import findings_data, standing
 from sonde.view.app.answers.opened_run import OpenedRun
-from sonde.view.app.answers.reduction import REDUCTION, Bins, listed, marks_of
+from sonde.view.app.answers.reduction import REDUCTION, Bins, end_of, listed, marks_of
 from sonde.view.plots.scalars import kind_of, phase_of
 from sonde.view.scales import is_wide
 
@@ -31,7 +31,7 @@ def overview(opened: OpenedRun, *, first: int | None = None, last: int | None = 
     Returns:
         ``scalars``, ``findings``, what ``standing`` says of them, ``settings`` and ``environment`` (lists of name and text),
         ``model``, ``layers`` and
-        ``parameters`` (how many), ``ranks`` in words, ``lost`` (parts that cannot be read, in words),
+        ``parameters`` (how many), ``ranks`` in words, ``lost`` (rows and parts, in words),
         ``steps`` (first and last).
     """
     run = opened.run
@@ -57,7 +57,7 @@ def overview(opened: OpenedRun, *, first: int | None = None, last: int | None = 
         "ranks": run.described_ranks,
         "steps": [min(one for one, _ in ends), max(other for _, other in ends)] if ends else [],
         "last_step": run.last_step,
-        "lost": lost_parts(run),
+        "lost": losses(run),
         "reduction": REDUCTION,
     }
 
@@ -81,7 +81,8 @@ def scalars_data(opened: OpenedRun, first: int | None, last: int | None, points:
             continue
         values = np.asarray(values, np.float64)
         bins = Bins.of(steps, first, last, points)
-        reduced = bins.reduced(values, marks_of(values))
+        marks = marks_of(values)
+        reduced = bins.reduced(values, marks)
         group = _group(name)
         found.append(
             {
@@ -94,7 +95,7 @@ def scalars_data(opened: OpenedRun, first: int | None, last: int | None, points:
                 "low": listed(reduced.low),
                 "high": listed(reduced.high),
                 "marks": reduced.marks.tolist(),
-                "last": float(values[-1]) if np.isfinite(values[-1]) else None,
+                **end_of(values[bins.within], marks[bins.within]),
                 "logged": len(steps),
                 "all": [int(steps[0]), int(steps[-1])],
                 **bins.plain(),

@@ -162,6 +162,11 @@ def marks_of(values: Values, defects: npt.NDArray[np.int8] | None = None) -> Mar
     return marks
 
 
+def end_of(values: Values, marks: Marks, step: int = -1, name: str = "last") -> dict[str, Any]:
+    """Return the value at one place, the last, and its mark, for JSON; None for a NaN or an infinity."""
+    return {name: float(values[step]) if np.isfinite(values[step]) else None, f"{name}_mark": int(marks[step])}
+
+
 def packed(values: npt.NDArray[Any], kind: str) -> str:
     """Return *values* as base64 of little-endian numbers of a *kind*, as ``"f4"`` or ``"u1"``, row by row."""
     return base64.b64encode(np.ascontiguousarray(values, f"<{kind}").tobytes()).decode("ascii")
