@@ -19,7 +19,15 @@ export function linkTo(view, run = "", args = {}, rest = "") {
 }
 
 // Change settings in the address without a new view, so that a reload shows the same.
-export function keep(args) {
+export function keep(args, way = "replaceState") {
   const now = here();
-  history.replaceState(null, "", linkTo(now.view, now.run, { ...now.args, ...args }, now.rest));
+  const next = linkTo(now.view, now.run, { ...now.args, ...args }, now.rest);
+  if (next !== location.hash) history[way](null, "", next);
+}
+
+// Zooms close after each other are one: the browser's way back leads to what was shown before them.
+let zoomed = 0;
+export function keepZoom(args) {
+  keep(args, Date.now() - zoomed > 1000 ? "pushState" : "replaceState");
+  zoomed = Date.now();
 }

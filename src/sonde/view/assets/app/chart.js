@@ -75,7 +75,7 @@ function clustered(markers, x) {
 const SHAPES = { bad: "M-4.5-4.5h9v9h-9z", warn: "M0-5.5 5.5 4.5h-11z", note: "M0-5 5 0 0 5-5 0z" };
 
 // Return {element, show(data)}. Data: {series: [{name, colour, steps, values, low, high, marks, quiet}], unit, log, markers, lines, band}.
-export function lineChart(span, { height = 190, label, onmarker, gutter, axisName = () => "step", where = (at) => `step ${whole(Math.round(at))}` } = {}) {
+export function lineChart(span, { height = 190, label, onmarker, onclick, gutter, axisName = () => "step", where = (at) => `step ${whole(Math.round(at))}` } = {}) {
   let [left, right] = MARGINS;
   const element = make("div", { class: "chart", tabindex: 0, role: "group", "aria-roledescription": "line chart", "aria-label": label, style: { height: `${height}px` } });
   const svg = draw("svg", { width: "100%", height });
@@ -180,7 +180,7 @@ export function lineChart(span, { height = 190, label, onmarker, gutter, axisNam
       const isNew = !named.has(mark);
       named.add(mark);
       return draw("g", { class: mark === 5 ? "mark zero" : "mark" }, draw("rect", { x: from - 1.5, width: to - from + 3, y: edge, height: LANE - 1, fill: `rgb(${colour.join(" ")})` }), place === 0 && mark !== 5 ? draw("rect", { x: from - 6, width: 4, y: edge, height: LANE - 1, fill: own }) : null,
-        isNew ? draw("text", { x: mark === 5 ? Math.max(from, left + 2) : Math.max(from - 8, left + 2), y: mark === 5 ? bottom - 7 : edge + 8, "text-anchor": mark === 5 || from < left + 60 ? "start" : "end", style: mark === 5 ? null : { fill: `rgb(${colour.join(" ")})` } }, glyph) : null);
+        isNew ? draw("text", { x: mark === 5 ? Math.max(from, left + 2) : Math.max(from - 8, left + 2), y: mark === 5 ? bottom - 7 : edge + 8, "text-anchor": mark === 5 || from < left + 60 ? "start" : "end" }, glyph) : null);
     });
   }
 
@@ -211,11 +211,14 @@ export function lineChart(span, { height = 190, label, onmarker, gutter, axisNam
     showTip(event ?? element, make("div", null, make("p", { class: "quiet" }, where(shownStep)), make("dl", null, rows)));
   }
 
+  const nearestTo = (step) => { const { steps } = data.series.find((series) => series.steps.length) ?? { steps: [step] }; return Math.round(steps[nearest(steps, step)]); };
+
   gestures(element, {
     span, brush,
     box: () => ({ left: left, top: top(), width: Math.max(x.last - left, 1), height: bottom - top() }),
     point: (at, _, event) => { if (event.target.closest?.("a")) return; const step = x.back(at + left); span.point(step); describe(step, event); },
-    leave: () => { span.point(null); hideTip(); },
+    leave: () => { span.leave(); hideTip(); },
+    click: (at) => onclick?.(nearestTo(x.back(at + left))),
   });
   element.addEventListener("keydown", (event) => {
     const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
@@ -228,7 +231,7 @@ export function lineChart(span, { height = 190, label, onmarker, gutter, axisNam
     span.point(step);
     describe(step);
   });
-  element.addEventListener("blur", () => { span.point(null); hideTip(); });
+  element.addEventListener("blur", () => { span.leave(); hideTip(); });
   const repaint = once(paint);
   span.on("move", repaint);
   span.on("point", once(point));

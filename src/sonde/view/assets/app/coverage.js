@@ -1,12 +1,13 @@
 // What was observed, what was not, and why.
 import { make, notice, partsOf, whole } from "./dom.js";
 
-export async function coverageView({ root, source, run, isShown }) {
+export async function coverageView({ root, source, run, isShown, lacks }) {
   async function read() {
     const answer = await source.ask(run.id, "coverage");
     if (!isShown()) return;
     if (!answer.coverage && !answer.missing) { root.replaceChildren(notice("No coverage was written", "A run has its coverage when the training has ended, or after its first flush. Runs of a writer of your own have none.")); return; }
     const held = answer.coverage ?? answer;
+    lacks(held.lost);
     const filter = make("input", { type: "search", placeholder: "Filter sites", "aria-label": "Filter sites" });
     const table = (rows, title, column, empty) => {
       const body = make("tbody");
@@ -24,9 +25,9 @@ export async function coverageView({ root, source, run, isShown }) {
     const isKnown = held.sites !== null && held.sites !== undefined;
     root.replaceChildren(
       make("div", { class: "bar" }, make("h1", null, "Coverage"), make("p", { class: "quiet" }, [isKnown ? `${whole(held.observed)} of ${whole(held.sites)} tensors that were asked for (outputs, gradients, parameters, updates) have rows` : "this run says nothing of what was observed: its training has not written it, or another program wrote the run", run.pruned].filter(Boolean).join(" · ")), make("span", { class: "space" }), filter),
-      lost.length ? make("section", null, make("h2", null, `Cannot be read: ${whole(lost.length)}`), make("p", { class: "quiet" }, "Pictures and findings lack what these parts hold. A copy of the file, where there is one, restores it."), lost.map((line) => make("p", { class: "error" }, line))) : "",
+      lost.length ? make("section", null, make("h2", null,  "Lost"), make("p", { class: "quiet" }, "Pictures and findings lack this. Rows are lost where the training makes more than the disk takes: record fewer steps (every=). A part that is damaged comes back with a copy of its file."), lost.map((line) => make("p", { class: "error" }, line))) : "",
       ...(isKnown || missing.length || notes.length ? [table(missing, `Not observed: ${whole(missing.length)}`, "reason", "Every site that was asked for has rows."), table(notes, `Notes: ${whole(notes.length)}`, "note", "No observed tensor needs a note.")] : []));
   }
   await read();
-  return { refresh: null };
+  return { refresh: () => (root.querySelector("input")?.value ? null : read()) };
 }

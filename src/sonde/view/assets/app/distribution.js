@@ -1,5 +1,5 @@
 // How the elements of one tensor are spread over the powers of two, step by step, beside the limits of number formats.
-import { keep } from "./address.js";
+import { keep, keepZoom } from "./address.js";
 import { lineChart } from "./chart.js";
 import { code, make, notice, percent, plain, raised, whole } from "./dom.js";
 import { heatMap, legendOf, stepsOf } from "./heat.js";
@@ -17,7 +17,7 @@ export async function distributionView({ root, source, run, args, isShown }) {
     return null;
   }
   let answer = listed;
-  const span = new Span(run.first, Math.max(run.last, run.first + 1), args.from ? Number(args.from) : null, args.to ? Number(args.to) : null);
+  const span = Span.of(run, args);
   const [title, facts, legend, chooserPlace, under] = [make("h2"), make("p", { class: "quiet" }), make("div"), make("span"), make("h3")];
   const map = heatMap(span, {
     label: "The share of elements with each power of two, over the steps. Arrow keys move over the cells.",
@@ -51,13 +51,13 @@ export async function distributionView({ root, source, run, args, isShown }) {
       }
     }
     const data = {
-      ...withSpikes({ values, marks }), rows, columns, steps: answer.steps, ends: answer.ends, names: answer.powers.map((power) => `2${raised(power)}`).reverse(), label: "share of elements",
+      ...withSpikes({ values, marks }), rows, columns, steps: answer.steps, ends: answer.ends, id: answer.site, names: answer.powers.map((power) => `2${raised(power)}`).reverse(), label: "share of elements",
       scale: { log: true, diverging: false, low: 1e-6, high: Math.min(1, Math.max(most, 1e-3)), least: null, most: null },
     };
     title.replaceChildren(`Powers of two of ${answer.site}`);
     facts.replaceChildren([most > FEWEST ? "" : "every element is exactly 0, NaN or infinite", answer.dtype, "share of the elements with each power of two", "lines: limits of number formats"].filter(Boolean).join(" · "));
     legend.replaceChildren(legendOf({ ...data, unit: "no unit", shownMarks: [] }, "empty: no element"));
-    map.show(data);
+    map.show(data, span.isWhole);
     const middles = middlesOf(answer.steps, answer.ends);
     const series = [["exactly 0", answer.zeros], ["NaN or infinite", answer.nonfinite]].filter(([, values]) => values).map(([name, values], place) => ({ name, colour: lineColour(place ? 3 : 0), steps: middles, values }));
     chart.show({ log: false, ends: [0, Math.max(0.01, ...series.flatMap(({ values }) => values.filter((value) => value !== null))) * 1.08], series });
@@ -65,8 +65,7 @@ export async function distributionView({ root, source, run, args, isShown }) {
   }
 
   async function read() {
-    const part = span.isWhole ? {} : { from: Math.floor(span.from), to: Math.ceil(span.to) };
-    const next = await source.ask(run.id, "distribution", { site: answer.site, columns: Math.min(500, innerWidth - 200), ...part });
+    const next = await source.ask(run.id, "distribution", { site: answer.site, columns: Math.min(500, innerWidth - 200), ...map.part });
     if (!isShown()) return;
     answer = next;
     fill();
@@ -78,6 +77,6 @@ export async function distributionView({ root, source, run, args, isShown }) {
     make("button", { "data-key": "back", "aria-label": "The site before", title: "The site before ([)", onclick: () => step(-1) }, "‹"), make("button", { "data-key": "forward", "aria-label": "The next site", title: "The next site (])", onclick: () => step(1) }, "›"), make("span", { class: "quiet" }, ` ${whole(sites.length)} sites, in the order of execution`));
   root.append(make("div", { class: "bar" }, chooserPlace), make("figure", null, make("figcaption", null, title, facts), map.element, legend), make("figure", null, make("figcaption", null, under), chart.element));
   fill();
-  span.on("rest", () => { if (source.isLive) read(); });
+  span.on("rest", () => { keepZoom(span.words); if (source.isLive) read(); });
   return { refresh: (now) => { span.grow(now.first, now.last); return read(); } };
 }

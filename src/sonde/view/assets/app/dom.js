@@ -73,11 +73,14 @@ export function amount(number, unit = "") {
 
 export const many = (number, one, more = `${one}s`) => `${whole(number)} ${number === 1 ? one : more}`;
 
-// Times: in seconds since 1970.
+// Times: in seconds since 1970, by the clock of the server, which need not be that of the browser.
+
+let behind = 0;
+export function setClock(now) { if (now) behind = Date.now() / 1000 - now; }
 
 export function since(seconds) {
   if (!seconds) return "–";
-  const gone = Math.max(0, Date.now() / 1000 - seconds);
+  const gone = Math.max(0, Date.now() / 1000 - behind - seconds);
   if (gone < 60) return `${Math.floor(gone)} s ago`;
   if (gone < 3600) return `${Math.floor(gone / 60)} min ago`;
   if (gone < 86400) return `${Math.floor(gone / 3600)} h ago`;
@@ -123,7 +126,6 @@ export function badge(severity, text) {
 
 // How a run is, by its record of findings: the worst of them, or the error that ended it. It is healthy where every row was judged.
 export function healthOf(run) {
-  if (run.lost?.length) return badge("bad", "parts lost");
   if (run.findings) return badge(run.health, run.root ? `${run.counted}: ${run.root}` : run.counted);
   if (run.state === "failed") return badge("bad", "failed");
   if (run.health === "ok") return badge("ok", "healthy");

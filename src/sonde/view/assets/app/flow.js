@@ -112,14 +112,14 @@ export async function flowView({ root, source, run, args, isShown }) {
       if (low !== null) { thin += `M${x.at(low).toFixed(1)} ${y}H${x.at(high).toFixed(1)}`; if (lower !== null) thick += `M${x.at(lower).toFixed(1)} ${y}H${x.at(upper).toFixed(1)}`; }
       const [value, mark] = exact ? [exact.values[row], exact.marks[row]] : [values[column], marks[column]];
       if (value !== null && !(found.scale.log && value <= 0)) { const at = x.at(value); dots += `M${(at - 0.01).toFixed(2)} ${y}h.02`; }
-      if (mark > 1 && (mark !== 5 || found.scale.log)) asides.push(draw("text", { class: "glyph", x: mark === 5 ? left + 4 : right + 6, y: Number(y) + 4, style: mark === 5 ? null : { fill: `rgb(${MARKS[mark].colour.join(" ")})` } }, MARKS[mark].glyph));
+      if (mark > 1 && (mark !== 5 || found.scale.log)) asides.push(draw("text", { class: "glyph", x: mark === 5 ? left + 4 : right + 6, y: Number(y) + 4 }, MARKS[mark].glyph));
     });
     const colour = lineColour(0);
     svg.replaceChildren(band, shell, draw("path", { d: thin, stroke: colour, "stroke-width": 1, opacity: 0.35 }), draw("path", { d: thick, stroke: colour, "stroke-width": Math.max(Math.min(each * 0.35, 6), 1), opacity: 0.35 }),
       draw("path", { d: dots, stroke: colour, "stroke-width": Math.max(Math.min(each * 0.5, 8), 2.4), "stroke-linecap": "round" }), ...asides,
       draw("text", { class: "title", x: right, y: top + height + 36, "text-anchor": "end" }, `${found.axis ?? found.label}, ${found.scale.log ? "logarithmic" : "linear"}`));
     const seen = new Set(exact ? exact.marks : rows.map(({ marks }) => marks[column]));
-    legend.replaceChildren(make("div", { class: "legend" }, MARKS.map((mark, at) => [mark, at]).filter(([mark, at]) => mark && seen.has(at) && at > 1 && (at !== 5 || found.scale.log)).map(([mark, at]) => make("span", null, make("b", { class: "glyph", style: at === 5 ? null : { color: `rgb(${mark.colour.join(" ")})` } }, mark.glyph), ` ${mark.name}`))));
+    legend.replaceChildren(make("div", { class: "legend" }, MARKS.map((mark, at) => [mark, at]).filter(([mark, at]) => mark && seen.has(at) && at > 1 && (at !== 5 || found.scale.log)).map(([mark, at]) => make("span", null, make("b", { class: "glyph" }, mark.glyph), ` ${mark.name}`))));
   }
   const repaint = once(paint);
   onWidth(picture, () => {}, paint);

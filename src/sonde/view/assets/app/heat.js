@@ -1,6 +1,6 @@
 // Draws a heat-map: rows times columns of steps on a canvas, names, axes and the cursor above it as SVG.
 import { draw, make, many, plain, rowLabel, shortened, whole } from "./dom.js";
-import { MARKS, axis, axisText, gradient, ramp, shareOn, stepTicks, ticks } from "./scales.js";
+import { MARKS, axis, axisText, gradient, hatchOf, isDark, ramp, shareOn, stepTicks, ticks } from "./scales.js";
 import { gestures, onWidth, once } from "./span.js";
 import { hideTip, showTip } from "./tip.js";
 
@@ -10,10 +10,11 @@ const RIGHT = [14, 44]; // room for the signs of rows with marks, if there are a
 // Where a row has a mark, and several rows share a pixel, the worst is seen: NaN, infinities, zeros, values.
 const RANK = [1, 0, 6, 4, 3, 2, 5];
 
-// The colours of the cells as an image of `rows` lines, each of which joins `size` rows.
-function imageOf({ columns, shown, shownMarks, stands, scale }, first, last, size, void_) {
+// The colours of the cells as an image, each line of which joins `size` rows; and of each mark with a hatch an image of its cells.
+function imagesOf({ columns, shown, shownMarks, stands, scale }, first, last, size, void_) {
   const lines = Math.ceil((last - first) / size);
   const image = new ImageData(Math.max(columns, 1), Math.max(lines, 1));
+  const hatched = new Map();
   const pixels = new Uint32Array(image.data.buffer);
   const table = ramp(scale.diverging ? "diverging" : "sequential");
   const packed = new Uint32Array(256);
@@ -32,15 +33,20 @@ function imageOf({ columns, shown, shownMarks, stands, scale }, first, last, siz
         if (RANK[mark] > RANK[worst]) worst = mark;
         if (mark === 0 && stands[at] >= isSpike && (stands[at] > isSpike || !(Math.abs(shown[at]) <= Math.abs(most)))) [most, isSpike] = [shown[at], stands[at]];
       }
+      if (MARKS[worst]?.hatch) {
+        if (!hatched.has(worst)) { const cells = new ImageData(image.width, image.height); hatched.set(worst, { cells, pixels: new Uint32Array(cells.data.buffer) }); }
+        hatched.get(worst).pixels[line * columns + column] = 255 << 24;
+      }
       pixels[line * columns + column] = worst === 0 ? packed[Math.min(Math.max(Math.round(share(most) * 255), 0), 255)] : special[worst];
     }
   }
-  return image;
+  const asCanvas = (of) => { const held = make("canvas", { width: of.width, height: of.height }); held.getContext("2d").putImageData(of, 0, 0); return held; };
+  return { columns, lines: (last - first) / size, colours: asCanvas(image), hatched: [...hatched].map(([mark, { cells }]) => [mark, asCanvas(cells)]) };
 }
 
 // Return {element, show(data), cell}. Data: {rows, columns, values, marks, steps (columns + 1 edges), names, scale, unit}.
 // Options: cell(row, column) is called with the cell under the pointer or cursor, or null; open(row, column) when one is chosen.
-export function heatMap(span, { label, cell, open, height: tallest = 560, least = 150, rowHeight = 19, describe, guides, gutter = 220, rowText, onlayout, onrows, axisName = () => "step" } = {}) {
+export function heatMap(span, { label, cell, open, height: tallest = 560, least = 150, rowHeight = 19, describe, guides, gutter = 220, rowText, onlayout, onrows, onhold, shownRows: held = null, axisName = () => "step" } = {}) {
   const canvas = make("canvas", { "aria-hidden": "true" });
   const svg = draw("svg", { width: "100%", height: "100%" });
   const brush = draw("rect", { class: "brush", visibility: "hidden" });
@@ -48,9 +54,12 @@ export function heatMap(span, { label, cell, open, height: tallest = 560, least 
   const element = make("div", { class: "heat", tabindex: 0, role: "application", "aria-roledescription": "heat-map", "aria-label": label }, canvas, svg);
   let width = 0;
   let data = null;
-  let rows = null; // the rows shown, from and to; null: all
+  let rows = held; // the rows shown, from and to; null: all
   let at = null; // the cell of the cursor
-  let picture = null; // the image, and what it was made of
+  let home = null; // the site and the step of the cell to which the cursor returns
+  let whole = null; // what is known of the whole training: it lies below the finer data of a part, which has not come yet while a reader moves
+  const pictures = new Map(); // by data: the images, and what they were made of
+  const sheet = make("canvas"); // on which hatches are cut out
   let plot = { left: 0, top: 4, width: 1, height: 1 };
   let [wide, start] = [0, 0]; // of the plot, as last told to the pictures that stand on the same axis
 
@@ -69,26 +78,41 @@ export function heatMap(span, { label, cell, open, height: tallest = 560, least 
     if (canvas.width !== across || canvas.height !== down) [canvas.width, canvas.height] = [across, down];
     Object.assign(canvas.style, { left: `${plot.left}px`, top: `${plot.top}px`, width: `${plot.width}px`, height: `${height}px` });
     const size = Math.max(1, Math.ceil((last - first) / down));
-    const key = `${first} ${last} ${size} ${document.documentElement.dataset.theme}`;
-    if (!picture || picture.data !== data || picture.key !== key) {
-      const image = imageOf(data, first, last, size, 0);
-      const held = make("canvas", { width: image.width, height: image.height });
-      held.getContext("2d").putImageData(image, 0, 0);
-      picture = { data, key, held, lines: (last - first) / size };
-    }
     const pen = canvas.getContext("2d");
-    pen.clearRect(0, 0, across, down);
-    pen.imageSmoothingEnabled = false;
     const x = axis(span.from, span.to, 0, across);
-    const { steps, columns } = data;
-    // Edges of bins lie on one line as a rule; where a training was logged unevenly, each column has its own place.
-    if (isEven(steps)) pen.drawImage(picture.held, 0, 0, columns, picture.lines, x.at(steps[0]), 0, x.at(steps[columns]) - x.at(steps[0]), down);
-    else for (let column = 0; column < columns; column += 1) {
-      const [start, end] = [x.at(steps[column]), x.at(steps[column + 1])];
-      if (end >= 0 && start <= across) pen.drawImage(picture.held, column, 0, 1, picture.lines, Math.floor(start), 0, Math.max(Math.ceil(end) - Math.floor(start), 1), down);
+    const below = data.isWhole ? null : whole;
+    pen.clearRect(0, 0, across, down);
+    if (!data.isWhole && !below) { pen.fillStyle = isDark() ? "#2a2e39" : "#e7e9ef"; pen.fillRect(0, 0, across, down); } // not known yet
+    for (const held of pictures.keys()) if (held !== data && held !== below) pictures.delete(held);
+    for (const held of below ? [below, data] : [data]) {
+      const [start, end] = [x.at(held.steps[0]), x.at(held.steps[held.columns])];
+      if (!held.isWhole) pen.clearRect(Math.max(start, 0), 0, Math.min(end, across) - Math.max(start, 0), down);
+      const key = `${first} ${last} ${size} ${document.documentElement.dataset.theme}`;
+      if (pictures.get(held)?.key !== key) pictures.set(held, { key, ...imagesOf(held, first, last, size, 0) });
+      const { colours, hatched, lines } = pictures.get(held);
+      stretch(pen, colours, held, lines, x, across, down);
+      for (const [mark, cells] of hatched) {
+        Object.assign(sheet, { width: across, height: down });
+        const cut = sheet.getContext("2d");
+        stretch(cut, cells, held, lines, x, across, down);
+        cut.globalCompositeOperation = "source-in";
+        cut.fillStyle = cut.createPattern(hatchOf(mark, Math.max(1, Math.round(density))), "repeat");
+        cut.fillRect(0, 0, across, down);
+        pen.drawImage(sheet, 0, 0);
+      }
     }
     furniture(width, first, last);
     if (onlayout && (wide !== plot.width || start !== plot.left)) { [wide, start] = [plot.width, plot.left]; onlayout(); }
+  }
+
+  // Edges of bins lie on one line as a rule; where a training was logged unevenly, each column has its own place.
+  function stretch(pen, image, { steps, columns }, lines, x, across, down) {
+    pen.imageSmoothingEnabled = false;
+    if (isEven(steps)) pen.drawImage(image, 0, 0, columns, lines, x.at(steps[0]), 0, x.at(steps[columns]) - x.at(steps[0]), down);
+    else for (let column = 0; column < columns; column += 1) {
+      const [start, end] = [x.at(steps[column]), x.at(steps[column + 1])];
+      if (end >= 0 && start <= across) pen.drawImage(image, column, 0, 1, lines, Math.floor(start), 0, Math.max(Math.ceil(end) - Math.floor(start), 1), down);
+    }
   }
 
   function furniture(width, first, last) {
@@ -109,11 +133,13 @@ export function heatMap(span, { label, cell, open, height: tallest = 560, least 
     shell.append(axisText(axisName(), plot.left, plot.left + plot.width, plot.top + plot.height + 18));
     // Beside each row with marks in the shown steps stands their sign: colour alone tells nobody.
     if (each >= 9 || last - first <= 60) {
+      let under = -Infinity; // where the last sign ends: none stands upon another
       for (let row = first; row < last; row += 1) {
         const worst = worstOf(row);
-        if (worst < 2 || (worst === 5 && !data.scale.log)) continue;
-        const { glyph, colour } = MARKS[worst];
-        shell.append(draw("text", { class: "glyph", x: plot.left + plot.width + 5, y: plot.top + (row - first + 0.5) * each + 4, style: worst === 5 ? null : { fill: `rgb(${colour.join(" ")})` } }, glyph));
+        const y = plot.top + (row - first + 0.5) * each + 4;
+        if (worst < 2 || (worst === 5 && !data.scale.log) || y - 12 < under) continue;
+        under = y;
+        shell.append(draw("text", { class: "glyph", x: plot.left + plot.width + 5, y }, MARKS[worst].glyph));
       }
     }
     const written = []; // where guides have their text: of those close together each stands beside the other
@@ -185,10 +211,29 @@ export function heatMap(span, { label, cell, open, height: tallest = 560, least 
 
   function leave() {
     at = null;
-    span.point(null);
+    span.leave();
     hideTip();
+    toHome();
     mark();
-    cell?.(null, null);
+    cell?.(at?.row ?? null, at?.column ?? null);
+  }
+
+  function toHome() {
+    const row = home && data?.sites ? data.sites.indexOf(home.site) : -1;
+    at = row < 0 ? null : { row, column: columnAt(home.step) };
+  }
+
+  function hold(site, step) {
+    home = site === null ? null : { site, step };
+    span.hold(home ? step : null);
+  }
+
+  // The cursor returns to this cell, and so does who comes back to this picture.
+  function keepCell(row, column) {
+    if (!onhold || !data.sites) return;
+    home = { site: data.sites[row], step: data.ends?.[column] ?? Math.ceil(data.steps[column]) };
+    span.held = span.cursor;
+    onhold(home.site, home.step);
   }
 
   const found = (x, y) => {
@@ -200,7 +245,7 @@ export function heatMap(span, { label, cell, open, height: tallest = 560, least 
   gestures(element, {
     span, brush, box: () => plot,
     point: (x, y, event) => { if (data) go(...found(x, y), event); },
-    leave, click: (x, y) => { if (data) open?.(...found(x, y)); },
+    leave, click: (x, y) => { if (data) { const [row, column] = found(x, y); keepCell(row, column); open?.(row, column); } },
     rows: (top, bottom) => {
       if (top === null) rows = null;
       else {
@@ -224,8 +269,9 @@ export function heatMap(span, { label, cell, open, height: tallest = 560, least 
       if (column < start) span.move(-0.25);
       if (column >= end) span.move(0.25);
       go(row, Math.min(Math.max(column, 0), data.columns - 1));
+      keepCell(row, at.column);
     } else if (event.key === "Enter" && at) open?.(at.row, at.column);
-    else if (event.key === "Escape") leave();
+    else if (event.key === "Escape") { hold(null); onhold?.("", ""); leave(); }
     else return;
     event.preventDefault();
     event.stopPropagation();
@@ -238,13 +284,26 @@ export function heatMap(span, { label, cell, open, height: tallest = 560, least 
   return {
     element,
     get cell() { return at; },
-    show(next) { if (data && next.rows !== data.rows) { rows = null; at = null; } data = { ...next, labels: next.names.map((name, row) => rowLabel(name, next.kinds?.[row])), signs: next.shownMarks.some((mark) => mark > 1 && (mark !== 5 || next.scale.log)) }; repaint(); },
+    show(next, isWhole = true) { if (data && next.rows !== data.rows) { rows = null; at = null; } data = { isWhole, ...next, labels: next.names.map((name, row) => rowLabel(name, next.kinds?.[row])), signs: next.shownMarks.some((mark) => mark > 1 && (mark !== 5 || next.scale.log)) }; if (isWhole) whole = data; else if (!isAlike(whole, data)) whole = null; if (home) toHome(); repaint(); },
+    // The whole training, below the part that is shown.
+    showBelow(next) { if (isAlike(next, data)) whole = { ...next, isWhole: true }; repaint(); },
+    get isKnownWhole() { return whole !== null; },
+    // The part of the training that a question should be about: whole columns, so that none at its ends is empty.
+    get part() {
+      if (span.isWhole || !whole?.ends) return span.part;
+      const columnOf = (step) => Math.max(whole.steps.findLastIndex((edge, column) => column < whole.columns && edge <= step), 0);
+      return { from: Math.ceil(whole.steps[columnOf(span.from)]), to: whole.ends[columnOf(span.to)] };
+    },
+    hold(site, step) { hold(site, step); if (data) { toHome(); mark(); } },
     get plot() { return plot; },
     follow(row) { at = row === null || !data ? null : { row, column: columnAt(span.cursor ?? span.from) }; mark(); },
     showRows(from, to) { rows = from === null ? null : [from, to]; repaint(); },
     frame: paint,
   };
 }
+
+// Whether two pictures have the same rows of the same number.
+const isAlike = (one, other) => one?.rows === other?.rows && one?.id === other?.id && one?.sites?.[0] === other?.sites?.[0];
 
 function isEven(steps) {
   const width = (steps.at(-1) - steps[0]) / (steps.length - 1);
@@ -259,8 +318,8 @@ export function stepsOf(data, column) {
 function described(data, row, column) {
   const place = row * data.columns + column;
   const mark = data.marks[place];
-  const value = mark && mark !== 5 ? (mark === 1 && data.absent) || MARKS[mark].name : mark === 5 ? "exactly 0" : plain(data.values[place]);
-  const spike = data.stands[place] ? [make("dt", null, "one step stands out"), make("dd", null, plain(data.shown[place]))] : null;
+  const value = mark && mark !== 5 ? (mark === 1 && data.absent) || MARKS[mark].name : mark === 5 ? "exactly 0" : plain(data.values[place], data.digits);
+  const spike = data.stands[place] ? [make("dt", null, "one step stands out"), make("dd", null, plain(data.shown[place], data.digits))] : null;
   return make("div", null, make("strong", null, data.names[row]), data.kinds?.[row] ? make("span", { class: "quiet" }, ` ${data.kinds[row]}`) : null,
     make("dl", null, make("dt", null, spike ? `median ${data.label ?? "value"}` : data.label ?? "value"), make("dd", null, value), spike), make("p", { class: "quiet" }, stepsOf(data, column)));
 }
@@ -277,7 +336,7 @@ export function legendOf({ scale, unit, label, shownMarks: marks, logged, column
   if (scale.least !== null && scale.least < scale.low && !(scale.log && scale.least <= 0)) beyond.push(`below: down to ${plain(scale.least, 3)}`);
   if (scale.most !== null && scale.most > scale.high) beyond.push(`above: up to ${plain(scale.most, 3)}`);
   const signs = MARKS.map((mark, place) => [mark, place]).filter(([mark, place]) => mark && seen.has(place) && (place !== 5 || scale.log || scale.diverging)).map(([mark, place]) =>
-    make("span", { class: "sign" }, make("i", { class: place === 1 ? "void" : "", style: mark.colour ? { background: `rgb(${mark.colour.join(" ")})` } : null }), (place === 1 && absent) || mark.name));
+    make("span", { class: "sign" }, make("i", { class: place === 1 ? "void" : "", style: mark.colour ? { background: `url(${hatchOf(place).toDataURL()}) rgb(${mark.colour.join(" ")})` } : null }), (place === 1 && absent) || mark.name));
   return make("div", { class: "legend" },
     make("span", { class: "scale" }, bar, labels),
     make("span", { class: "unit" }, [label, unit ? `(${unit})` : "", scale.log ? "· logarithmic" : "· linear"].filter(Boolean).join(" ")),

@@ -1,7 +1,7 @@
 // One layer or parameter: its findings, its numbers with their histories, one of them in full.
-import { keep, linkTo } from "./address.js";
+import { keep, keepZoom, linkTo } from "./address.js";
 import { lineChart, sparkline } from "./chart.js";
-import { amount, fill, make, notice, partsOf, plain } from "./dom.js";
+import { amount, fill, make, notice, partsOf, plain, whole } from "./dom.js";
 import { card } from "./findings.js";
 import { portWords } from "./layers.js";
 import { MARKS, lineColour } from "./scales.js";
@@ -10,13 +10,15 @@ import { Span } from "./span.js";
 const ORDER = ["input", "output", "grad_output", "grad_input", "param", "grad", "update"];
 
 export async function layerView({ root, source, run, rest, args, isShown }) {
-  const span = new Span(run.first, Math.max(run.last, run.first + 1));
+  const span = Span.of(run, args);
+  let step = span.held; // whose values stand in the table; null: the last one's
   let number = args.number;
   let held = null;
   const [head, findings, tables, title] = [make("div"), make("div", { class: "findings" }), make("div", { class: "tables" }), make("h3")];
   const counts = make("input", { type: "checkbox", onchange: () => tables.classList.toggle("with-counts", counts.checked) });
-  const chart = lineChart(span, { height: 260, label: "History of one number of this layer" });
+  const chart = lineChart(span, { height: 260, label: "History of one number of this layer. A click shows all numbers at that step.", onclick: at });
   const figure = make("figure", null, make("figcaption", null, title), chart.element);
+  const when = make("span", { class: "quiet" });
   const name = (entry) => entry.title ?? entry.label;
   const keyOf = (entry) => `${entry.number} ${entry.site}`;
 
@@ -25,8 +27,7 @@ export async function layerView({ root, source, run, rest, args, isShown }) {
     if (!entry) { figure.hidden = true; return; }
     number = keyOf(entry);
     for (const row of tables.querySelectorAll("tr[data-number]")) row.classList.toggle("picked", row.dataset.number === number);
-    const part = span.isWhole ? {} : { from: Math.floor(span.from), to: Math.ceil(span.to) };
-    const answer = await source.ask(run.id, "lines", { number: entry.number, site: [entry.site], points: 800, ...part });
+    const answer = await source.ask(run.id, "lines", { number: entry.number, site: [entry.site], points: 800, ...span.part });
     if (!isShown()) return;
     const log = answer.scale?.log ?? entry.log;
     title.replaceChildren(make("span", null, name(entry)), make("span", { class: "quiet" }, ` ${[answer.axis ?? answer.unit, log ? "logarithmic" : "linear"].filter(Boolean).join(", ")}`));
@@ -34,11 +35,18 @@ export async function layerView({ root, source, run, rest, args, isShown }) {
       log, markers: held.findings.filter((finding) => finding.site === entry.site).map((finding) => ({ step: finding.first_step ?? finding.step, severity: finding.severity, text: finding.message ?? finding.text, href: location.hash })),
       series: answer.lines.map((line, place) => ({ ...line, name: name(entry), colour: lineColour(place) })),
     });
-    if (args.step) span.point(Number(args.step));
+  }
+
+  // Show all numbers at another step.
+  function at(chosen) {
+    step = chosen;
+    span.hold(step);
+    keep({ step });
+    return read();
   }
 
   async function read() {
-    held = await source.ask(run.id, "layer", { layer: rest });
+    held = await source.ask(run.id, "layer", { layer: rest, step });
     if (!isShown()) return;
     const facts = [held.kind, typeof held.parameters === "number" && held.parameters ? `${amount(held.parameters)} parameters` : "", held.shape ?? "", held.dtype ?? ""].filter(Boolean).join(" · ");
     const number_ = args.number && !args.number.includes(" ") ? args.number : "";
@@ -60,21 +68,23 @@ export async function layerView({ root, source, run, rest, args, isShown }) {
       make("h3", null, portWords(entries[0]), make("span", { class: "quiet" }, ` ${[partsOf(site)[0] === rest ? "" : partsOf(site)[0], entries[0].unit].filter(Boolean).join(", ")}`)),
       make("table", null, make("tbody", null, entries.map(line)))));
     fill(tables, boxes.length ? boxes : notice("No numbers of this layer", "The coverage says why."));
+    const shown = held.numbers.find((each) => each.shown_step !== undefined)?.shown_step ?? step;
+    fill(when, step === null ? `at the last step of each` : `at step ${whole(shown)} `, step === null ? null : make("button", { onclick: () => at(null) }, "the last step"));
     await history();
   }
 
   function line(entry) {
     const key = keyOf(entry);
-    const mark = entry.marks?.findLast((each) => each !== 1) ?? 0;
+    const mark = (step === null ? entry.last_mark : entry.shown_mark) ?? 0;
     const choose = () => { number = key; keep({ number: entry.number }); history(); };
     return make("tr", { "data-number": key, class: entry.minor ? "minor" : null, onclick: choose },
       make("td", null, make("button", { class: "plain", title: entry.title, onclick: (event) => { event.stopPropagation(); choose(); } }, entry.label ?? entry.title)),
-      make("td", { class: "right" }, plain(entry.last), mark > 1 && mark !== 5 ? make("b", { class: "glyph", style: { color: `rgb(${MARKS[mark].colour.join(" ")})` } }, ` ${MARKS[mark].glyph}`) : null),
+      make("td", { class: "right" }, plain(step === null ? entry.last : entry.shown), mark > 1 && mark !== 5 ? make("b", { class: "glyph" }, ` ${MARKS[mark].glyph}`) : null),
       make("td", null, entry.values ? sparkline(entry) : null));
   }
 
   await read();
-  root.append(head, findings, figure, make("div", { class: "bar" }, make("h2", null, "All numbers"), make("label", null, counts, "counts, too")), tables);
-  span.on("rest", () => { if (source.isLive) history(); });
+  root.append(head, findings, figure, make("div", { class: "bar" }, make("h2", null, "All numbers"), when, make("label", null, counts, "counts, too")), tables);
+  span.on("rest", () => { keepZoom(span.words); if (source.isLive) history(); });
   return { refresh: (now) => { span.grow(now.first, now.last); return read(); } };
 }

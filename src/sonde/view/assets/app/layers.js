@@ -1,5 +1,5 @@
 // The heat-map: one number of every layer, in the order of execution, over the steps; below it the histories of a cell's row and its neighbours.
-import { keep, linkTo } from "./address.js";
+import { keep, keepZoom, linkTo } from "./address.js";
 import { lineChart } from "./chart.js";
 import { make, many, notice, partsOf } from "./dom.js";
 import { heatMap, legendOf } from "./heat.js";
@@ -30,16 +30,34 @@ export const portWords = (number) => ({ input: "inputs", output: "outputs", grad
 // As many columns as a screen has room for; finer data is fetched for a part of the training.
 export const columnsFor = (element) => Math.min(1200, Math.max(300, Math.round((element.clientWidth || innerWidth) - 200)));
 
-export async function layersView({ root, source, run, args, isShown }) {
+// More cells than these take long to come over a slow line: at first a few columns are shown.
+const [AT_ONCE, FEW_COLUMNS] = [80_000, 120];
+
+// Ask for the cells of a picture, and show each answer that comes: where there is nothing yet, of few columns first.
+export async function cellsOf({ source, run, about, question, asked, map, span, show }) {
+  const isFirst = !map.isKnownWhole;
+  const isWhole = span.isWhole;
+  const of = (columns, part) => source.ask(run.id, question, { ...asked, columns, rounded: 1, ...part });
+  const isMuch = source.isLive && about.layers.length * columnsFor(map.element) > AT_ONCE;
+  if (isFirst && isMuch) show(await of(FEW_COLUMNS, map.part), isWhole);
+  show(await of(columnsFor(map.element), map.part), isWhole);
+  if (!isWhole && !map.isKnownWhole && source.isLive) map.showBelow(matrixOf(await of(isMuch ? FEW_COLUMNS : 400, {})));
+}
+
+const rowsOf = (text) => { const found = /^(\d+)-(\d+)$/.exec(text ?? ""); return found && Number(found[1]) < Number(found[2]) ? [Number(found[1]), Number(found[2])] : null; };
+
+export async function layersView({ root, source, run, args, isShown, ready }) {
   const about = await source.ask(run.id, "numbers");
   if (!about.numbers.length) { root.append(nothingYet(run)); return null; }
   let number = about.numbers.some((each) => each.id === args.number) ? args.number : firstNumber(about);
   const filter = make("input", { type: "search", placeholder: "Filter layers, as blocks.3", "aria-label": "Filter layers", value: args.layers ?? "", autocomplete: "off", spellcheck: "false" });
-  const all = make("button", { hidden: true, onclick: () => { span.whole(); map.showRows(null); } }, "whole training");
+  const all = make("button", { hidden: true, onclick: () => { span.whole(); shownRows = null; map.showRows(null); keep({ rows: "" }); } }, "whole training");
+  let shownRows = rowsOf(args.rows);
+  const isAll = () => span.isWhole && shownRows === null;
   const title = make("h2");
   const facts = make("p", { class: "quiet" });
   const legend = make("div");
-  const span = new Span(run.first, Math.max(run.last, run.first + 1), args.from ? Number(args.from) : null, args.to ? Number(args.to) : null);
+  const span = Span.of(run, args);
   const lines = lineChart(span, { height: 220, gutter: () => map.plot, label: "Histories of the chosen layer and its neighbours" });
   const linesTitle = make("h3");
   const figures = make("figure", null, make("figcaption", null, linesTitle), lines.element);
@@ -49,7 +67,8 @@ export async function layersView({ root, source, run, args, isShown }) {
   const map = heatMap(span, {
     label: "One number of every layer over the steps. Arrow keys move over the cells, enter opens the layer, p pins its line.",
     height: Math.max(320, Math.min(620, innerHeight - 420)), onlayout: () => lines.again(),
-    cell: (at) => { row = at; histories(); },
+    cell: (at) => { row = at; histories(); }, onhold: (site, step) => keep({ site, step }),
+    shownRows, onrows: (some) => { shownRows = some; all.hidden = isAll(); keepZoom({ rows: some ? some.join("-") : "" }); },
     open: (at, column) => { location.hash = linkTo("layer", run.id, { number, step: Math.ceil(found.steps[column]) }, layerOf(found.sites[at])); },
   });
   map.element.addEventListener("keydown", (event) => {
@@ -64,6 +83,7 @@ export async function layersView({ root, source, run, args, isShown }) {
     make("div", { class: "bar" }, make("label", null, "number ", numberChooser(about.numbers, number, (id) => { number = id; pinned = []; keep({ number, pinned: "" }); read(); })), filter, all),
     make("figure", null, make("figcaption", null, title, facts), map.element, legend),
     figures);
+  ready();
 
   // Without a cell: the pinned rows, or those that stand out most.
   function histories() {
@@ -84,30 +104,32 @@ export async function layersView({ root, source, run, args, isShown }) {
   // Where a column joins several steps, the heat-map has their medians; lines also show the least and the greatest of them.
   let [drawn, extremes] = [null, 0];
   async function withExtremes(coloured) {
-    const part = span.isWhole ? {} : { from: Math.floor(span.from), to: Math.ceil(span.to) };
-    const answer = await source.ask(run.id, "lines", { number, site: coloured.map(({ site }) => site), points: 600, ...part }).catch(() => null);
+    const answer = await source.ask(run.id, "lines", { number, site: coloured.map(({ site }) => site), points: 600, ...map.part }).catch(() => null);
     if (!answer || drawn !== coloured || !isShown()) return;
     const series = coloured.map((held, place) => ({ ...held, ...answer.lines[place], steps: middlesOf([...answer.lines[place].steps, 0], answer.lines[place].ends) }));
     lines.show({ log: found.scale.log, series });
   }
 
-  let asked = 0;
+  // An answer gives way to one that was asked for later, and is there; while that is on its way it is shown.
+  let [asked, seen] = [0, 0];
   async function read() {
     const mine = (asked += 1);
-    const part = span.isWhole ? {} : { from: Math.floor(span.from), to: Math.ceil(span.to) };
-    let answer;
+    const isStale = () => mine < seen || !isShown();
+    const settings = { number, layers: filter.value.trim() };
     try {
-      answer = await source.ask(run.id, "heatmap", { number, layers: filter.value.trim(), columns: columnsFor(map.element), ...part });
+      await cellsOf({ source, run, about, question: "heatmap", asked: settings, map, span, show: (answer, isWhole) => { if (!isStale()) { seen = mine; draw(answer, isWhole); } } });
     } catch (error) {
-      if (mine !== asked || !isShown()) return;
+      if (isStale()) return;
+      seen = mine;
       const words = filter.value.trim();
       legend.replaceChildren(words ? notice(`No layer matches “${words}”`, "Change or empty the filter: a part of a name, or a regular expression.", make("p", { class: "quiet small" }, error.message)) : notice("Nothing to draw", error.message));
       map.element.hidden = figures.hidden = true;
       title.replaceChildren();
       facts.replaceChildren();
-      return;
     }
-    if (mine !== asked || !isShown()) return;
+  }
+
+  function draw(answer, isWhole) {
     map.element.hidden = figures.hidden = false;
     found = matrixOf(answer);
     found.names = found.layers ?? found.sites.map((site) => partsOf(site)[0]);
@@ -116,17 +138,18 @@ export async function layersView({ root, source, run, args, isShown }) {
     title.replaceChildren(described?.title ?? found.title ?? found.label);
     facts.replaceChildren(`${many(found.rows, "row")}, first layer on top: sudden changes down a column or along a row are where to look · ${many(found.logged ?? found.columns, "logged step")}${found.logged > found.columns ? `, ${Math.ceil(found.logged / found.columns)} in a column` : ""}`);
     legend.replaceChildren(legendOf(found));
-    all.hidden = span.isWhole;
-    map.show(found);
-    if (row !== null && row >= found.rows) row = null;
+    all.hidden = isAll();
+    map.show(found, isWhole);
+    row = map.cell?.row ?? null;
     histories();
   }
-  span.on("move", () => { all.hidden = span.isWhole; });
-  span.on("rest", () => { keep(span.isWhole ? { from: "", to: "" } : { from: Math.floor(span.from), to: Math.ceil(span.to) }); if (source.isLive) read(); });
+  span.on("move", () => { all.hidden = isAll(); });
+  span.on("rest", () => { keepZoom(span.words); if (source.isLive) read(); });
   let typing = 0;
   filter.addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(() => { keep({ layers: filter.value.trim() }); read(); }, 250); });
+  map.element.addEventListener("focus", () => { row = map.cell?.row ?? row; });
+  if (args.site) map.hold(args.site, span.held ?? span.last);
   await read();
-  if (args.site && found) { row = found.sites.indexOf(args.site); if (row < 0) row = null; else histories(); }
   return { refresh: async (now) => { span.grow(now.first, now.last); await read(); } };
 }
 

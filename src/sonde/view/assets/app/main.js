@@ -1,9 +1,9 @@
 // The page around the views: which run, which view, whether the server still answers, keys.
-import { here, keep, linkTo } from "./address.js";
+import { here, linkTo } from "./address.js";
 import { compareView } from "./compare.js";
 import { coverageView } from "./coverage.js";
 import { distributionView } from "./distribution.js";
-import { byId, code, fill, make, notice, stateDot, whole } from "./dom.js";
+import { byId, code, fill, make, notice, since, stateDot, whole } from "./dom.js";
 import { findingsView } from "./findings.js";
 import { flowView } from "./flow.js";
 import { graphView } from "./graph.js";
@@ -30,6 +30,7 @@ const VIEWS = { ...Object.fromEntries(TABS.map(([name, , view]) => [name, view])
 
 let source = null;
 let listed = { runs: [] };
+const known = new Map(); // by id the runs that were listed: one that is gone keeps its name
 let shown = null; // what is on the screen: {key, stop, refresh}
 
 function header(address, run) {
@@ -47,32 +48,47 @@ function header(address, run) {
       const count = name === "findings" && run.findings ? make("span", { class: `count ${run.health}` }, whole(run.findings)) : null;
       return make("a", { href: linkTo(name, run.id), "aria-current": isHere ? "page" : null, title: `${question} (key ${place + 1})` }, title, count);
     }));
-  } else fill(byId("which"));
+  } else fill(byId("which"), known.has(address.run) ? make("strong", null, known.get(address.run).name) : null);
   status(run);
+  lacks(run, run?.lost);
   document.title = run ? `${run.name} · sonde` : "sonde";
+}
+
+// What pictures and findings lack. Damage is found where rows are read: answers know of it before the list does.
+function lacks(run, lost = []) {
+  byId("losses").hidden = !lost.length;
+  fill(byId("losses"), lost.length ? ["The pictures and findings of this run lack: ", lost.slice(0, 3).join(" · "), " ", make("a", { href: linkTo("coverage", run.id) }, "what is lost")] : null);
 }
 
 function status(run) {
   const state = byId("state");
   if (!run) fill(state);
   else if (!source.isLive) fill(state, make("span", { class: "quiet" }, `report · ${run.state}`));
-  else fill(state, stateDot(run), make("span", { title: run.end?.words ?? null }, run.state), make("span", { class: "quiet" }, typeof run.last === "number" ? ` · step ${whole(run.last)}` : ""));
+  else fill(state, stateDot(run), make("span", { title: run.end?.words ?? null }, run.state), make("span", { class: "quiet" }, typeof run.last === "number" ? ` · step ${whole(run.last)}` : ""), run.state === "running" && run.updated ? make("span", { class: "quiet", title: "Rows come to disk every ten seconds, unless the training says otherwise", "aria-live": "off" }, ` · data ${since(run.updated)}`) : null);
+}
+
+async function list() {
+  listed = await source.runs();
+  for (const run of listed.runs) known.set(run.id, run);
 }
 
 function failed(root, error) {
   if (error instanceof Gone) {
     root.replaceChildren(notice("The server does not answer", "The page tries again by itself. If the server was stopped, start it again:", code("sonde ui RUNS_DIR")));
   } else {
-    root.replaceChildren(notice("This cannot be shown", error.message));
+    root.replaceChildren(notice("This cannot be shown", error.message, source.isLive ? make("p", null, make("a", { href: linkTo("runs") }, "to the list of runs")) : null));
   }
 }
 
-async function show() {
+let loading = Promise.resolve(); // until the view has what it shows
+function show() { loading = load(); return loading; }
+
+async function load() {
   const address = here();
   const key = `${address.view} ${address.run} ${address.rest}`;
   hideTip();
   shown?.stop?.();
-  const root = make("div", { class: `view ${address.view}` });
+  const root = make("div", { class: `view ${address.view}`, "aria-busy": "true" });
   const mine = { key, refresh: null, stop: null };
   shown = mine;
   if (!source.isLive && !listed.runs.some((each) => each.id === address.run) && (address.view !== "compare" || listed.runs.length === 1)) {
@@ -82,20 +98,30 @@ async function show() {
   const run = listed.runs.find((each) => each.id === address.run) ?? null;
   header(address, run);
   const old = byId("view").firstElementChild;
-  const waiting = setTimeout(() => { if (shown === mine) byId("view").replaceChildren(make("p", { class: "busy", role: "status" }, "reading …")); }, old?.classList.contains("view") ? 250 : 0);
+  // What takes longer is shown as far as it is there: the frames of pictures, then few columns, then all.
+  let [isReady, isLate] = [false, false];
+  const put = () => { if (shown === mine && !root.isConnected) byId("view").replaceChildren(root); };
+  const ready = () => { isReady = true; if (isLate) put(); };
+  const waiting = setTimeout(() => {
+    isLate = true;
+    if (isReady) put();
+    else if (shown === mine) byId("view").replaceChildren(make("p", { class: "busy", role: "status" }, "reading …"));
+  }, old?.classList.contains("view") ? 250 : 0);
   try {
     const view = VIEWS[address.view];
+    if (!run && known.has(address.run)) throw new Error(`the run ${known.get(address.run).name} is gone: its folder was deleted, moved or renamed while this page was open`);
     if (!run && !["runs", "compare"].includes(address.view)) throw new Error(`there is no run "${address.run}" in this folder: choose one of the list of runs`);
     if (run && ["damaged", "newer"].includes(run.state) && run.error) throw new Error(run.error);
     if (!view) throw new Error(`there is no view ${address.view}`);
-    const held = await view({ root, source, run, listed, args: address.args, rest: address.rest, keep, isShown: () => shown === mine });
+    const held = await view({ root, source, run, listed, args: address.args, rest: address.rest, ready, lacks: (lost) => { if (shown === mine) lacks(run, lost); }, isShown: () => shown === mine });
     Object.assign(mine, held ?? {});
   } catch (error) {
     if (shown === mine) failed(root, error);
     if (!(error instanceof Gone) && !(error instanceof Refused) && error.constructor !== Error) console.error(error);
   }
   clearTimeout(waiting);
-  if (shown === mine) byId("view").replaceChildren(root);
+  root.removeAttribute("aria-busy");
+  put();
 }
 
 // A message of the server: a run has new data, or the list has changed.
@@ -107,22 +133,25 @@ async function changed(message) {
   else pending.add(THE_LIST);
   if (isReading) return;
   isReading = true;
+  const began = performance.now();
   try {
-    listed = await source.runs();
+    await list();
+    await loading; // what is on its way is shown before anything newer is asked for
     const address = here();
     const ids = new Set(pending); // a comparison also asks whether its runs are still there
     pending.clear();
     const run = listed.runs.find((each) => each.id === address.run);
     header(address, run ?? null);
     if (address.view === "runs" || ids.has(address.run) || (address.view === "compare" && ids.size)) {
-      if (shown?.refresh) await shown.refresh(run, listed);
+      if (shown?.refresh && (run || !address.run)) await shown.refresh(run, listed);
       else await show();
     }
   } catch (error) {
     if (!(error instanceof Gone)) console.error(error);
-  } finally {
-    isReading = false;
   }
+  // A slow line is free again for as long as it was taken.
+  await new Promise((resume) => setTimeout(resume, Math.min(performance.now() - began, 5000)));
+  isReading = false;
   if (pending.size) changed({});
 }
 
@@ -157,7 +186,7 @@ async function begin() {
   document.addEventListener("keydown", keys);
   try {
     source = await sourceOf(document);
-    listed = await source.runs();
+    await list();
   } catch (error) {
     source ??= { isLive: false };
     failed(byId("view"), error);
@@ -179,6 +208,7 @@ async function begin() {
     event.preventDefault();
     showTip(byId("view"), make("p", null, event.reason.message));
   });
+  if (source.isLive) setInterval(() => status(listed.runs.find((each) => each.id === here().run)), 1000); // how old the data are
   source.follow(changed, reachable);
   await show();
   document.documentElement.dataset.ready = "";

@@ -1,10 +1,10 @@
 // The first look: how the training is, and where something is wrong.
-import { keep, linkTo } from "./address.js";
+import { keep, keepZoom, linkTo } from "./address.js";
 import { isSameLine, lineChart } from "./chart.js";
 import { badge, fill, make, many, plain, since, whole } from "./dom.js";
 import { chapter, pictureOf, storyOf } from "./findings.js";
 import { heatMap, legendOf } from "./heat.js";
-import { columnsFor, firstNumber, nothingYet, numberChooser } from "./layers.js";
+import { cellsOf, firstNumber, nothingYet, numberChooser } from "./layers.js";
 import { MARKS, lineColour } from "./scales.js";
 import { layerOf, matrixOf } from "./source.js";
 import { Span } from "./span.js";
@@ -32,16 +32,15 @@ function verdict(run, { findings, health, shortfalls, counted }) {
     make("p", { class: "quiet" }, [run.state, typeof run.first === "number" ? `steps ${whole(run.first)} to ${whole(run.last)}` : `up to step ${whole(run.last)}`, run.layers ? many(run.layers, "layer") : "", run.model, `last data ${since(run.updated)}`, run.pruned].filter(Boolean).join(" · ")));
 }
 
-export async function overviewView({ root, source, run, args, isShown }) {
-  const span = new Span(Math.max(run.first ?? 0, 0), Math.max(run.last, (run.first ?? 0) + 1), args.from ? Number(args.from) : null, args.to ? Number(args.to) : null);
+export async function overviewView({ root, source, run, args, isShown, ready, lacks }) {
+  const span = Span.of(run, args);
   const [top, pictures, aside, settings] = [make("div"), make("div", { class: "pictures" }), make("aside"), make("div", { class: "settings" })];
   const charts = new Map();
-  const lost = make("div");
   const legend = make("div");
   const choose = make("span");
   let [found, number, about, scalars] = [null, args.number ?? null, null, null];
   const map = heatMap(span, {
-    label: "The main number of every layer over the steps. Arrow keys move over the cells, enter opens the layer.", height: 380, rowHeight: 15, onlayout: () => { for (const { chart } of charts.values()) chart.again(); },
+    label: "The main number of every layer over the steps. Arrow keys move over the cells, enter opens the layer.", height: 380, rowHeight: 15, onlayout: () => { for (const { chart } of charts.values()) chart.again(); }, onhold: (site, step) => keep({ site, step }),
     open: (row, column) => { location.hash = linkTo("layers", run.id, { number, site: found.sites[row], step: Math.ceil(found.steps[column]) }); },
   });
   const heat = make("figure", { class: "wide" }, make("figcaption", null, choose, make("span", { class: "quiet" }, "of each layer, a row for each, the first on top")), map.element, legend);
@@ -98,33 +97,36 @@ export async function overviewView({ root, source, run, args, isShown }) {
   async function readHeat() {
     if (!about?.numbers.length) { heat.hidden = true; return; }
     number = about.numbers.some((each) => each.id === number) ? number : firstNumber(about);
-    const part = span.isWhole ? {} : { from: Math.floor(span.from), to: Math.ceil(span.to) };
-    const answer = await source.ask(run.id, "heatmap", { number, columns: columnsFor(map.element), ...part });
-    if (!isShown()) return;
+    const chosen = number;
+    await cellsOf({ source, run, about, question: "heatmap", asked: { number }, map, span, show: (answer, isWhole) => { if (isShown() && chosen === number) drawHeat(answer, isWhole); } });
+  }
+
+  function drawHeat(answer, isWhole) {
     found = matrixOf(answer);
     found.names = found.layers ?? found.sites;
     if (!choose.firstChild) choose.append(numberChooser(about.numbers, number, (id) => { number = id; keep({ number }); readHeat(); }));
     legend.replaceChildren(legendOf(found));
-    map.show(found);
+    map.show(found, isWhole);
   }
 
   async function read() {
-    const part = span.isWhole ? {} : { from: Math.floor(span.from), to: Math.ceil(span.to) };
-    const [answer, numbers] = await Promise.all([source.ask(run.id, "overview", { points: 700, ...part }), source.ask(run.id, "numbers")]);
+    const [answer, numbers] = await Promise.all([source.ask(run.id, "overview", { points: 700, ...span.part }), source.ask(run.id, "numbers")]);
     if (!isShown()) return;
     about = numbers;
+    lacks(answer.lost);
     fill(top, verdict(run, answer));
-    if (answer.lost?.length) fill(lost, make("section", { class: "verdict bad" }, make("p", null, make("strong", null, "Parts of this run cannot be read; the pictures and findings lack them. "), answer.lost.join(" · ")), make("p", null, make("a", { href: linkTo("coverage", run.id) }, "what is lost"))));
     if (!answer.scalars.length && !about.numbers.length) { pictures.replaceChildren(nothingYet(run)); charts.clear(); return; }
     if (pictures.querySelector(".notice")) pictures.replaceChildren();
     drawScalars(answer);
     drawAside(answer);
+    ready();
     await readHeat();
   }
-  root.append(lost, top, make("div", { class: "columns" }, pictures, aside), settings);
+  if (args.site) map.hold(args.site, span.held ?? span.last);
+  root.append(top, make("div", { class: "columns" }, pictures, aside), settings);
   await read();
-  span.on("rest", () => { keep(span.isWhole ? { from: "", to: "" } : { from: Math.floor(span.from), to: Math.ceil(span.to) }); if (source.isLive) read(); });
-  return { refresh: (now) => { run = now; span.grow(Math.max(now.first, 0), now.last); return read(); } };
+  span.on("rest", () => { keepZoom(span.words); if (source.isLive) read(); });
+  return { refresh: (now) => { run = now; span.grow(now.first, now.last); return read(); } };
 }
 
 // What the norms of one unit are of.
@@ -143,8 +145,5 @@ function isWide(scalars) {
 
 const scale = (scalar) => { const values = scalar.values.filter((value) => value !== null); return Math.round(Math.log10(Math.max(...values.map(Math.abs), 1e-12)) / 2); };
 
-// The value at the end of what is shown, or its mark.
-function lastOf({ values, marks }) {
-  const mark = marks.at(-1) ?? 0;
-  return `last ${mark > 1 && mark !== 5 ? MARKS[mark].name : plain(values.at(-1))}`;
-}
+// The value at the last step of what is shown, or its mark.
+const lastOf = ({ last, last_mark: mark }) => `last ${mark > 1 && mark !== 5 ? MARKS[mark].name : plain(last)}`;

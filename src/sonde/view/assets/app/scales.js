@@ -1,5 +1,5 @@
 // Places numbers on axes and in colours.
-import { draw, minus, plain, raised } from "./dom.js";
+import { draw, make, minus, plain, raised } from "./dom.js";
 
 // An axis from low to high, drawn from the pixel first to the pixel last.
 export function axis(low, high, first, last, log = false) {
@@ -134,16 +134,33 @@ export function shareOn(scale) {
   return (value) => { const worth = on(value); return worth < middle ? 0.5 * ((worth - low) / (middle - low || 1)) : 0.5 + 0.5 * ((worth - middle) / (high - middle || 1)); };
 }
 
-// What a cell may be that has no place on the scale. The order is that of the codes in answers: 0 is a value.
+// What a cell may be that has no place on the scale. The order is that of the codes in answers: 0 is a value. The lines of a hatch,
+// between corners of a square of eight pixels, tell marks from values and from each other where colours do not.
+const [RISING, FALLING] = [[0, 8, 8, 0], [0, 0, 8, 8]];
 export const MARKS = [
   null,
   { name: "not recorded", glyph: "", colour: null },
-  { name: "NaN", glyph: "NaN", colour: [224, 17, 157] },
-  { name: "infinite", glyph: "∞", colour: [255, 98, 40] },
-  { name: "−infinity", glyph: "−∞", colour: [178, 36, 24] },
-  { name: "exactly 0", glyph: "0", colour: [217, 208, 240] },
-  { name: "NaN or infinite", glyph: "NaN∞", colour: [190, 30, 110] },
+  { name: "NaN", glyph: "NaN", colour: [224, 17, 157], hatch: [RISING, FALLING], ink: "#fff" },
+  { name: "infinite", glyph: "∞", colour: [255, 98, 40], hatch: [RISING], ink: "#000" },
+  { name: "−infinity", glyph: "−∞", colour: [178, 36, 24], hatch: [FALLING], ink: "#fff" },
+  { name: "exactly 0", glyph: "0", colour: [217, 208, 240], hatch: [[3, 4, 5, 4]], ink: "#4a4658" },
+  { name: "NaN or infinite", glyph: "NaN∞", colour: [190, 30, 110], hatch: [RISING, FALLING], ink: "#000" },
 ];
+
+// A square of a hatch; many beside each other have lines without breaks.
+const tiles = new Map();
+export function hatchOf(mark, density = 1) {
+  const key = `${mark} ${density}`;
+  if (!tiles.has(key)) {
+    const tile = make("canvas", { width: 8 * density, height: 8 * density });
+    const pen = tile.getContext("2d");
+    pen.scale(density, density);
+    Object.assign(pen, { strokeStyle: MARKS[mark].ink, lineWidth: 1.4, lineCap: "square" });
+    for (const [x, y, right, below] of MARKS[mark].hatch) for (const [across, down] of [[0, 0], [-8, 0], [8, 0]]) { pen.beginPath(); pen.moveTo(x + across, y + down); pen.lineTo(right + across, below + down); pen.stroke(); }
+    tiles.set(key, tile);
+  }
+  return tiles.get(key);
+}
 
 // Colours of lines that are told apart: also in lightness, for the colour-blind.
 export const LINES = {

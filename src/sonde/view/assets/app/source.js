@@ -1,5 +1,5 @@
 // Where answers come from: the server of a live page, or the recording in a report. Views ask either in the same way.
-import { partsOf } from "./dom.js";
+import { partsOf, setClock } from "./dom.js";
 
 export class Refused extends Error {}
 export class Gone extends Error {}
@@ -12,6 +12,15 @@ function bytes(text) {
   return held;
 }
 
+// Numbers whose first bytes come first, then all second ones, and so on.
+function gathered(text) {
+  const planes = bytes(text);
+  const held = new Uint8Array(planes.length);
+  const size = planes.length / 4;
+  for (let place = 0; place < size; place += 1) for (let byte = 0; byte < 4; byte += 1) held[4 * place + byte] = planes[byte * size + place];
+  return held;
+}
+
 // The steps of columns, as points of a line: the middle of the first and the last logged step of each.
 export function middlesOf(edges, ends) {
   return edges.slice(0, -1).map((edge, column) => { const first = Math.ceil(edge); return ends ? (first + Math.max(ends[column], first)) / 2 : first; });
@@ -20,8 +29,9 @@ export function middlesOf(edges, ends) {
 // A matrix as heatMap draws it: medians of columns (values), and what a cell shows: a step that stands out, where there is one (stands).
 export function matrixOf(answer) {
   if (typeof answer.values !== "string") return answer;
-  const [values, marks] = [new Float32Array(bytes(answer.values).buffer), bytes(answer.marks)];
-  const found = withSpikes({ ...answer, values, marks }, new Uint32Array(bytes(answer.spikes?.at ?? "").buffer), new Float32Array(bytes(answer.spikes?.values ?? "").buffer));
+  const [values, marks] = [new Float32Array((answer.planes ? gathered : bytes)(answer.values).buffer), bytes(answer.marks)];
+  const last = answer.last && { last: new Float32Array(bytes(answer.last).buffer), last_marks: bytes(answer.last_marks) };
+  const found = withSpikes({ ...answer, ...last, values, marks }, new Uint32Array(bytes(answer.spikes?.at ?? "").buffer), new Float32Array(bytes(answer.spikes?.values ?? "").buffer));
   return { ...found, rows: answer.sites.length, columns: Math.max(answer.steps.length - 1, 0), middles: middlesOf(answer.steps, answer.ends) };
 }
 
@@ -64,7 +74,12 @@ export class Live {
     return answer;
   }
 
-  runs() { this.forget("api/runs"); return this.get("api/runs"); }
+  async runs() {
+    this.kept.delete("api/runs");
+    const listed = await this.get("api/runs");
+    setClock(listed.now);
+    return listed;
+  }
 
   ask(run, name, settings = {}, signal = undefined) {
     return this.get(`api/runs/${encodeURIComponent(run)}/${name}${query(settings)}`, signal);
@@ -121,7 +136,7 @@ export class Recording {
       distribution: () => this.distribution(held, settings.site),
       lines: () => this.lines(held, settings),
       flow: () => this.flow(held, settings),
-      layer: () => this.layer(held, settings.layer),
+      layer: () => this.layer(held, settings.layer, settings.step),
     };
     const answer = name in given ? given[name]() : held[name];
     if (!answer) throw new Refused(`this report does not hold it: ${name}${[settings.number, settings.site, settings.layer].flat().filter(Boolean).map((each) => ` of ${each}`).join("")}. The live page does: sonde ui`);
@@ -155,7 +170,7 @@ export class Recording {
     };
   }
 
-  layer(held, name) {
+  layer(held, name, step) {
     const { numbers, findings } = held;
     const at = numbers.layers.findIndex((each) => each.layer === name);
     const layer = { ...(numbers.layers[at] ?? { layer: name }), before: numbers.layers[at - 1]?.layer, after: at < 0 ? null : numbers.layers[at + 1]?.layer };
@@ -167,8 +182,9 @@ export class Recording {
       found.sites.forEach((site, row) => {
         if (layerOf(site) !== name) return;
         const { values, marks } = rowOf(found, row);
-        const last = values.findLast((value, place) => marks[place] !== 1);
-        rows.push({ ...number, number: number.id, site, last: last ?? null, values, marks });
+        const column = step === undefined ? -1 : Math.max(found.steps.findLastIndex((edge, place) => place < found.columns && edge <= step), 0);
+        const shown = column < 0 ? {} : { shown: values[column], shown_mark: marks[column], shown_step: Math.ceil(found.steps[column]) };
+        rows.push({ ...number, number: number.id, site, last: Number.isFinite(found.last[row]) ? found.last[row] : null, last_mark: found.last_marks[row], values, marks, ...shown });
       });
     }
     if (!rows.length) return null;

@@ -5,9 +5,22 @@ const REST = 180; // milliseconds after the last movement: then finer data is fe
 
 export class Span {
   constructor(first, last, from = null, to = null) {
-    Object.assign(this, { first, last, from: first, to: last, cursor: null, listeners: { move: new Set(), rest: new Set(), point: new Set() }, timer: 0, frame: 0 });
+    Object.assign(this, { first, last, from: first, to: last, cursor: null, held: null, listeners: { move: new Set(), rest: new Set(), point: new Set() }, timer: 0 });
     if (from !== null && to !== null) this.place(from, to);
   }
+
+  // The steps of a run, the part of them that an address names, and the step at which its cursor rests.
+  static of(run, args) {
+    const first = Math.max(run.first ?? 0, 0);
+    const [from, to, step] = [args.from, args.to, args.step].map((text) => (text && Number.isFinite(Number(text)) ? Number(text) : null));
+    const span = new Span(first, Math.max(run.last ?? 0, first + 1), from, to);
+    span.held = span.cursor = step;
+    return span;
+  }
+
+  // What a question and an address say of the part that is shown.
+  get part() { return this.isWhole ? {} : { from: Math.floor(this.from), to: Math.ceil(this.to) }; }
+  get words() { return { from: "", to: "", ...this.part }; }
 
   get isWhole() { return this.from <= this.first && this.to >= this.last; }
 
@@ -35,6 +48,7 @@ export class Span {
 
   // The training has gone on: a span that shows all of it, or its end, follows.
   grow(first, last) {
+    [first, last] = [Math.max(first ?? 0, 0), Math.max(last ?? 0, Math.max(first ?? 0, 0) + 1)];
     const [whole, atEnd] = [this.isWhole, this.to >= this.last];
     const width = this.to - this.from;
     [this.first, this.last] = [first, last];
@@ -45,6 +59,11 @@ export class Span {
   }
 
   point(step) { if (step !== this.cursor) { this.cursor = step; this.tell("point"); } }
+
+  // Where the cursor rests while nothing is pointed at; null: nowhere.
+  hold(step) { this.held = step; this.point(step); }
+
+  leave() { this.point(this.held); }
 
   tell(event) { for (const listener of this.listeners[event]) listener(); }
 }

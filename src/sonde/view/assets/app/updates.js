@@ -1,22 +1,22 @@
 // Update / weight: by which share of its size each step moves a parameter; the usual band in the middle of the colours.
-import { keep, linkTo } from "./address.js";
+import { keep, keepZoom, linkTo } from "./address.js";
 import { lineChart } from "./chart.js";
 import { make, many, notice, partsOf } from "./dom.js";
 import { heatMap, legendOf } from "./heat.js";
-import { columnsFor, standingOut } from "./layers.js";
+import { cellsOf, standingOut } from "./layers.js";
 import { lineColour } from "./scales.js";
 import { matrixOf, rowOf } from "./source.js";
 import { Span } from "./span.js";
 
-export async function updatesView({ root, source, run, args, isShown }) {
-  const span = new Span(run.first, Math.max(run.last, run.first + 1), args.from ? Number(args.from) : null, args.to ? Number(args.to) : null);
+export async function updatesView({ root, source, run, args, isShown, ready }) {
+  const span = Span.of(run, args);
   const [title, facts, legend, under] = [make("h2"), make("p", { class: "quiet" }), make("div"), make("h3")];
   let [found, row] = [null, null];
   const chart = lineChart(span, { height: 240, gutter: () => map.plot, label: "Update / weight of the chosen parameter" });
   const map = heatMap(span, {
     label: "Update / weight of every parameter over the steps. Arrow keys move over the cells, enter opens the parameter.",
     height: Math.max(320, Math.min(620, innerHeight - 420)), onlayout: () => chart.again(),
-    cell: (at) => { row = at; histories(); },
+    cell: (at) => { row = at; histories(); }, onhold: (site, step) => keep({ site, step }),
     open: (at) => { location.hash = linkTo("layer", run.id, {}, partsOf(found.sites[at])[0]); },
   });
   function histories() {
@@ -31,9 +31,11 @@ export async function updatesView({ root, source, run, args, isShown }) {
       make("span", { class: "signs" }, chosen.map((each, place) => make("span", { class: "sign" }, make("i", { class: "line", style: { background: lineColour(place) } }), found.names[each]))));
   }
   async function read() {
-    const part = span.isWhole ? {} : { from: Math.floor(span.from), to: Math.ceil(span.to) };
-    const answer = await source.ask(run.id, "ratio", { columns: columnsFor(root), ...part });
-    if (!isShown()) return;
+    const about = await source.ask(run.id, "numbers");
+    await cellsOf({ source, run, about, question: "ratio", asked: {}, map, span, show: (answer, isWhole) => { if (isShown()) draw(answer, isWhole); } });
+  }
+
+  function draw(answer, isWhole) {
     found = matrixOf(answer);
     found.names = found.layers ?? found.sites.map((site) => partsOf(site)[0]);
     const [low, high] = [Math.min(found.scale.low ?? found.band[0], found.band[0]), Math.max(found.scale.high ?? found.band[1], found.band[1])];
@@ -44,14 +46,17 @@ export async function updatesView({ root, source, run, args, isShown }) {
     title.replaceChildren("Update / weight");
     facts.replaceChildren(`${many(found.rows, "parameter")}, rms of the update / rms of the parameter · usual: 10⁻⁴ to 10⁻² (grey); blue: hardly moves, brown: moves much`);
     legend.replaceChildren(legendOf({ ...found, unit: "no unit" }));
-    map.show(found);
+    map.show(found, isWhole);
     histories();
   }
+  const pictures = [make("figure", null, make("figcaption", null, title, facts), map.element, legend), make("figure", null, make("figcaption", null, under), chart.element)];
+  root.append(...pictures);
+  ready();
+  if (args.site) map.hold(args.site, span.held ?? span.last);
   try { await read(); } catch (error) {
-    root.append(notice("No updates were recorded", error.message));
+    root.replaceChildren(notice("No updates were recorded", error.message));
     return null;
   }
-  root.append(make("figure", null, make("figcaption", null, title, facts), map.element, legend), make("figure", null, make("figcaption", null, under), chart.element));
-  span.on("rest", () => { keep(span.isWhole ? { from: "", to: "" } : { from: Math.floor(span.from), to: Math.ceil(span.to) }); if (source.isLive) read(); });
+  span.on("rest", () => { keepZoom(span.words); if (source.isLive) read(); });
   return { refresh: (now) => { span.grow(now.first, now.last); return read(); } };
 }
