@@ -380,7 +380,7 @@ def test_a_long_name_makes_no_view_wider_than_the_window(browser: Any, tmp_path:
 
 @slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [800, 1400])
+@pytest.mark.parametrize("width", [390, 800, 1400])
 def test_every_view_fits_and_can_be_read(browser: Any, address: str, width: int, scheme: str) -> None:
     """Nothing is wider than the window, and no text is smaller than 12 pixels."""
     small_text = """all => all.filter((one) => [...one.childNodes].some((node) => node.nodeType === 3 && node.data.trim())
@@ -441,7 +441,9 @@ def test_a_damaged_part_and_a_pruned_run_are_said_on_the_overview(browser: Any, 
         go(page, f"#/run/{found['pruned']}")
         assert "pruned" in page.locator(".verdict").inner_text()
         go(page, f"#/run/{found['damaged']}")
-        sync_api.expect(page.locator("#losses")).to_contain_text("lack: moments: ")
+        sync_api.expect(page.locator("#losses")).to_contain_text(
+            "This run is not whole, nor are its pictures and findings: moments: "
+        )
         page.locator("a", has_text="what is lost").click()
         sync_api.expect(page.locator("#view")).to_contain_text("moments: ")
         page.goto(served.address)  # the list knows of damage once the part was to be read
@@ -538,3 +540,186 @@ def ids_of_list(address: str, page: Any) -> dict[str, str]:
     page.goto(address)
     page.locator("td a.name").first.wait_for()
     return ids(page)
+
+
+NO_NUMBER = """() => [...document.querySelectorAll("svg *")].flatMap((one) => [...one.attributes])
+    .filter(({ name, value }) => name !== "aria-label" && /NaN|undefined|Infinity/.test(value))
+    .map(({ name, value }) => `${name}=${value}`)"""
+
+
+@slow
+def test_see_it_marks_the_cell_and_the_step_until_escape(browser: Any, address: str) -> None:
+    """Also after the pointer has been elsewhere, and after a reload. The page of the layer has the values of that step."""
+    expect = sync_api.expect
+    with opened(browser, address) as page:
+        go(page, f"#/run/{ids(page)['deep/defects']}/findings")
+        page.locator(".finding", has_text="broken:output").locator("a.button").first.click()
+        page.locator(".view.layers:not([aria-busy])").wait_for()
+        step = int(page.evaluate("new URLSearchParams(location.hash.split('?')[1]).get('step')"))
+        cell, label = page.locator(".heat .cross .cell"), page.locator(".legend").first
+        for turn in range(3):
+            expect(cell).to_have_count(1)
+            box, heat = cell.bounding_box(), page.locator(".heat canvas").bounding_box()
+            assert abs(box["x"] - heat["x"] - heat["width"] * step / 11) < 2  # the span is of the steps 0 to 11
+            assert abs(box["y"] - heat["y"] - heat["height"] / 4) < 2  # the second of four rows
+            if turn == 0:
+                page.mouse.move(heat["x"] + 5, heat["y"] + 5)
+                label.hover()
+            elif turn == 1:
+                page.reload()
+                page.locator(".view.layers:not([aria-busy])").wait_for()
+        page.locator(".heat").focus()
+        page.keyboard.press("Enter")
+        expect(page.locator(".layer .bar")).to_contain_text(f"at step {step}")
+        page.go_back()
+        expect(cell).to_have_count(1)
+        page.locator(".heat").focus()
+        page.keyboard.press("Escape")
+        expect(cell).to_have_count(0)
+        assert "step=" not in page.url
+
+
+@slow
+def test_the_page_of_a_layer_shows_the_values_of_the_step_in_its_address(browser: Any, address: str) -> None:
+    expect = sync_api.expect
+    with opened(browser, address) as page:
+        go(page, f"#/run/{ids(page)['small']}/layer/head?step=8")
+        picked = page.locator("tr.picked td").nth(1)
+        expect(picked).to_have_text("0.09")  # 0.01 (1 + 8)
+        page.locator("button", has_text="the last step").click()
+        expect(picked).to_have_text("0.19")
+
+
+@slow
+def test_the_way_back_and_a_reload_restore_the_rows_and_steps_that_are_shown(browser: Any, address: str) -> None:
+    expect = sync_api.expect
+    with opened(browser, address) as page:
+        go(page, f"#/run/{ids(page)['small']}/layers?number=moments.rms%40output")
+        names = page.locator(".heat .axis text", has_text="fc")
+        expect(names).to_have_count(2)
+        box = page.locator(".heat canvas").bounding_box()
+        page.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + 2)
+        page.mouse.down()
+        page.mouse.move(box["x"] + box["width"] * 0.7, box["y"] + box["height"] * 0.3)
+        page.mouse.up()
+        page.wait_for_url("**rows=0-1*")
+        page.wait_for_url("**from=*")
+        page.reload()
+        expect(names).to_have_count(1)
+        expect(page.locator("button", has_text="whole training")).to_be_visible()
+        page.go_back()
+        expect(names).to_have_count(2)
+        assert "/layers" in page.url
+        assert "from=" not in page.url
+
+
+@slow
+@pytest.mark.parametrize("view", ["", "/layers", "/flow", "/layer/head"])
+def test_a_run_that_is_deleted_while_it_is_shown_is_said_to_be_gone(browser: Any, tmp_path: Path, view: str) -> None:
+    expect = sync_api.expect
+    for name in ("stays", "goes"):
+        made_runs.small_run(tmp_path / "runs" / name)
+    with LivePage(tmp_path / "runs") as served, opened(browser, served.address) as page:
+        go(page, f"#/run/{ids(page)['goes']}{view}")
+        shutil.rmtree(tmp_path / "runs" / "goes")
+        expect(page.locator(".notice")).to_contain_text("the run goes is gone", timeout=10_000)
+        expect(page.locator("#which")).to_have_text("goes")
+        assert page.evaluate(NO_NUMBER) == []
+        page.locator(".notice a").click()
+        expect(page.locator("td a.name")).to_have_text("stays")
+
+
+@slow
+def test_a_view_that_is_loading_is_shown_before_newer_data_is_asked_for(browser: Any, tmp_path: Path) -> None:
+    """The first answer comes only after the news of more data; the answers after it do not come at all."""
+    expect = sync_api.expect
+    with made_runs.growing_run(tmp_path / "runs" / "growing") as writer:
+        made_runs.small(writer, range(0, 10, 2))
+        writer.flush()
+        with LivePage(tmp_path / "runs") as served, opened(browser, served.address) as page:
+            run = ids(page)["growing"]
+            held: list[Any] = []
+
+            def hold(route: Any) -> None:
+                held.append(route)
+
+            page.route("**/overview*", hold)
+            with page.expect_request("**/overview*"):
+                page.evaluate("(route) => { location.hash = route; }", f"#/run/{run}")
+            with page.expect_response("**/api/runs"):
+                made_runs.small(writer, range(10, 40, 2))
+                writer.flush()
+            held[0].continue_()
+            expect(page.locator(".verdict")).to_contain_text("step")
+            expect(page.locator(".chart .line").first).to_be_attached()
+            for each in held[1:]:
+                each.abort()
+            page.unroute_all(behavior="ignoreErrors")
+
+
+@slow
+def test_marks_are_seen_without_colours(browser: Any, address: str) -> None:
+    """In grey a cell with NaN has light and dark lines, and one with a value has one shade."""
+    shades = """(canvas, [column, row]) => {
+        const [x, y] = [canvas.width * column / 11, canvas.height * row / 4].map(Math.round);
+        const { data } = canvas.getContext("2d").getImageData(x + 3, y + 3, 24, 10);
+        const lightness = (at) => 0.21 * data[4 * at] + 0.72 * data[4 * at + 1] + 0.07 * data[4 * at + 2];
+        const grey = Array.from({ length: 240 }, (_, at) => lightness(at));
+        return [Math.min(...grey), Math.max(...grey)];
+    }"""
+    with opened(browser, address) as page:
+        go(page, f"#/run/{ids(page)['deep/defects']}/layers?number=moments.rms%40output")
+        sync_api.expect(page.locator(".heat text.glyph").first).to_be_attached()
+        canvas = page.locator(".heat canvas")
+        for step, row, is_marked in ((7, 1, True), (3, 1, True), (5, 2, True), (5, 0, False), (9, 3, False)):
+            least, most = canvas.evaluate(shades, [step, row])
+            assert most - least > 60 if is_marked else most == least, (step, row)
+
+
+@slow
+def test_rounded_numbers_are_those_of_the_run_within_their_bound(browser: Any, tmp_path: Path) -> None:
+    """200 sites x 500 steps: more cells than are sent as they are. 2^-13 of each value."""
+    made_runs.large_run(tmp_path / "runs" / "large", 200, 500)
+    read = """async (address) => {
+        const { matrixOf } = await import("/assets/app/source.js");
+        const ask = async (path) => matrixOf(await (await fetch(path)).json());
+        const [rounded, exact] = [await ask(`${address}&rounded=1`), await ask(address)];
+        let error = 0;
+        exact.values.forEach((value, at) => { error = Math.max(error, Math.abs(rounded.values[at] / value - 1)); });
+        return [rounded.planes, exact.planes ?? null, error];
+    }"""
+    with LivePage(tmp_path / "runs") as served, opened(browser, served.address) as page:
+        planes, none, error = page.evaluate(read, f"/api/runs/{ids(page)['large']}/heatmap?number=rms&columns=500")
+        assert (planes, none) == (True, None)
+        assert 0 < error <= 2.0**-13 * (1 + 2.0**-20)
+
+
+@slow
+def test_functions_of_the_page_give_what_their_names_say(browser: Any, address: str) -> None:
+    found = """async () => {
+        const module = (name) => import(`/assets/app/${name}.js`);
+        const [dom, scales, span, source] = await Promise.all(["dom", "scales", "span", "source"].map(module));
+        const part = span.Span.of({ first: 0, last: 100 }, { from: "20", to: "40", step: "30" });
+        const odd = span.Span.of({ first: null, last: undefined }, { from: "x", to: "NaN", step: "" });
+        return {
+            plain: [0.09, 1e-7, -123456789, NaN, -Infinity, null].map((each) => dom.plain(each)),
+            short: dom.shortened("blocks.10.attention", 8), parts: dom.partsOf("lstm:output[0]"),
+            ticks: scales.ticks(scales.axis(1, 1000, 0, 1, true), 5).map(([value]) => value),
+            linear: scales.ticks(scales.axis(0, 10, 0, 1), 5).map(([, text]) => text),
+            share: [1, 10, 100].map(scales.shareOn({ low: 1, high: 100, log: true })),
+            middles: source.middlesOf([0, 4, 8], [2, 6]),
+            part: [part.part, part.cursor, part.isWhole], odd: [odd.part, odd.cursor, odd.first, odd.last],
+        };
+    }"""
+    with opened(browser, address) as page:
+        assert page.evaluate(found) == {
+            "plain": ["0.09", "1·10⁻⁷", "−1.23·10⁸", "NaN", "−∞", "–"],
+            "short": "…tention",
+            "parts": ["lstm", "output[0]"],
+            "ticks": [1, 10, 100, 1000],
+            "linear": ["0", "2", "4", "6", "8", "10"],
+            "share": [0, 0.5, 1],
+            "middles": [1, 5],
+            "part": [{"from": 20, "to": 40}, 30, False],
+            "odd": [{}, None, 0, 1],
+        }

@@ -57,7 +57,7 @@ function header(address, run) {
 // What pictures and findings lack. Damage is found where rows are read: answers know of it before the list does.
 function lacks(run, lost = []) {
   byId("losses").hidden = !lost.length;
-  fill(byId("losses"), lost.length ? ["The pictures and findings of this run lack: ", lost.slice(0, 3).join(" · "), " ", make("a", { href: linkTo("coverage", run.id) }, "what is lost")] : null);
+  fill(byId("losses"), lost.length ? ["This run is not whole, nor are its pictures and findings: ", lost.slice(0, 3).join(" · "), " ", make("a", { href: linkTo("coverage", run.id) }, "what is lost")] : null);
 }
 
 function status(run) {
@@ -142,8 +142,9 @@ async function changed(message) {
     pending.clear();
     const run = listed.runs.find((each) => each.id === address.run);
     header(address, run ?? null);
-    if (address.view === "runs" || ids.has(address.run) || (address.view === "compare" && ids.size)) {
-      if (shown?.refresh && (run || !address.run)) await shown.refresh(run, listed);
+    const isGone = address.run && !run && known.has(address.run);
+    if (isGone || address.view === "runs" || ids.has(address.run) || (address.view === "compare" && ids.size)) {
+      if (shown?.refresh && (address.run ? run && !["damaged", "newer"].includes(run.state) : true)) await shown.refresh(run, listed);
       else await show();
     }
   } catch (error) {
