@@ -128,6 +128,7 @@ COLUMNS: Mapping[str, Callable[[Quantity], Cell] | None] = {
     "memory": None,
     "mean ± std": _spread,
     "rms": _digits,
+    "last finite": _digits,
     "zeros": _zeros,
     "dead": _share,
     "gradient": _decades,

@@ -137,7 +137,7 @@ class RunComparison(Answer):
         of_layers = sorted((key for key in rows if key[1]), key=lambda key: rows[key][0].step)
         keys = [*(key for key in rows if not key[1]), *of_layers]
         cells = [_cells(name, bool(is_place), rows[name, is_place]) for name, is_place in keys[:_SHOWN]]
-        columns = ["part", "where", "number", "a", "b", "b / a", "then"]
+        columns = ["part", "where", "a", "b", "b / a", "number", "then"]  # what can be broken stands last
         return Grid(
             self._headline(),
             columns,
@@ -269,10 +269,10 @@ def _cells(name: str, is_place: bool, partings: Sequence[Parting]) -> list[Cell]
     return [
         Cell(f"step {first.step:,}", align="right"),
         Cell(name, "strong"),
-        Cell(number + (f", call {first.call}" if first.call > 0 else "")),
         Cell(_value(first, first.a), tone, "right"),
         Cell(_value(first, first.b), tone, "right"),
         Cell(factor, align="right"),
+        Cell(number + (f", call {first.call}" if first.call > 0 else "")),
         Cell(names_text(rest), "quiet"),
     ]
 

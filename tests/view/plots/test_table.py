@@ -161,3 +161,16 @@ def test_a_weight_that_is_not_finite_does_not_stand_still() -> None:
 
 def test_the_table_of_nothing_says_so() -> None:
     assert "nothing was recorded yet" in plots.table(memory_run().run()).to_text()
+
+
+def test_where_most_outputs_are_nan_their_sizes_at_the_last_finite_step_stand_beside() -> None:
+    """Until step 5 all are finite; at step 6 one is infinite, from step 7 on all are NaN. One step alone has no such column."""
+    with memory_run() as writer:
+        for step in range(30):
+            rms = [np.nan, np.nan] if step > 6 else [1.0 + step, np.inf if step == 6 else 10.0 + step]
+            writer.append("moments", Layout(["a:output", "b:output"]), {"rms": rms}, step=step)
+    grid = plots.table(writer.run())
+    assert grid.columns[:3] == ["layer", "rms", "last finite"]
+    assert [row[:3] for row in cells(grid)] == [["a", "NaN", "6"], ["b", "NaN", "15"]]
+    assert "last finite: rms at step 5, the last at which no output had a NaN or an infinity" in grid.footer
+    assert "last finite" not in plots.table(writer.run(), step=20).columns

@@ -44,7 +44,8 @@ def table(
     ``weight`` and ``weight grad`` are norms over all its parameters, ``dead`` is the share of units that were zero in a call, the
     worst if the layer has several ``calls`` in a forward (other numbers are their means),
     ``update / weight`` the norm of a step's update over that of the parameters. Each is the median over the last *recent*
-    logged steps of the last epoch, or of one *step* alone; behind it stand the shares of NaN and of infinite elements, which
+    logged steps of the last epoch, or of one *step* alone. Where most outputs are NaN or infinite there, ``last finite`` is the
+    ``rms`` at the last step at which none was; behind a number stand the shares of NaN and of infinite elements, which
     the number leaves out. The last column holds the messages of the run's findings up to that step, which colour the layer's
     name too, and those of the rules in ``sonde.rules``. A number that was not recorded has no column.
 
@@ -93,13 +94,16 @@ def _layer_rows(
     moment = _moment(run, known, recent, step)
     if moment is None:
         return None
-    layers = _Reader(run, known, moment).layers()
+    reader = _Reader(run, known, moment)
+    layers = reader.layers()
+    remarks = reader.add_last_finite() if step is None else []
     found = _named(run, layers, moment.last)
     names = list(layers)
     names = [names[place] for place in chosen(names, include, exclude)] if names else []
     kinds = kinds_of(run)
     footer = [
         *moment.remarks,
+        *remarks,
         *([_NORMS] if any("weight" in each.numbers for each in layers.values()) else []),
         *_scalars(run, step),
     ]
@@ -267,6 +271,25 @@ class _Reader:
             finding = rules.judge("nonfinite", *sums, what=", ".join(layer.lost))
             layer.findings[:0] = [finding] if finding is not None else []
         return {name: self._layers[name] for name in _in_tree_order(self._layers)}
+
+    def add_last_finite(self) -> list[str]:
+        """Where most outputs are not finite, add their sizes at the last step at which all were; return lines for the footer."""
+        sizes = [each.numbers["rms"].value for each in self._layers.values() if "rms" in each.numbers]
+        if 2 * sum(map(math.isfinite, sizes)) >= len(sizes):
+            return []
+        cells = self._at("true")._cells("rms", "output")
+        is_finite = "coalesce(isfinite(value), count = 0, false) AND nan = 0 AND inf = 0"
+        of_step = f"SELECT step FROM ({cells}) GROUP BY step HAVING bool_and({is_finite})"
+        found = self._run.sql(f"SELECT max(step) FROM ({of_step})", {"port": "output"}).fetchall()[0][0]
+        if found is None:
+            return []
+        for name, seen in self._at(f"step = {found:d}")._of_outputs("rms", "output").items():
+            if name in self._layers:
+                self._layers[name].numbers["last finite"] = seen.quantity
+        return [f"last finite: rms at step {found:,}, the last at which no output had a NaN or an infinity"]
+
+    def _at(self, where: str) -> _Reader:
+        return _Reader(self._run, self._known, _ShownSteps("", dict.fromkeys(self._where, where), -1))
 
     def _put(self, heading: str, found: Mapping[str, _Median], what: str | None) -> None:
         for name, seen in found.items():
