@@ -47,6 +47,9 @@ RULE_SYMPTOMS = {
     "gradient_cleared": "zero gradient",
     "input_large": "spike",
     "rank_collapse": "rank",
+    "begins_large": "scale",
+    "overwritten": "growth",
+    "input_same": "constant",
 }
 
 

@@ -156,11 +156,12 @@ class WatchedTraining:
                 self.part.leave(max(self._join_until - time.monotonic(), _MOMENT))
 
     def _look_for_unstepped(self) -> None:
-        """Judge models that no optimizer has stepped, where one has stepped another model."""
-        if any(watched.steps for watched in self.watched):
-            for watched in self.watched:
-                if watched.observes and not watched.steps:
-                    watched.rows.never_stepped(watched.clock.backward_counter.count, *watched.next_moment)
+        """Judge models that no optimizer has stepped, where one has stepped another model, or what is not watched."""
+        is_stepped = any(watched.steps for watched in self.watched)
+        for watched in self.watched:
+            if watched.observes and not watched.steps:
+                passes, foreign = watched.clock.backward_counter.count, watched.clock.step_counter.foreign
+                watched.rows.never_stepped(passes if is_stepped else min(passes, foreign), *watched.next_moment)
 
     def let_go(self) -> None:
         """Stop, since nobody holds the inspector any more; warn where no model has run before that."""
@@ -376,7 +377,7 @@ class WatchedTraining:
     def _seen_so_far(self) -> Sequence[Finding]:
         """Return what the training knows and no row holds: in the writer thread. What is new of a rule is an alarm."""
         rows = [watched.rows for watched in self.watched]
-        for each in [found for taker in rows for found in (*taker.left_out.found(), *taker.kept.found())]:
+        for each in [found for taker in rows for found in (*taker.left_out.found(), *taker.kept.found(), *taker.same.found())]:
             if (each.identity, each.step) not in self._seen:
                 self._see(each, max(each.step, self._writer.findings.step))
                 self._alarm(self._seen[each.identity, each.step])

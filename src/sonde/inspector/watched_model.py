@@ -117,6 +117,7 @@ class WatchedModel:
             clock.call_before_forward(self._forward_begins)
             clock.call_after_micro_step(self._backward_ended)
             clock.call_after_change(self._model_changed)
+            clock.forward_counter.arguments.append(self._pass_begins)
 
     def detach(self) -> None:
         """Take everything off; rows of a step that has not ended are dropped."""
@@ -235,6 +236,8 @@ class WatchedModel:
             self.clock.forward_counter.take_no_more(self._pass_begins)
             if self.clock.step == self._logged_step + 1:
                 self.rows.between.look()
+            if self.rows.same.looks:
+                self.rows.same.look(args, kwargs, *self.next_moment)
 
     def complete(self, optimizer: Optimizer | None) -> None:
         """Take the rows of the step that has ended, if it was logged."""
@@ -257,7 +260,7 @@ class WatchedModel:
         turn = 0 if optimizer is None else self.clock.turn_of(optimizer)
         self.rows.take_step(self.clock.ended, optimizer, turn, pairs=self.pace.ends_pair)
         arguments = self.clock.forward_counter.arguments
-        if self.rows.between.waits and self._pass_begins not in arguments:
+        if (self.rows.between.waits or self.rows.same.looks) and self._pass_begins not in arguments:
             arguments.append(self._pass_begins)
 
     def _idle(self) -> None:

@@ -19,9 +19,12 @@ OUTPUT_LARGE = 1000.0
 WEIGHT_LARGE = 300.0
 """Size of a weight as training begins, against that of PyTorch's own initialisation, 1 / sqrt(3 inputs). He's initialisation is
 2.5 x as large, and a standard deviation of 1, as in the head of T5, 111 x with 4,096 inputs."""
-INPUT_LARGE, INPUT_GROWTH = 1000.0, 100.0
-"""Size of what goes into the first layer as training begins; and in one step, against the steps before. Pixels from 0 to 255 are
-150 in size. torch initialises a layer for inputs of size 1."""
+INPUT_LARGE, INPUT_UNSCALED, INPUT_GROWTH = 1000.0, 30.0, 100.0
+"""Size of what goes into the first layer as training begins, by itself and where another finding shows that it does harm; and in
+one step, against the steps before. Pixels from 0 to 255 are 150 in size. torch initialises a layer for inputs of size 1."""
+BEGINS_LARGE, BEGINS_FAR, BEGINS_WEIGHT, BEGINS_SIZE = 2.0, 4.0, 5.0, 3.0
+"""First loss against that of a guess, where a weight begins so many times as large as torch would initialise it, and where none
+does; that multiple; and the size of the outputs, which are 1 at most in the usual initialisations."""
 OUTPUT_SMALL = 1e3
 """Sizes of the outputs of the first quarter of the layers against those of the last, both medians, at the first logged step."""
 
@@ -57,8 +60,9 @@ def output_large(size: float, first: float, *, factor: float = OUTPUT_LARGE) -> 
 
 
 @entry(
-    f"what goes into the first layer is {INPUT_LARGE:g} or more in size from the beginning on, and no normalisation follows, or in "
-    f"one step {INPUT_GROWTH:g} x as large as before: the size of its output / (size of its weights x sqrt(inputs))",
+    f"what goes into the first layer is {INPUT_LARGE:g} or more in size from the beginning on ({INPUT_UNSCALED:g} where another "
+    f"finding shows harm), and no normalisation follows, or in one step {INPUT_GROWTH:g} x as large as before: the size of its "
+    "output / (size of its weights x sqrt(inputs))",
     "our own; LeCun et al., Efficient backprop, 1998, section 4.3: inputs of mean 0 and variance 1",
     "scale the data: subtract the mean of each feature and divide by its standard deviation; look for a sample far off the others",
     needs=("rms:output", "rms:param"),
@@ -66,9 +70,17 @@ def output_large(size: float, first: float, *, factor: float = OUTPUT_LARGE) -> 
     brings=("output_growth", "gradient_growth", "spike", "output_large"),
     about=("input", "large"),
 )
-def input_large(size: float, before: float = math.nan, *, most: float = INPUT_LARGE, factor: float = INPUT_GROWTH) -> Judged:
+def input_large(
+    size: float,
+    before: float = math.nan,
+    *,
+    most: float = INPUT_LARGE,
+    some: float = INPUT_UNSCALED,
+    factor: float = INPUT_GROWTH,
+    does_harm: bool = False,
+) -> Judged:
     """Judge the *size* of the input of the first layer; *before* is that of the steps before, NaN at the beginning."""
-    yield ((size >= most) & np.isnan(before)) | (size >= factor * np.maximum(before, 0.01))
+    yield ((size >= (some if does_harm else most)) & np.isnan(before)) | (size >= factor * np.maximum(before, 0.01))
     yield size
     usual = "from the beginning on" if math.isnan(before) else f"{short(size / before)} x as large as before"
     yield f"what goes into it is of size {short(size)}, {usual}"
@@ -94,6 +106,7 @@ def weight_growth(size: float, before: float, *, factor: float = WEIGHT_GROWTH) 
     "our own; He et al., 2015, is 2.5 x as large",
     "scale its initial values by 1 / sqrt(inputs)",
     needs=("rms:param", "rms:update"),
+    brings=("begins_large",),
     about=("initialisation", "large"),
 )
 def weight_large(size: float, usual: float, *, factor: float = WEIGHT_LARGE) -> Judged:
@@ -101,6 +114,29 @@ def weight_large(size: float, usual: float, *, factor: float = WEIGHT_LARGE) -> 
     yield (usual > 0) & (size >= factor * usual)
     yield size / usual
     yield f"begins with weights of size {short(size)}, {short(size / usual)} x as large as usual"
+
+
+@entry(
+    f"the first loss is {BEGINS_LARGE:g} x that of a guess or more, of outputs of size {BEGINS_SIZE:g} or more, where a weight "
+    f"begins {BEGINS_WEIGHT:g} x as large as PyTorch's own initialisation; {BEGINS_FAR:g} x, where none does",
+    "Karpathy, A recipe for training neural networks, 2019: verify loss @ init, -log(1 / classes); the factors are our own",
+    "scale the initial weights by 1 / sqrt(inputs), so that outputs begin at a size of 1 or less",
+    needs=("loss", "rms:output"),
+    about=("initialisation", "large"),
+)
+def begins_large(
+    loss: float, guess: float, size: float, times: float = 0.0, *, factor: float = BEGINS_LARGE, far: float = BEGINS_FAR
+) -> Judged:
+    """Judge the first *loss* of outputs of a *size*; *times* is how large the largest weight begins, of torch's own.
+
+    The cross-entropy of random outputs is at most 2.5 sqrt(2 ln(classes)) times their size, and *guess* is ln(classes): a loss
+    beyond that is of another kind.
+    """
+    is_large = (size >= BEGINS_SIZE) & (loss <= 2.5 * np.sqrt(2 * guess) * size)
+    yield is_large & (loss >= np.where(times >= BEGINS_WEIGHT, factor, far) * guess)
+    yield loss / guess
+    weights = f", with weights {short(times)} x as large as usual" if times >= BEGINS_WEIGHT else ""
+    yield f"outputs begin at a size of {short(size)}{weights}: the first loss is {short(loss)}, and a guess has {short(guess)}"
 
 
 @entry(

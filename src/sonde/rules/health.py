@@ -82,7 +82,7 @@ def dead(call_death: float, *, some: float = DEAD_SOME, most: float = DEAD_MOST)
 @entry(
     "all elements of an output are exactly 0",
     "the layers behind get the same input for every sample",
-    "look for a multiplication by 0, a mask that covers everything, or weights that were never initialised",
+    "look for a multiplication by 0, a normalisation whose weight is 0, a mask over everything, weights never initialised",
     needs=("zeros:output",),
     severity="bad",
     at="zeros",
@@ -203,6 +203,25 @@ def one_index(elements: float, width: float, indices: float) -> Judged:
     yield (elements > 0) & (elements <= width) & (indices >= 8)
     yield indices
     yield f"of {indices:,.0f} indices of a step a gradient reaches one row alone: they are all the same, or the loss uses one alone"
+
+
+@entry(
+    f"all that goes into a model is one value, or the same for each sample of a batch of {DEAD_SAMPLES} or more, in 5 of 5 "
+    "training passes",
+    "a function of its inputs: outputs cannot tell apart what the inputs do not",
+    "look at how a batch is made: an index, a normalisation to 0, a buffer that is filled once, images that cannot be read",
+    needs=("rms:output",),
+    severity="bad",
+    least=5,
+    brings=("loss_stuck", "rank_collapse", "gradient_zero", "output_growth", "constant"),
+    about=("input", "lost"),
+)
+def input_same(passes: float, differ: float, *, is_blank: bool = False) -> Judged:
+    """Judge so many *passes*, and whether any two samples *differ* in one of them; *is_blank* says that not even elements do."""
+    yield (passes >= 5) & (differ == 0)
+    yield passes
+    what = "one value throughout" if is_blank else "the same for every sample of a batch"
+    yield f"what goes in is {what}, in {passes:.0f} passes"
 
 
 @entry(

@@ -15,6 +15,7 @@ from sonde.rows import RowBlock
 from sonde.rules.chosen import Chosen
 from sonde.rules.finding import RULES, Finding
 from sonde.rules.gradients import ALONG
+from sonde.rules.growth import BEGINS_SIZE, BEGINS_WEIGHT
 from sonde.rules.layer_groups import Groups, among, first_of, joined, medians, rank_correlation
 from sonde.rules.model_facts import ModelFacts
 from sonde.rules.place_history import Growth, History
@@ -30,6 +31,7 @@ _CONVERGED = 1e-3  # size of a gradient, of its first one, below which small ste
 _MOVED = 0.1  # of a weight: by more than this a step makes another one of it
 _INPUTS, _EARLY_INPUTS = 32, 3  # sizes of inputs that are remembered, and the fewest that one is compared with
 _ENDED = 20  # logged steps without a gradient, from which on a weight that had one gets none any more
+_WRITES, _APART = 8, 4.0  # moments of writes that are remembered; how far steps between logged ones may differ from these
 _MEASURED = 16  # logged steps before a step that it is compared with
 
 Steps = npt.NDArray[np.int64]
@@ -66,6 +68,12 @@ class LayerFindings:
         self._last_weight = -1, math.nan  # of the first layer: the last logged step, and the size behind it
         self._inputs: deque[float] = deque(maxlen=_INPUTS)  # sizes of what went into the first layer
         self._large_input: Finding | None = None
+        self._unscaled: Finding | None = None  # about an input that is too large only where it does harm
+        self._heavy: list[tuple[int, float]] = []  # weights that begin large, and how large they are beside torch's own
+        self._written = np.empty((5, 0))  # of each parameter: last step, size and mean, largest update, and logged steps
+        self._writes: list[Finding] = []  # each time that parameters were written into
+        self._often = chosen.held("overwritten")
+        self.pace = math.nan  # update / weight of half of the weights, in the last step
         self._gaps = np.empty(
             (4, 0)
         )  # of each gradient and output: rows, steps since the last, the longest gap before, and the last step
@@ -91,6 +99,7 @@ class LayerFindings:
         with np.errstate(all="ignore"):
             self._look_at_input(sizes, steps)
             self._look_for_gaps(values, steps)
+            self._look_for_writes(sizes, steps)
             self._look_at_steps(sizes, steps)
             self._look_at_updates(sizes, block)
         if not self._looked:
@@ -151,10 +160,13 @@ class LayerFindings:
                 continue
             at = median(self._inputs) if math.isnan(before) else float(size)
             found = self._chosen.judge("input_large", at, before)
+            first = step if not math.isnan(before) else int(self._first_step[output])
             if found is not None:
-                first = step if not math.isnan(before) else int(self._first_step[output])
                 (self._large_input,) = joined(self.history, [(output, replace(found, step=step, first_step=first))])
                 return
+            unscaled = self._chosen.judge("input_large", at, before, does_harm=True)
+            if unscaled is not None:
+                (self._unscaled,) = joined(self.history, [(output, replace(unscaled, step=step, first_step=first))])
 
     def _look_for_gaps(self, values: Numbers, steps: Steps) -> None:
         """Count for each gradient and output its rows, and the steps since the last in which other gradients came."""
@@ -172,6 +184,44 @@ class LayerFindings:
             last[here] = step
             gap[here] = 0
             gap[counted & ~line] += 1
+
+    def _look_for_writes(self, sizes: Sizes, steps: Steps) -> None:
+        """Judge whether parameters have moved by more than their updates since the logged step before.
+
+        Where there were steps between, their updates are not known: then most parameters must have, by far more than any known one.
+        """
+        updates, parameters = sizes.groups.moved
+        self._written = extended(self._written, len(self.history))
+        mean = self.history.of("mean")
+        if not len(updates) or not self._chosen.is_on("overwritten"):
+            return
+        for line, step in enumerate(steps.tolist()):
+            now = np.stack([sizes.values[line, parameters], mean[line, parameters]])
+            update = sizes.values[line, updates]
+            last, size, middle, largest, rows = self._written[:, parameters]
+            shift = np.abs(now - np.stack([size, middle])).max(axis=0)
+            gap = step - last
+            explained = np.where(gap > 1, _APART * gap * np.fmax(largest, update), np.fmax(largest, update)) + 1e-4 * np.abs(now[0])
+            hit = (rows >= UNMOVED) & self._chosen.measure("overwritten", shift, explained)[0]
+            is_apart = np.nanmax(gap, initial=1) > 1
+            is_written = bool(hit.any()) and not (is_apart and 2 * hit.sum() < np.isfinite(explained).sum())
+            if is_written and len(self._writes) < _WRITES:
+                self._note_writes(parameters[hit], shift[hit], update[hit], step)
+            self._often.add_one(step, holds=is_written)
+            known = np.isfinite(update) & np.isfinite(now[0])
+            kept = np.fmax(largest * (1.0 if is_apart else 0.0), update)
+            new = np.stack([np.full(len(update), float(step)), *now, kept, np.nan_to_num(rows) + 1])
+            self._written[:, parameters[known]] = new[:, known]
+
+    def _note_writes(self, columns: Columns, shift: Numbers, update: Numbers, step: int) -> None:
+        """Keep the finding that parameters were written into between *step* and the logged step before."""
+        found = [
+            (column, judged)
+            for column, by, own in zip(columns.tolist(), shift.tolist(), update.tolist(), strict=True)
+            if (judged := self._chosen.judge("overwritten", by, own)) is not None
+        ]
+        found.sort(key=lambda each: (not self.history.matrix[each[0]], self.history.rank(each[0])))
+        self._writes += joined(self.history, [(column, replace(each, step=step)) for column, each in found])
 
     def _remember_first(self, values: Numbers, steps: Steps) -> None:
         width = values.shape[1]
@@ -210,6 +260,8 @@ class LayerFindings:
             many = middle and fact.units != 1
             equal = self._chosen.judge("constant_weight", middle, float(std[line, place]), moved) if many else None
             large = self._chosen.judge("weight_large", size, fact.usual) if 2 * moved < size else None
+            if fact.usual and size - moved >= BEGINS_WEIGHT * fact.usual:
+                self._heavy.append((column, (size - moved) / fact.usual))
             found += [(column, replace(each, step=int(self._first_step[column]))) for each in (equal, large) if each is not None]
         found.sort(key=lambda each: self.history.rank(each[0]))
         for rule in ("constant_weight", "weight_large"):
@@ -258,6 +310,7 @@ class LayerFindings:
         if not many.any():
             return
         middle = medians(ratios[many])
+        self.pace = float(middle[-1])
         if not self._chosen.measure("step_large", middle)[0].any():
             return
         for line, ratio in zip(np.flatnonzero(many).tolist(), middle.tolist(), strict=True):
@@ -297,13 +350,29 @@ class LayerFindings:
     def findings(self) -> Iterator[Finding]:
         """Yield the findings, one for each rule."""
         yield from self._begins
-        yield from () if self._large_input is None else (self._large_input,)
+        yield from (each for each in (self._large_input or self._unscaled,) if each is not None)
+        is_often = len(self._often.columns()) > 0
+        yield from (each if is_often else replace(each, severity="note") for each in self._writes[: 1 if is_often else _WRITES])
         yield from self._growth()
         yield from self._of_records()
         if not any(len(self._held[rule].columns()) for rule in ("update_large", "update_huge") if rule in self._held):
             yield from self._of_steps()
         yield from self._of_still()
         yield from self._of_frozen()
+
+    def begins_large(self, loss: float, guess: float) -> Iterator[Finding]:
+        """Yield what the first *loss*, against that of a *guess*, and the first outputs of the model say of the initial weights."""
+        history = self.history
+        outputs = np.flatnonzero(history.is_output_of_model() & np.isfinite(self._first[: len(history)]))
+        if not len(outputs) or math.isnan(guess):
+            return
+        last = max(outputs.tolist(), key=history.rank)
+        large = np.flatnonzero(history.at("output") & (self._first[: len(history)] >= BEGINS_SIZE)).tolist()
+        times = max((each[1] for each in self._heavy), default=0.0)
+        found = self._chosen.judge("begins_large", loss, guess, float(self._first[last]), times)
+        if found is not None:
+            columns = sorted([column for column, _ in self._heavy] or large, key=history.rank)
+            yield from joined(history, [(column, replace(found, step=int(self._first_step[column]))) for column in columns])
 
     def _of_steps(self) -> Iterator[Finding]:
         if self._step is None:

@@ -25,7 +25,8 @@ class Groups:
     Attributes:
         inner: outputs of hidden layers.
         first_to_last: of these, all in the order of execution.
-        weights, updates, moved, gradients: matrices that have all three, column by column; *moved* is those of *weights* alone.
+        weights, updates, gradients: matrices that have all three, column by column.
+        moved: updates and parameters, of biases and the like, too, column by column.
         usual: the sizes of weights as torch would initialise them.
         deep: columns of weights and of their gradients, in the order of execution.
         tanh, sigmoid, relu, dropout: hidden activations by their kind.
@@ -41,6 +42,7 @@ class Groups:
     updates: Columns
     weights: Columns
     gradients: Columns
+    moved: tuple[Columns, ...]
     usual: Numbers
     deep: tuple[Columns, ...]
     tanh: Columns
@@ -77,9 +79,10 @@ class Groups:
         half = np.flatnonzero(outputs | history.at("grad")) if halves == {"float16"} else np.empty(0, np.intp)
         in_half = np.array([history.facts[c].dtype in ("float16", "bfloat16") for c in weights.tolist()], bool)
         queries, keys = queries_and_keys(history, facts)
+        moved = history.beside("update", "param", every=True)
         return Groups(
-            inner, ordered, updates, weights, gradients, usual, (deep[0], deep[1]), of_kind("Tanh", "RNN"), of_kind("Sigmoid"),
-            zeros, dropout, half, in_half, queries, keys, _lookups(history),
+            inner, ordered, updates, weights, gradients, moved, usual, (deep[0], deep[1]), of_kind("Tanh", "RNN"),
+            of_kind("Sigmoid"), zeros, dropout, half, in_half, queries, keys, _lookups(history),
             _first_layer(history),
         )  # fmt: skip
 

@@ -145,7 +145,8 @@ def loss_unbounded(
     f"after {STUCK_STEPS} steps or more the loss has fallen by less than {percent(STUCK)}, or stays at ln(outputs), as a guess; "
     "not that of a network that had been trained before, far below a guess",
     "smdebug, LossNotDecreasing; TheDeepChecker has 5 % of the loss in five checks",
-    "raise the learning rate; look whether labels belong to their samples, and whether the gradient arrives",
+    "look whether labels belong to their samples, and whether samples differ; raise the learning rate only where steps move the "
+    "weights by less than usual, a thousandth of their size",
     needs=("loss",),
     least=STUCK_VALUES,
     about=("loss", "still"),

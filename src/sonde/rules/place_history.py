@@ -133,12 +133,15 @@ class History:
         found: Mask = self.ports == port
         return found
 
-    def beside(self, port: Port, *others: Port) -> tuple[Columns, ...]:
-        """Return the columns of matrices at *port* that have columns at the *others*, too, and these columns, port by port."""
+    def beside(self, port: Port, *others: Port, every: bool = False) -> tuple[Columns, ...]:
+        """Return the columns of matrices at *port* that have columns at the *others*, too, and these columns, port by port.
+
+        With *every* also of other parameters.
+        """
         columns = {(site, call): column for column, (site, call) in enumerate(zip(self.sites, self.calls, strict=True))}
         found = [
             (column, *beside)
-            for column in np.flatnonzero(self.at(port) & self.matrix).tolist()
+            for column in np.flatnonzero(self.at(port) & (self.matrix | every)).tolist()
             if None not in (beside := [columns.get((self.sites[column].port_of(each), self.calls[column])) for each in others])
         ]
         return tuple(np.array(found, np.intp).reshape(-1, 1 + len(others)).T)

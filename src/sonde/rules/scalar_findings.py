@@ -26,6 +26,7 @@ _CHANGES = 33  # of a loss, that tell its scatter
 _MOST = 256  # means that stand for a whole history
 _CONVERGED = 0.01  # loss, of the first ones, from which on there is little left to learn
 _LEARNT = 0.7  # loss, of the first ones, below which a network is on its way to its targets
+_WORSE = 1.2  # the least of three losses, of the median of five before: what was done between them did harm
 _AFTER, _HELPED = 3, 0.9  # losses after a step, and their least one against that of the step, that say that the step was a good one
 
 Where = Callable[[int, float], tuple[str, float] | None]
@@ -95,6 +96,16 @@ class ScalarFindings:
         """Return whether the loss fell by a tenth or more behind *step*: False also without a loss, None while none came later."""
         loss = self._loss_of(model)
         return False if loss is None else loss.has_helped(step)
+
+    def has_worsened(self, model: str, step: int) -> bool | None:
+        """Return whether the loss is higher from *step* on than before: False also without a loss, None while that is not known."""
+        loss = self._loss_of(model)
+        return False if loss is None else loss.has_worsened(step)
+
+    def begun_at(self, model: str) -> float:
+        """Return the first loss; NaN without one."""
+        loss = self._loss_of(model)
+        return math.nan if loss is None else loss.begun
 
     def findings(self) -> Iterator[Finding]:
         """Yield one finding for all scalars by each rule: the first, with the names of the others."""
@@ -271,6 +282,7 @@ class _Loss:
         first_scatter: the standard deviation of the first values around it.
         lowest: the smallest such median.
         least: the smallest value.
+        begun: the first value.
         steps: the first and the last step.
         risen, fallen: how often the loss was found to rise, or to fall without bound.
     """
@@ -280,9 +292,12 @@ class _Loss:
         self.smooth: float | None = None
         self.first_scatter = 0.0
         self.lowest = self.least = math.inf
+        self.begun = math.nan
         self.steps = (0, 0)
         self._lately: deque[tuple[int, float]] = deque(maxlen=_AFTER)
+        self._around: deque[tuple[int, float]] = deque(maxlen=SMOOTH + _AFTER)
         self._good: set[int] = set()  # steps behind which it fell
+        self._worse: set[int] = set()  # steps from which on it was higher
         self._last: deque[float] = deque(maxlen=SMOOTH)
         self._changes: deque[float] = deque(maxlen=_CHANGES)
         self.risen, self.fallen = chosen.held("loss_rising"), chosen.held("loss_unbounded")
@@ -296,6 +311,17 @@ class _Loss:
         if math.isfinite(value):  # as it comes, and not when it is asked for: what is found must not depend on that
             self._good.update(at for at, before in self._lately if before - value >= (1 - _HELPED) * abs(before) > 0)
         self._lately.append((step, value))
+        self.begun = value if math.isnan(self.begun) and not self._around else self.begun
+        self._around.append((step, value))
+        values = [each for _, each in self._around]
+        if len(values) == SMOOTH + _AFTER and min(values[SMOOTH:]) >= _WORSE * median(values[:SMOOTH]) > 0:
+            self._worse.add(self._around[SMOOTH][0])
+
+    def has_worsened(self, step: int) -> bool | None:
+        """Return whether the values from *step* on are higher than those before; None while that is not known."""
+        if step in self._worse:
+            return True
+        return None if not self._around or self._around[0][0] <= step else False
 
     def has_helped(self, step: int) -> bool | None:
         """Return whether one of the next values is a tenth less than that of *step*; None while there is none."""

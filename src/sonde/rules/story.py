@@ -107,7 +107,8 @@ def implied(each: Finding, there: Iterable[Finding]) -> bool:
 
 def _implies(cause: Finding, each: Finding) -> bool:
     if cause.rule in RULES and each.rule in RULES[cause.rule].brings:
-        return True
+        runs_before = cause.begun == each.begun and 0 <= each.order < cause.order
+        return not (runs_before and (_about(each) or ("",))[0] == "output")
     return cause.rule == "nonfinite" != each.rule and (each.first_step or 0) > (cause.first_step or 0)
 
 
@@ -169,7 +170,8 @@ def _comes_first(cause: Finding, each: Finding, about: About, other: About, *, i
     if about[0] == "setup":  # it is so from the beginning, whenever it is seen; its first step is its first effect
         return each.begun > 0 or other[1] == "still" or about[1] != "large"
     if other[1] == "still":
-        return cause.begun <= each.begun + (each.step - each.begun) // _THIRD
+        span = each.step - each.begun
+        return cause.begun <= each.begun + (span if about == ("weight", "jump") else span // _THIRD)  # a jump takes all back
     if cause.begun != each.begun:
         between = each.begun - cause.begun
         is_near = between == 1 and about[0] in ("update", "weight") and other[0] == "output"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sonde.rules.finding import Judged, entry
 from sonde.rules.window import Window
-from sonde.words import percent
+from sonde.words import percent, short
 
 UPDATE_LARGE, UPDATE_USUAL, UPDATE_SMALL = 0.2, 1e-3, 1e-5
 """Update / weight, both root mean squares or both norms. CS231n, "Babysitting the learning process", ratio of weights and updates:
@@ -17,6 +17,9 @@ UPDATE_HUGE = 0.6
 LOST, LOST_MOST = 0.5, 0.98
 """Share of a weight's elements that have a gradient, and do not change in a step: from the first on it is a note, since the rest
 may well learn; above the second hardly any element moves."""
+WRITTEN = 3.0
+"""Change of a parameter between two logged steps, of the larger of their updates: what is clamped or projected after each step
+takes back a step at most, so that two explain it."""
 UNMOVED = 5
 """Logged steps in which a weight has a gradient, and no optimizer moves it."""
 
@@ -105,6 +108,24 @@ def update_lost(share: float, *, some: float = LOST, most: float = LOST_MOST) ->
     yield share >= some
     yield share
     yield f"{percent(share)} of its updates are lost to rounding"
+
+
+@entry(
+    f"parameters whose size or mean has changed by more than {WRITTEN:g} x their update since the logged step before, from the "
+    "sixth on: a note, but where the loss is 1.2 x as large behind it, or in 3 of 5 logged steps (warn)",
+    "triangle inequality: a step alone moves size and mean of a tensor by its own size at most",
+    "look for what writes into parameters between steps: load_state_dict(), an initialisation, an average that is copied back",
+    needs=("rms:update", "rms:param"),
+    evidence=("moved", "update"),
+    least=UNMOVED + 1,
+    window=Window(3, 5),
+    about=("weight", "jump"),
+)
+def overwritten(shift: float, update: float, *, factor: float = WRITTEN) -> Judged:
+    """Judge the *shift* of the size or the mean of a parameter between two steps; *update* is the most that these explain."""
+    yield shift > factor * update
+    yield shift
+    yield f"changed by {short(shift)} in size or mean, where its step is of size {short(update)}: something else wrote into it"
 
 
 @entry(

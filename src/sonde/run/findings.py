@@ -37,6 +37,8 @@ _GRAVEST = ("bad", "warn", "note")
 _OF_STEPS = ("update_huge", "update_large", "step_large")  # a large step behind which the loss falls is a good one
 _OF_GROWTH = ("output_growth", "weight_growth")  # towards large targets, or sure answers, while the loss is at its smallest
 _OF_ENDS = ("update_small", "gradient_zero")  # small steps and gradients are right where the loss has come to its end
+_HARMED = ("output", "loss", "gradient", "update", "weight")  # what an input that is not scaled can do harm to
+_USUAL_PACE = 3e-4  # update / weight of half of the weights, from which on a learning rate is not too small
 _NEVER = 2**62
 _TRIES = 8
 
@@ -98,20 +100,43 @@ class _Judges:
         found += sorted(self._ports.findings(), key=lambda each: each.rule)
         found += [each for key in sorted(self._layers) for each in self._layers[key].findings()]
         found += self._scalars.findings()
+        if self.chosen.is_on("begins_large"):
+            for (_, model), layers in sorted(self._layers.items()):
+                found += layers.begins_large(self._scalars.begun_at(model), self.facts.chance(model))
+        if not all_of_them:
+            found = [each for each in found if not (self.has_helped(each) or self._is_contradicted(each))]
+            found = [weighed for each in found if (weighed := self._weighed(each, found)) is not None]
         first: dict[Identity, Finding] = {}
         for each in found:
-            if not all_of_them and (self.has_helped(each) or self._is_contradicted(each)):
-                continue
             known = first.get(each.identity)
             first[each.identity] = each if known is None else grown(known, each)
         return sorted(first.values(), key=gravity)
 
-    def with_rate(self, each: Finding) -> Finding:
-        """Return a finding about too large updates with the learning rate in its words and numbers, where its model has one."""
+    def completed(self, each: Finding) -> Finding:
+        """Return a finding with what is known of the steps: about too large updates the learning rate, where its model has one.
+
+        Of a loss that does not fall, where steps move the weights as usual: that the learning rate is not the reason.
+        """
+        if each.rule == "loss_stuck":
+            pace = max((layers.pace for (_, model), layers in self._layers.items() if model == each.model), default=math.nan)
+            usual = pace >= _USUAL_PACE
+            advice = f"steps move the weights by {pace:.1g} of their size, as usual: look at the data, not at the learning rate; "
+            advice += "labels may not belong to their samples, or the inputs may not tell them apart"
+            return replace(each, advice=advice, evidence={**each.evidence, "update_ratio": pace}) if usual else each
         rate = self._rates.get(each.model, math.nan)
         if math.isnan(rate) or each.rule not in RULES or RULES[each.rule].about != ("update", "large"):
             return each
         return replace(each, message=f"lr {rate:g}: {each.message}", evidence={**each.evidence, "lr": rate})
+
+    def _weighed(self, each: Finding, found: Sequence[Finding]) -> Finding | None:
+        """Return a finding as grave as what it does: without harm it is a note, or none; None, too, while that is not known."""
+        if each.rule == "input_large" and "before" not in each.evidence and each.value < self.chosen.limit("input_large", "most"):
+            harms = (RULES[other.rule].about for other in found if other.severity != "note" and related(each, other))
+            return each if any(about is not None and about[0] in _HARMED for about in harms) else None
+        if each.rule == "overwritten" and each.severity == "note":
+            is_worse = self._scalars.has_worsened(each.model, each.step)
+            return None if is_worse is None else replace(each, severity="warn") if is_worse else each
+        return each
 
     @property
     def sees_no_scores(self) -> bool:
@@ -280,7 +305,7 @@ class Findings:
             self._known.add(each.identity)
             if implied(each, there) or step <= self._until:
                 continue
-            self._opened[each.identity] = self._judges.with_rate(replace(each, opened=step))
+            self._opened[each.identity] = self._judges.completed(replace(each, opened=step))
             self._fresh.append(self._opened[each.identity])
             if each.rule == "nonfinite" and self._judges.defect.knows_more:
                 self._beyond.add(each.identity)

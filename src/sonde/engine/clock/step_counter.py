@@ -117,6 +117,7 @@ class StepCounter:
         again: the optimizer that steps is part of a step that was counted already.
         is_announced: steps are seen before they are taken.
         says_steps: the loop has no optimizer of torch, and says its steps.
+        foreign: how many steps were made by optimizers that hold no parameter of the root.
     """
 
     def __init__(self, counters: Counters, backwards: BackwardCounter) -> None:
@@ -125,6 +126,7 @@ class StepCounter:
         self.turns = Turns()
         self.again = False
         self.is_announced = False
+        self.foreign = 0
         self._counters = counters
         self._backwards = backwards
         self._ended: tuple[int, int, int, int] = (0, 0, 0, 0)
@@ -267,6 +269,7 @@ class StepCounter:
         held = optimizers.held_by(optimizer)
         own = self._own_of(held)
         if not own:
+            self.foreign += 1
             self._backwards.left_gradients = False  # the pass was for this one, as that of a generator through its critic
             return
         attempt = self._attempts.pop((threading.get_ident(), id(optimizer)), None)

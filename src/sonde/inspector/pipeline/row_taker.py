@@ -17,6 +17,7 @@ from sonde.inspector.measurement.execution_order import Ordering
 from sonde.inspector.measurement.measurement import Measurement
 from sonde.inspector.measurement.parameter_rows import ParameterRows
 from sonde.inspector.pipeline.batch import Batch, BatchBuilder
+from sonde.inspector.same_inputs import SameInputs
 from sonde.inspector.settings import Settings
 from sonde.schedule import Tick
 from sonde.site import GRADIENT_PORTS, MODULE_PORTS, Port
@@ -44,6 +45,7 @@ class RowTaker:
         left_out: the parameters that the first logged steps leave as they are.
         kept: whether the gradients of the step before are cleared.
         between: whether parameters change between steps.
+        same: whether all samples that go in are the same.
 
     Args:
         send: called with the data of each moment.
@@ -57,6 +59,7 @@ class RowTaker:
         self.left_out = LeftOut(settings.rules)
         self.kept = KeptGradients(settings.rules)
         self.between = BetweenSteps()
+        self.same = SameInputs(settings.rules, name)
         self._send = send
         self._scaling = Scaling(settings.scaler)
         self._ordering = Ordering(model, name)

@@ -1,0 +1,68 @@
+"""Notice that nothing tells samples apart: all that goes into a model is one value, or the same for every sample of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sonde.engine import raise_if_foreign, walk
+from sonde.rules import DEAD_SAMPLES, Chosen, Finding
+from sonde.stats import HostCopy, in_memory
+
+
+class SameInputs:
+    """Looks at what goes into a model in its first training pass, and in some that follow a logged step. No host sync.
+
+    Args:
+        chosen: the rules that are applied.
+        model: the name of the model in the sites.
+    """
+
+    def __init__(self, chosen: Chosen, model: str) -> None:
+        self._chosen = chosen
+        self._name = f"{model}/(root)" if model else "(root)"
+        self._seen: list[tuple[HostCopy, HostCopy]] = []  # of each pass and tensor: whether samples differ, whether elements do
+        self._has_floats = False
+        self._first = (0, 0)  # epoch and step of the first pass
+        self._found: tuple[Finding, ...] | None = None if chosen.is_on("input_same") else ()
+
+    @property
+    def looks(self) -> bool:
+        """Whether further passes matter."""
+        return self._found is None and len(self._seen) < self._chosen.least("input_same")
+
+    def look(self, args: Sequence[Any], kwargs: Mapping[str, Any], epoch: int, step: int) -> None:
+        """Compare the samples in the arguments of a pass that begins."""
+        self._first = self._first if self._seen else (epoch, step)
+        try:
+            with torch.inference_mode(False), torch.no_grad():
+                self._measure([in_memory(tensor.detach()) for _, tensor in walk([args, dict(kwargs)])])
+        except Exception as error:
+            raise_if_foreign(error)
+            self._found = ()
+
+    def _measure(self, every: Sequence[Tensor | None]) -> None:
+        tensors = [each for each in every if each is not None and each.layout is torch.strided]
+        if len(tensors) < len(every) or not any(each.dim() > 1 and len(each) >= DEAD_SAMPLES for each in tensors):
+            self._found = ()  # not known, or one sample alone
+            return
+        tensors = [each for each in tensors if each.numel() > 1]
+        samples = [(each != each[:1]).any().double() for each in tensors]
+        elements = [(each != each.flatten()[0]).any().double() for each in tensors]
+        self._has_floats = any(each.is_floating_point() for each in tensors)
+        self._seen.append((HostCopy.of(samples), HostCopy.of(elements)))
+
+    def found(self) -> tuple[Finding, ...]:
+        """Return the finding, if there is one so far. Waits for the device, once there were enough passes."""
+        if self._found is None and not self.looks:
+            samples, elements = ([float(one) for two in self._seen for one in two[at].unpack()] for at in (0, 1))
+            found = self._chosen.judge("input_same", float(len(self._seen)), any(samples), is_blank=not any(elements))
+            self._found = ()
+            if found is not None and (self._has_floats or any(elements)):  # one index throughout is told of the embedding
+                placed = found.at(f"{self._name}:input", *self._first, f"{self._name}: {found.message}")
+                self._found = (replace(placed, first_step=self._first[1]),)
+        return self._found or ()
