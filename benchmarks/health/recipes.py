@@ -48,7 +48,7 @@ def kind(make: Make) -> Make:
 
 
 class Muon(Optimizer):
-    """Momentum whose updates of matrices are made orthogonal by five Newton-Schulz steps (Jordan et al., 2024); SGD for the rest."""
+    """Momentum whose updates of matrices are made orthogonal by Newton-Schulz steps (Jordan et al., 2024); SGD for the rest."""
 
     def __init__(self, held: Any, lr: float = 0.02, momentum: float = 0.95) -> None:
         super().__init__(held, {"lr": lr, "momentum": momentum})
@@ -189,7 +189,9 @@ def decoder(draw: Draw, seed: int) -> Training:
 
 @kind
 def encoder(draw: Draw, seed: int) -> Training:
-    layer = nn.TransformerEncoderLayer(32, 4, 64, 0.1, draw.choice(("relu", "gelu")), batch_first=True, norm_first=draw.random() < 0.5)
+    layer = nn.TransformerEncoderLayer(
+        32, 4, 64, 0.1, draw.choice(("relu", "gelu")), batch_first=True, norm_first=draw.random() < 0.5
+    )
     stack = nn.TransformerEncoder(layer, draw.randint(1, 3), enable_nested_tensor=False)
     model = nn.Sequential(nn.Embedding(networks.TOKENS, 32), stack, nn.Linear(32, networks.TOKENS))
     return optimized(draw, _made(model, data.text(seed)), adaptive=True)
@@ -425,11 +427,11 @@ def low_rank(draw: Draw, seed: int) -> Training:
 
 class _Rounded(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, step: Tensor) -> Tensor:
+    def forward(_: Any, x: Tensor, step: Tensor) -> Tensor:
         return (x / step).round() * step
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(_: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient, None
 
 
@@ -475,7 +477,11 @@ def generator_and_critic(draw: Draw, seed: int) -> Training:
         true, false = torch.randn(64, 2, generator=made) * 0.5 + 1.0, generator(torch.randn(64, 4, generator=made))
         other.zero_grad()
         judged = critic(false.detach()), critic(true)
-        (judged[0].mean() - judged[1].mean() if clips else (functional.softplus(judged[0]) + functional.softplus(-judged[1])).mean()).backward()
+        (
+            judged[0].mean() - judged[1].mean()
+            if clips
+            else (functional.softplus(judged[0]) + functional.softplus(-judged[1])).mean()
+        ).backward()
         other.step()
         if clips:
             with torch.no_grad():
@@ -555,7 +561,14 @@ def trained(number: int, every: tuple[int, ...]) -> dict[str, Any]:
     inspectors = run(training, dict.fromkeys(every, "memory"))
     losses = inspectors[0].run.scalar("loss")[1].tolist()
     found = {n: [vars_of(each) for each in of_sonde(one.findings)] for n, one in zip(every, inspectors, strict=True)}
-    return {"number": number, "kind": name, "optimizer": type(training.optimizer).__name__, "steps": training.steps, "learnt": has_learnt(name, losses), "found": found}
+    return {
+        "number": number,
+        "kind": name,
+        "optimizer": type(training.optimizer).__name__,
+        "steps": training.steps,
+        "learnt": has_learnt(name, losses),
+        "found": found,
+    }
 
 
 def vars_of(alarm: Any) -> dict[str, Any]:
@@ -598,8 +611,12 @@ def told(known: list[dict[str, Any]], intervals: list[int]) -> str:
             found = [(each, alarm) for each in own for alarm in each["found"][every]]
             rules = Counter(alarm["rule"] for _, alarm in found)
             rate = len(found) / max(steps, 1) * 1e5
-            lines.append(f"  every={every}: {len(found)} findings in {len({each['number'] for each, _ in found})} recipes, {rate:.1f} in 100,000 steps: {dict(rules)}")
-            lines += [f"    {each['number']} {each['kind']} {each['optimizer']} {each['steps']}: {alarm['rule']} {alarm['message'][:140]}" for each, alarm in found]
+            several = len({each["number"] for each, _ in found})
+            lines.append(f"  every={every}: {len(found)} findings in {several} recipes, {rate:.1f} in 100,000 steps: {dict(rules)}")
+            lines += [
+                f"    {each['number']} {each['kind']} {each['optimizer']} {each['steps']}: {alarm['rule']} {alarm['message'][:140]}"
+                for each, alarm in found
+            ]
     return "\n".join(lines)
 
 

@@ -332,3 +332,142 @@ def test_attention_whose_queries_no_layer_returns_is_not_judged() -> None:
     told = sonde.check(trained(model, Adam(model.parameters()), classes(model), steps=9).run)
     assert "attention_large" in told.not_judged
     assert "attention_large: needs queries of output (queries and keys that layers of their own return)" in repr(told)
+
+
+def roots(*args: Any, **options: Any) -> list[sonde.types.Finding]:
+    """Return the findings of a training that no other explains, without notes."""
+    return [each for each in trained(*args, **options).findings if each.severity != "note" and not each.follows]
+
+
+@pytest.mark.parametrize(("times", "site"), [(40, "4.weight:param"), (1, None)])
+def test_outputs_that_begin_far_too_large_are_those_of_a_weight_that_does(times: float, site: str | None) -> None:
+    model = mlp()
+    with torch.no_grad():
+        model[4].weight.mul_(times)
+    every = [each for each in roots(model, Adam(model.parameters()), classes(model), steps=8) if each.rule == "begins_large"]
+    assert [each.site for each in every] == ([] if site is None else [site])
+
+
+def test_large_first_outputs_of_a_regression_are_no_fault_of_its_weights_where_these_are_usual() -> None:
+    model = mlp(outputs=3)
+    x = torch.randn(64, 8) * 20
+    loss: Loss = lambda step: functional.mse_loss(model(x), 300 + x[:, :3])  # noqa: E731
+    assert "begins_large" not in found(model, Adam(model.parameters()), loss, steps=8)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda x: torch.full_like(x, 0.5), "one value throughout"),
+        (lambda x: x[:1].expand_as(x), "the same for every sample"),
+        (lambda x: torch.cat([x[:1].expand(63, -1), x[1:2]]), ""),  # one sample differs
+        (lambda x: x[:4], ""),  # too few to say
+    ],
+)
+def test_inputs_that_tell_no_samples_apart_are_the_root(spoil: Callable[[Tensor], Tensor], words: str) -> None:
+    model = mlp()
+
+    def loss(step: int) -> Tensor:
+        x = spoil(torch.randn(64, 8))
+        return functional.cross_entropy(model(x), torch.randint(2, (len(x),)))
+
+    every = roots(model, Adam(model.parameters()), loss, steps=12)
+    assert bool(every) is bool(words)
+    assert not words or (every[0].rule, every[0].site, words in every[0].message) == ("input_same", "(root):input", True)
+
+
+def test_samples_that_differ_in_one_of_several_inputs_are_told_apart() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 2)
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            out: Tensor = self.layer(x) * mask
+            return out
+
+    torch.manual_seed(0)
+    model = Both()
+    same = torch.ones(64, 8)
+    loss: Loss = lambda step: functional.cross_entropy(model(same, torch.rand(64, 1)), torch.randint(2, (64,)))  # noqa: E731
+    assert "input_same" not in found(model, Adam(model.parameters()), loss, steps=12)
+
+
+def test_inputs_that_are_not_scaled_are_the_root_of_the_harm_that_they_do() -> None:
+    model = mlp()
+    of: Callable[[int, Tensor], Tensor] = lambda step, x: x * 60 + 128  # noqa: E731
+    every = roots(model, SGD(model.parameters(), 0.05), classes(model, of), steps=60)
+    assert (every[0].rule, every[0].site) == ("input_large", "0:output")
+    fine = mlp()
+    assert "input_large" not in found(fine, Adam(fine.parameters(), 1e-4), classes(fine, of), steps=12)
+
+
+@pytest.mark.parametrize("often", [False, True])
+def test_what_else_writes_into_parameters_is_the_root(often: bool) -> None:
+    model = mlp()
+    optimizer = Adam(model.parameters(), 1e-2)
+    loss = classes(model)
+
+    def spoiled(step: int) -> Tensor:
+        if step == 35 or (often and step > 5):
+            for layer in (model[2], model[4]):
+                layer.reset_parameters()
+        return loss(step)
+
+    every = roots(model, optimizer, spoiled, steps=50)
+    assert (every[0].rule, every[0].first_step in (range(6, 12) if often else (35,))) == ("overwritten", True)
+
+
+def test_what_takes_back_a_step_is_no_fault() -> None:
+    model = mlp()
+    optimizer = Adam(model.parameters(), 1e-2)
+    loss = classes(model)
+
+    def clamped(step: int) -> Tensor:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.clamp_(-0.2, 0.2)
+        return loss(step)
+
+    assert "overwritten" not in {each.rule for each in trained(model, optimizer, clamped, steps=40).findings}
+
+
+def test_one_write_without_harm_is_a_note() -> None:
+    model = mlp()
+    loss = classes(model)
+
+    def grown(step: int) -> Tensor:
+        with torch.no_grad():
+            model[4].weight.mul_(1.1 if step == 30 else 1.0)
+        return loss(step)
+
+    every = trained(model, Adam(model.parameters(), 1e-3), grown, steps=50).findings
+    assert [(each.severity, each.site) for each in every if each.rule == "overwritten"] == [("note", "4.weight:param")]
+
+
+def test_an_optimizer_that_holds_another_model_moves_nothing() -> None:
+    model, other = mlp(), mlp()
+    optimizer, loss = Adam(other.parameters()), classes(model)
+    with sonde.watch(model, every=1, to="memory", verbose=False) as inspector:
+        for step in range(12):
+            optimizer.zero_grad()
+            loss(step).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    (one,) = inspector.findings
+    assert (one.rule, one.severity, one.site) == ("unmoved", "bad", "0.weight:param")
+
+
+def test_a_loss_that_stands_still_is_not_put_down_to_the_learning_rate_where_steps_are_usual() -> None:
+    model = mlp()
+    loss: Loss = lambda step: functional.cross_entropy(model(torch.randn(64, 8)), torch.randint(2, (64,)))  # noqa: E731
+    stuck = found(model, Adam(model.parameters(), 1e-3), loss, steps=130)["loss_stuck"]
+    assert "not at the learning rate" in stuck.advice
+    assert stuck.evidence["update_ratio"] > 3e-4
+
+
+def test_a_normalisation_without_a_weight_stands_before_the_units_behind_it_that_are_dead() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))
+    nn.init.zeros_(model[1].weight)
+    every = roots(model, SGD(model.parameters(), 1e-4), classes(model), steps=40)
+    assert (every[0].rule, every[0].site) == ("all_zero", "1:output")
