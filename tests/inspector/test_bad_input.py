@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from tests.inspector.training import small, train
 from torch import Tensor, nn
 
 from sonde import Limits, lens
-from sonde.errors import ArgumentError, ModelError, ObservationWarning, SelectionError, StoreError
+from sonde.errors import ArgumentError, MissingExtraError, ModelError, ObservationWarning, SelectionError, StoreError
 from sonde.inspector import Inspector, Sink, watch
 from sonde.run.run import Run, open_run
 from sonde.schedule import Warmup
@@ -38,7 +39,12 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a lens on nothing": ({"lenses": lens.OutputNorm(include="conv")}, SelectionError, "lens 'output_norm' finds nothing"),
     "no lens": ({"lenses": [Moments()]}, ArgumentError, "is no lens"),
     "no scaler": ({"scaler": 2.0}, ArgumentError, "give the torch.amp.GradScaler"),
-    "other gradients": ({"gradients": "all"}, ArgumentError, "give one of 'step', 'micro_step', 'both'"),
+    "other gradients": ({"gradients": "all"}, ArgumentError, "give 'step', 'micro_step' or 'both'"),
+    "no limits": ({"limits": 3}, ArgumentError, "limits=3: give a Limits or None"),
+    "a depth in words": ({"depth": "all"}, ArgumentError, "depth='all': give a whole number"),
+    "a step in words": ({"step": "last"}, ArgumentError, "step='last': give a whole number or None"),
+    "no way out": ({"exists": "overwrite"}, ArgumentError, "exists='overwrite': give 'error', 'resume', 'unique' or 'replace'"),
+    "a number for a lens": ({"lenses": 3}, ArgumentError, "lenses=3: give a list, a Lens"),
     "a budget by the clock": ({"limits": Limits(budget="1%"), "every": "10s"}, ArgumentError, "is none"),
     "no ranks": ({"ranks": "all"}, ArgumentError, "give one of 'merged', 'each', 'first'"),
     "no policy": ({"bad_steps": "raise"}, ArgumentError, "give one of 'warn', 'stop', 'wait', None"),
@@ -48,6 +54,35 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "nothing to resume": ({"exists": "resume"}, ArgumentError, "nothing to resume"),
     "no optimizer": ({"optimizer": 3}, ArgumentError, r"call inspector.step\(\)"),
 }
+
+
+REFUSED_BEFORE_THE_FOLDER = [case for case in REFUSED if "to" not in REFUSED[case][0] and case != "nothing to resume"]
+"""All that has nothing to do with the folder."""
+
+
+@pytest.mark.parametrize("case", REFUSED_BEFORE_THE_FOLDER)
+def test_a_start_that_is_refused_leaves_no_folder_behind(case: str, tmp_path: Path) -> None:
+    """So that the second try may have the same name, and the last good run stays the newest."""
+    settings, error, _ = REFUSED[case]
+    model, optimizer = small()
+    with pytest.raises(error):
+        watch(model, to=tmp_path / "run", **settings)
+    assert list(tmp_path.iterdir()) == []
+    with watch(model, to=tmp_path / "run", every=1, verbose=False) as inspector:
+        train(model, optimizer, 1)
+    assert inspector.run.last_step == 0
+
+
+@pytest.mark.parametrize(("name", "package"), [("tensorboard", "tensorboard"), ("wandb", "wandb"), ("matplotlib", "matplotlib")])
+def test_a_logger_that_is_not_installed_leaves_no_folder_behind(
+    name: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it stands in the list."""
+    monkeypatch.setitem(sys.modules, package, None)
+    model, _ = small()
+    with pytest.raises(MissingExtraError, match="pip install"):
+        watch(model, to=[tmp_path / "run", name], verbose=False)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -236,6 +236,24 @@ def test_ranks_with_different_arguments_get_one_error_that_names_the_difference(
     assert not (tmp_path / "run").exists()
 
 
+def refused_on_one(folder: Path, which: int) -> str:
+    """Watch with a scaler, or layers, that one rank alone has wrong; return the error."""
+    training = plain()
+    mine = dist.get_rank() == which
+    blind = lens.Lens("moments", Moments(), ("output",), include=(lambda name, module: not mine))
+    with pytest.raises(sonde.errors.SondeError) as caught:
+        sonde.watch(training.model, training.optimizer, to=folder, lenses=blind, verbose=False)
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_start_that_one_rank_refuses_begins_on_none_and_leaves_no_folder(tmp_path: Path, which: int) -> None:
+    errors = values(on_ranks(2, refused_on_one, tmp_path / "run", which))
+    assert errors[which].startswith("SelectionError: the lens 'moments' finds nothing")
+    assert errors[1 - which].startswith(f"RankError: rank {which}: SelectionError: the lens 'moments' finds nothing")
+    assert not (tmp_path / "run").exists()
+
+
 def on_rank_0_alone(folder: Path) -> int:
     training = TRAININGS["DDP"][1]()
     if dist.get_rank() == 0:

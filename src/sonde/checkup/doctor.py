@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from sonde.answer import Cell, Check, Grid, ModelChecks, Part, Verdict
+from sonde.checked import checked
 from sonde.checkup.examination import Cost, Examination
 from sonde.checkup.judgements import CHECKS, numbers_of
 from sonde.diagnosis import Subject
@@ -100,6 +101,7 @@ class Checkup(ModelChecks):
         return Grid("Each lens at each port", ["lens", "port", "rows", "time a row", "bytes a row", ""], rows, footer)
 
 
+@checked("model", "optimizer", "include", "exclude")
 def doctor(
     model: nn.Module,
     batch: Any,

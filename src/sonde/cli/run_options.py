@@ -71,7 +71,8 @@ def between(options: argparse.Namespace) -> str | None:
 def find_run(given: str) -> Path:
     """Return the folder of the run *given*: itself, the run of this name below ``runs``, or the newest of a folder of runs.
 
-    Of several runs the newest is the one whose training began last; standard error names it.
+    Of several runs the newest is the one whose training began last; standard error names it. A run that has ended without having
+    recorded anything is taken only where there is no other.
 
     Raises:
         StoreError: there is none; the message names the nearest.
@@ -91,7 +92,7 @@ def find_run(given: str) -> Path:
 
 
 def _newest(folder: Path, given: str) -> Path:
-    from sonde.run import runs_below
+    from sonde.run import RunFolder, runs_below
 
     found = runs_below(folder)
     if not found:
@@ -99,7 +100,7 @@ def _newest(folder: Path, given: str) -> Path:
             f"there is no run in {short_path(folder)}: none of its folders holds a run.json. sonde.watch(model, to=...) writes "
             "one, sonde demo makes two"
         )
-    newest = max(found, key=_begun)
+    newest = max(found, key=lambda path: (not RunFolder(path).is_empty, _begun(path)))
     if len(found) > 1:
         print(f"{newest.relative_to(folder)}: the newest of {len(found):,} runs in {given}", file=sys.stderr)
     return newest

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias, overload
 import torch
 from torch import nn
 
+from sonde.checked import checked
 from sonde.engine import Where
 from sonde.errors import ArgumentError, StoreError
 from sonde.extraction.asked import Asked, Beside
@@ -85,6 +86,7 @@ def extract(
     progress: bool = ...,
     ranks: Together = ...,
 ) -> Estimate: ...
+@checked("model", "include", "exclude")
 def extract(
     model: nn.Module | Mapping[str, nn.Module],
     batches: Iterable[Any],

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sonde.checked import checked
 from sonde.engine import Where
 from sonde.errors import ArgumentError
 from sonde.extraction.asked import Asked, Beside
@@ -27,6 +28,7 @@ from sonde.sizes import bytes_of
 _CALL = "sonde.stream()"
 
 
+@checked("model", "include", "exclude")
 def stream(
     model: nn.Module | Mapping[str, nn.Module],
     batches: Iterable[Any],

@@ -7,12 +7,14 @@ from typing import Any, Literal
 
 from torch import nn
 
+from sonde.checked import checked
 from sonde.engine import Where, check_model, remap, set_apart, torch_tensors
 from sonde.errors import ArgumentError
 from sonde.graph.graph import Graph
 from sonde.graph.recording import Recording
 
 
+@checked("model")
 def capture(
     model: nn.Module,
     *args: Any,

@@ -15,14 +15,17 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from sonde.engine import Calls, Coverage, Observer, Probe, ProbeError, Where, observe, replace_former, rows_for_calls
+from sonde.checked import checked
+from sonde.engine import Calls, Coverage, Observer, Probe, ProbeError, Scaling, Where, observe, replace_former, rows_for_calls
 from sonde.errors import ArgumentError
 from sonde.inspector.arguments import check_optimizer, flat, in_words, models_of, optimizers_of, plain_config
 from sonde.inspector.budget import share_of
 from sonde.inspector.loss_listeners import LossListener, LossReader
+from sonde.inspector.measurement.fitting import fit_all
+from sonde.inspector.measurement.measurement import Measurement
 from sonde.inspector.ranks import How, Ranks, participate
 from sonde.inspector.report import described
-from sonde.inspector.settings import GRADIENTS, BadSteps, Gradients, Limits, OnNonFinite, Settings
+from sonde.inspector.settings import BadSteps, Gradients, Limits, OnNonFinite, Settings
 from sonde.inspector.sinks.base import RunSink
 from sonde.inspector.sinks.destinations import Destinations, open_destinations
 from sonde.inspector.sinks.to_argument import with_visualizers
@@ -64,6 +67,7 @@ class Inspector(Observer):
         ArgumentError, ModelError, SelectionError, StoreError: at once, with what was asked, what was found and what to do.
     """
 
+    @checked("module", "optimizer", "every", "include", "exclude", "calls", "rules", "ranks", "bad_steps")
     def __init__(
         self,
         lenses: Iterable[AnyLens] | AnyLens | None = None,
@@ -95,10 +99,9 @@ class Inspector(Observer):
         is_active_fn: int | Callable[[int], bool] = 1,
         module_name_prefix: str = ".",
     ) -> None:
-        if gradients not in GRADIENTS:
-            raise ArgumentError(f"gradients={gradients!r}: give one of {', '.join(map(repr, GRADIENTS))}")
         if train_loss_str == non_train_loss_str:
             raise ArgumentError(f"the losses of training and of evaluation cannot both be called {train_loss_str!r}")
+        Scaling(scaler)  # refuses what is none
         limits = Limits() if limits is None else limits
         self._ranks = ranks if isinstance(ranks, Ranks) else Ranks(ranks)
         self._to = with_visualizers(to, visualizer)
@@ -177,15 +180,17 @@ class Inspector(Observer):
         settings = replace(self._settings, lenses=observed, by_default=by_default, part=part, batch_ranks=batch_ranks)
         own = {"ranks=": "merged" if part.merges else "each", "Limits(budget=)": self._budget, "every=": self._every}
         in_common = own | settings.in_common()
+        rules = {"rules": given} if (given := settings.rules.described()) != {} else {}
+        about = described(models, every)
+        models = models if part.records else {}
+        fitted: dict[str, list[Measurement]] = {}
         destinations = Destinations()
         try:
-            part, destinations = part.open(self._open, self._to, in_common)
+            part, destinations = part.open(self._open, self._to, in_common, lambda: fitted.update(fit_all(models, settings)))
             settings = replace(settings, part=part)
-            rules = {"rules": given} if (given := settings.rules.described()) != {} else {}
-            about = described(models, every) | part.described() | self._config | rules
+            about |= part.described() | self._config | rules
             if part.leads:
                 destinations.begin(about)
-            models = models if part.records else {}
             training = WatchedTraining(
                 models, settings, self._schedule, self._budget, destinations, about, in_common, verbose=self._verbose
             )
@@ -196,7 +201,7 @@ class Inspector(Observer):
         self._training = training
         self._at_exit = partial(_detach_at_exit, weakref.ref(self), os.getpid())  # before the run is closed and threads end
         atexit.register(self._at_exit)
-        training.attach()
+        training.attach(fitted)
         self._listen_to_losses(every)
         return self
 

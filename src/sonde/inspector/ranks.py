@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from threading import Event
 from typing import Any, Literal, Protocol, TypeAlias
 
+from sonde.checked import checked
 from sonde.engine import ranks_of
 from sonde.errors import ArgumentError, StoreError
 from sonde.inspector.sinks.base import RunSink
@@ -37,6 +38,7 @@ _RANKS = ("merged", "each", "first")
 _ANSWER = 20.0  # seconds that a rank that has come may take to answer another
 
 
+@checked("what")
 @dataclass(frozen=True)
 class Ranks:
     """What the processes of a training (``torchrun``) record, where each calls ``watch``.
@@ -200,25 +202,40 @@ class Participation:
         return [each for each in read if each is not None]
 
     def open(
-        self, make: Callable[..., Destinations], asked: Any, in_common: Mapping[str, Any]
+        self, make: Callable[..., Destinations], asked: Any, in_common: Mapping[str, Any], check: Callable[[], None]
     ) -> tuple[Participation, Destinations]:
         """Return the destinations of this process, and how it takes part now that it is known who has begun the run.
 
+        First *check* is called once, and what it raises leaves no folder behind on any rank.
         The destinations are made by *make* on rank 0 where all came in time, else on the first rank that goes ahead. The others
         write to that rank's run alone. Warn where *asked*, the ``to=`` of another rank, names another folder.
 
         Raises:
             RankError, StoreError, ArgumentError: of every rank where all came in time, if they differ in what they should have
-                *in_common*, if *make* has raised, or if one rank cannot write.
+                *in_common*, if *check* or *make* has raised, or if one rank cannot write.
         """
         if not self.records:
             return self, Destinations()
+        refused: BaseException | None = None
+        try:
+            check()
+        except Exception as error:
+            refused = error
+
+        def checked() -> None:
+            if refused is not None:
+                raise refused
+
         if self.group is None:
+            checked()
             return self._open_ahead(make, asked)
         made: list[Destinations] = []
         try:
-            self._open_together(self.group, make, asked, in_common, made)
+            self.group.agree(in_common)
+            self.group.together(checked)
+            self._open_together(self.group, make, asked, made)
         except MissingRankError as error:  # a rank that came and does not answer
+            checked()
             warn_user(f"{error}: {self.name} records rows of its own. The training goes on")
             alone = replace(self, group=None, meeting=None, first=0 if made else self.rank)
             return alone, made[0] if made else self._own(make, is_first=False)
@@ -260,7 +277,6 @@ class Participation:
         group: Group,
         make: Callable[..., Destinations],
         asked: Any,
-        in_common: Mapping[str, Any],
         made: list[Destinations],
     ) -> None:
         """Add the destinations to *made*: on rank 0 those of *make*."""
@@ -269,7 +285,7 @@ class Participation:
             made.append(make())
             return {**_plain(made[0]), "first": 0, "asked": _folder(asked)}
 
-        told = group.agree(in_common, first)
+        told = group.agree({}, first)
         group.together(lambda: None if made else made.append(self._join(told)))
         own, wanted = _folder(asked), told["asked"]
         if own is not None and wanted is not None and own != wanted:

@@ -7,6 +7,7 @@ from math import inf
 from typing import Any, Literal
 
 import sonde
+from sonde.checked import checked
 from sonde.errors import ArgumentError
 from sonde.inspector.arguments import in_words
 from sonde.inspector.budget import share_of
@@ -19,15 +20,13 @@ from sonde.sizes import bytes_of
 Gradients = Literal["step", "micro_step", "both"]
 """Which gradients of parameters are recorded: as the optimizer saw them, after each backward pass, or both."""
 
-GRADIENTS: tuple[Gradients, ...] = ("step", "micro_step", "both")
-
-
 OnNonFinite = Literal["warn", "stop", "wait"]
 """What is done about a step whose gradients or loss are not finite."""
 
 _ON_NONFINITE: tuple[OnNonFinite | None, ...] = ("warn", "stop", "wait", None)
 
 
+@checked("on_nonfinite")
 @dataclass(frozen=True)
 class BadSteps:
     """What ``watch`` does about bad steps, also between logged ones: with NaN or infinity, or with a spike.
@@ -63,6 +62,7 @@ class BadSteps:
             )
 
 
+@checked()
 @dataclass(frozen=True)
 class Limits:
     """What ``watch`` may take of the time of a training, and of memory.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from sonde.answer import Fact, Part, Report, Verdict, facts_of_findings
 from sonde.engine import Coverage, ProbeError, name_of, raise_if_foreign
-from sonde.errors import ArgumentError, SelectionError
+from sonde.errors import ArgumentError
 from sonde.inspector.budget import Timer
 from sonde.inspector.measurement.measurement import Measurement
 from sonde.inspector.pipeline.batch import Batch, BatchBuilder
@@ -101,27 +101,12 @@ class WatchedTraining:
         if self._joining is not None and part.all_are_here:
             self._joining.wait(_CONNECTING)
 
-    def attach(self) -> None:
-        """Put every lens on every model.
-
-        Raises:
-            SelectionError: a lens that was asked for finds nothing in any model, or no default lens does.
-        """
-        settings = self._settings
+    def attach(self, fitted: Mapping[str, Iterable[Measurement]]) -> None:
+        """Put every lens on every model: by the name of its model, the measurements that were *fitted*."""
         try:
-            if not self.watched:  # this process records nothing
-                self.attached = True
-                return
             bad_step = None if self._bad_steps is None else self._bad_steps.report
-            first_step, epoch = self.destinations.first_step, self.destinations.epoch
-            refused = [watched.attach(first_step, epoch, bad_step) for watched in self.watched]
-            blind = [name for name in refused[0] if all(name in each for each in refused)]
-            optional = {lens.name for lens in settings.lenses if lens.optional} if any(w.observes for w in self.watched) else set()
-            strange = [name for name in blind if name not in optional]
-            if strange and (not settings.by_default or len(blind) == len(settings.lenses)):
-                raise SelectionError(f"the lens {strange[0]!r} finds nothing to look at: {refused[0][strange[0]]}")
-            for name in blind if not settings.by_default else ():
-                warn_user(f"the lens {name!r} finds no layer in this model and records nothing: {refused[0][name]}")
+            for watched in self.watched:
+                watched.attach(fitted[watched.name], self.destinations.first_step, self.destinations.epoch, bad_step)
         except BaseException as error:
             self._take_off()
             self.destinations.note_end(error)

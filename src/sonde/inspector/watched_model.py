@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -10,9 +10,9 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from sonde.engine import Clock, Pace
-from sonde.errors import ArgumentError, SelectionError
+from sonde.errors import ArgumentError
 from sonde.inspector.budget import Meter
-from sonde.inspector.measurement.fitting import fit, fit_norms
+from sonde.inspector.measurement.fitting import fit_norms
 from sonde.inspector.measurement.measurement import Measurement
 from sonde.inspector.pipeline.row_taker import RowTaker, Send
 from sonde.inspector.sentinel.bad_step import BadStep
@@ -61,21 +61,21 @@ class WatchedModel:
     # Life
 
     def attach(
-        self, first_step: int | None, epoch: int, bad_step: Callable[[BadStep], None] | None = None
-    ) -> dict[str, SelectionError]:
-        """Put every lens on the model; return by name the errors of those that find nothing here.
+        self,
+        measurements: Iterable[Measurement],
+        first_step: int | None,
+        epoch: int,
+        bad_step: Callable[[BadStep], None] | None = None,
+    ) -> None:
+        """Put every lens on the model.
 
         Args:
+            measurements: of all lenses.
             bad_step: called with a step whose gradients or loss are not finite; None: not every step is looked at.
         """
         settings = self._settings
-        refused = {}
-        for lens in settings.lenses:
-            try:
-                for measurement in fit(self.model, self.name, lens, settings):
-                    self._put_on(measurement, first_step, epoch)
-            except SelectionError as error:
-                refused[lens.name] = error
+        for measurement in measurements:
+            self._put_on(measurement, first_step, epoch)
         self._fit_norms(first_step, epoch)
         if self.pace.on and self._clock is not None:
             self.rows.watch_order()
@@ -92,7 +92,6 @@ class WatchedModel:
                 spikes=None if settings.bad_steps.on_spike is None else Spikes(settings.bad_steps.on_spike),
             )
             self._sentinel.attach()
-        return refused
 
     def _fit_norms(self, first_step: int | None, epoch: int) -> None:
         hidden = fit_norms(self.model, self.name, self.rows.measurements, self._settings)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.answer import Grid, frame
+from sonde.checked import checked
 from sonde.engine import Event, LayerAxes, Where, check_model, key_columns, name_of
 from sonde.errors import ArgumentError, UnknownSiteError
 from sonde.keep import layers
@@ -216,6 +217,7 @@ class Tracker(KeepingProbe):
         return f"Tracker: {len(self)} stashes of {modules} modules{left_out}" + ("" if self.attached else " (detached)")
 
 
+@checked("module", "grad", "include", "exclude")
 def track(
     module: nn.Module,
     grad: bool = True,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from sonde.checked import checked
 from sonde.engine import (
     Event,
     LayerAxes,
@@ -34,6 +35,7 @@ from sonde.model_summary.rows import Outcome, Seen, assemble
 from sonde.model_summary.table import Shapes, Summary
 
 
+@checked("model")
 def summary(
     model: nn.Module,
     *batch: Any,

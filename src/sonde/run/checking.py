@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sonde.answer import TONES, Answer, Cell, Fact, Grid, Part, Report
+from sonde.checked import checked
 from sonde.errors import ArgumentError
 from sonde.escape import printable
 from sonde.rules import RULES, Chosen, Finding, Given, chapters
@@ -40,6 +41,7 @@ class Proves(Protocol):
         ...
 
 
+@checked("run", "rules", "prove")
 def check(
     run: Run | str | os.PathLike[str],
     *,

@@ -52,6 +52,11 @@ class RunFolder:
         return is_written(self.path)
 
     @property
+    def is_empty(self) -> bool:
+        """Whether the run has ended, and holds nothing beside what was said of it: it was begun in vain."""
+        return not self.is_written and not any(each.is_dir() for each in self.path.iterdir())
+
+    @property
     def changed(self) -> float:
         """When its files were last written, in seconds since 1970."""
         return changed_at(self.path)

@@ -11,6 +11,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
+from sonde.checked import checked
 from sonde.diagnosis.compare.aligned import NOT_COMPARED, Place, compared
 from sonde.diagnosis.compare.causes import causes_of, setting_differences
 from sonde.diagnosis.compare.comparison import Comparison, first_parted
@@ -63,6 +64,7 @@ def compare(
 ) -> Comparison: ...
 
 
+@checked()
 def compare(
     a: Any,
     b: Any,

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sonde.checked import checked
 from sonde.diagnosis.nonfinite.causes import SOFTMAX_OF_NOTHING
 from sonde.diagnosis.nonfinite.non_finite import NonFinite
 from sonde.diagnosis.nonfinite.operation_observer import OperationObserver
@@ -19,6 +20,7 @@ from sonde.diagnosis.nonfinite.source_lines import is_of_users, until_here
 from sonde.diagnosis.nonfinite.tensor_facts import largest
 from sonde.engine import (
     ModuleTracker,
+    Scaling,
     Trial,
     as_arguments,
     buffers_of,
@@ -41,6 +43,7 @@ Outcomes = list[tuple[str, Tensor]]
 """What a step has made, each tensor with the word for its kind: ``the loss``."""
 
 
+@checked("model", "optimizer")
 def why_nan(
     model: nn.Module,
     batch: Any,
@@ -83,6 +86,7 @@ def why_nan(
     check_model(model)
     check_loss_fn(loss_fn)
     check_numbers(model, may_be_lazy=True)
+    Scaling(scaler)  # refuses what is none
     is_compiled = bool(regions(model))
     notes = ["compiled modules ran as plain Python"] if is_compiled else []
     if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from sonde.answer import Chart, Check, Line, ModelChecks, Part, Verdict, said_of
+from sonde.checked import checked
 from sonde.diagnosis.preflight import (
     layer_checks,
     loss_checks,
@@ -112,6 +113,7 @@ CHECKS: dict[str, Callable[[Subject], Check]] = {
 """Every check by its name, in the order in which they run."""
 
 
+@checked("model", "optimizer")
 def preflight(
     model: nn.Module,
     batch: Any,

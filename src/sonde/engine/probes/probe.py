@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 from torch import nn
 
 from sonde.answer import Cell, Grid, ShownAsTable, frame
+from sonde.checked import checked
 from sonde.engine.event import Subscriber
 from sonde.engine.failures import ProbeError
 from sonde.engine.inventory import inventory_of
@@ -213,6 +214,7 @@ class HasStatistic(Protocol):
         """Return the statistic, include and exclude to observe *model* with."""
 
 
+@checked("model", "do", "include", "exclude", "every", "calls")
 def observe(
     model: nn.Module,
     do: Subscriber | Statistic | HasStatistic,
@@ -264,8 +266,6 @@ def observe(
         do, include, exclude = do.as_observed(model, include, exclude)
     if not isinstance(do, Statistic) and not callable(do):
         raise ArgumentError(f"do={do!r} can observe nothing: give a callable that takes an Event, or a statistic such as Moments()")
-    if passes not in _TRAINING:
-        raise ArgumentError(f"passes={passes!r}: give one of {', '.join(map(repr, _TRAINING))}")
     attachment = Attachment(
         do,
         schedule=None if every is None else schedule_of(every),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from torch import nn
 
@@ -13,6 +13,33 @@ from sonde.inspector.settings import Settings
 from sonde.lens import Lens
 from sonde.site import PARAMETER_PORTS, Port
 from sonde.stats import Moments, Norm
+from sonde.warn import warn_user
+
+
+def fit_all(models: Mapping[str, nn.Module], settings: Settings) -> dict[str, list[Measurement]]:
+    """Return by the name of its model the measurements that all lenses make, ready to be attached; nothing is hooked yet.
+
+    Raises:
+        SelectionError: a lens that was asked for finds nothing in any model, or no default lens does.
+    """
+    fitted: dict[str, list[Measurement]] = {name: [] for name in models}
+    blind: dict[str, SelectionError] = {}
+    for lens in settings.lenses:
+        refused = []
+        for name, model in models.items():
+            try:
+                fitted[name] += fit(model, name, lens, settings)
+            except SelectionError as error:
+                refused.append(error)
+        if len(refused) == len(models):
+            blind[lens.name] = refused[0]
+    optional = {lens.name for lens in settings.lenses if lens.optional} if any(fitted.values()) else set()
+    strange = [name for name in blind if name not in optional]
+    if strange and (not settings.by_default or len(blind) == len(settings.lenses)):
+        raise SelectionError(f"the lens {strange[0]!r} finds nothing to look at: {blind[strange[0]]}")
+    for name in blind if not settings.by_default else ():
+        warn_user(f"the lens {name!r} finds no layer in this model and records nothing: {blind[name]}")
+    return fitted
 
 
 def fit(model: nn.Module, name: str, lens: Lens, settings: Settings) -> Iterator[Measurement]:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, overload
 import torch
 from torch import Tensor, nn
 
+from sonde.checked import checked
 from sonde.diagnosis import (
     Attempt,
     NonFinite,
@@ -72,6 +73,7 @@ def replay(
 ) -> Tried: ...
 
 
+@checked("model")
 def replay(
     path: str | os.PathLike[str],
     model: nn.Module,

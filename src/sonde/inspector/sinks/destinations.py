@@ -11,7 +11,11 @@ from typing import Any
 from sonde.errors import ArgumentError
 from sonde.inspector.sinks.base import RunSink, Sink
 from sonde.inspector.sinks.job import continued
+from sonde.inspector.sinks.mlflow import MLflowSink
+from sonde.inspector.sinks.tensorboard import TensorBoard
 from sonde.inspector.sinks.to_argument import NAMED, folders_named, targets_of
+from sonde.inspector.sinks.visualizers import Pictures, Print
+from sonde.inspector.sinks.wandb import WandbSink
 from sonde.run import Existing, Run, RunWriter, memory_run, quoted, start_run
 
 Visualizer = Callable[[Run], None]
@@ -97,42 +101,36 @@ def open_destinations(to: Any, exists: Existing, step: int | None, epoch: int | 
         raise ArgumentError("to= names two runs to write: one training writes one run; give sinks or visualizers beside it")
     if exists == "resume" and not folders_named(runs):
         raise ArgumentError("there is nothing to resume: give the folder of the run in to=")
+    others = [target for target in given if target not in runs]
+    destinations.shown += [_named(each) if isinstance(each, str) else each for each in others]  # all that may be refused is
     try:
         for run in runs:
             destinations.recorded = run if isinstance(run, RunSink) else _run_sink(run, exists, step)
-            destinations.sinks.append(destinations.recorded)
-        others = [target for target in given if target not in runs]
-        if not runs and any(not isinstance(each, Sink) or each.needs_run for each in others):
+        if not runs and any(not isinstance(each, Sink) or each.needs_run for each in destinations.shown):
             destinations.recorded = RunSink(memory_run())
-            destinations.sinks.append(destinations.recorded)
-        for target in others:
-            shown = _named(destinations, target) if isinstance(target, str) else target
-            destinations.shown.append(shown)
+        destinations.sinks += [] if destinations.recorded is None else [destinations.recorded]
+        for shown, target in zip(destinations.shown, others, strict=True):
+            if isinstance(target, str) and isinstance(shown, Pictures | TensorBoard) and destinations.path is not None:
+                shown.folder = destinations.path / shown.folder.name
             if isinstance(shown, Sink):
                 destinations.sinks.append(shown)
             else:
                 destinations.visualizers.append(shown)
+        _look_back(destinations, step)
     except BaseException as error:
         destinations.close(error)
         raise
-    _look_back(destinations, step)
     if epoch is not None:
         destinations.epoch = epoch
     return destinations
 
 
-def _named(destinations: Destinations, name: str) -> Sink | Visualizer:
-    """Return the sink or visualizer of that name. Its files are in the run's folder, or in the current one without any."""
-    from sonde.inspector.sinks.mlflow import MLflowSink
-    from sonde.inspector.sinks.tensorboard import TensorBoard
-    from sonde.inspector.sinks.visualizers import Pictures, Print
-    from sonde.inspector.sinks.wandb import WandbSink
-
-    folder = destinations.path if destinations.path is not None else Path.cwd()
+def _named(name: str) -> Sink | Visualizer:
+    """Return the sink or visualizer of that name. Its files are in the current folder, where there is no run's."""
     makes: dict[str, Callable[[], Sink | Visualizer]] = {
         "print": Print,
-        "matplotlib": lambda: Pictures(folder / "pictures"),
-        "tensorboard": lambda: TensorBoard(folder / "tensorboard"),
+        "matplotlib": lambda: Pictures("pictures"),
+        "tensorboard": lambda: TensorBoard("tensorboard"),
         "wandb": WandbSink,
         "mlflow": MLflowSink,
     }
