@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
+from typing import Any
+
+import lazy_loader  # type: ignore[import-untyped]
 
 from sonde.errors import UnknownSiteError
 
 _SHOWN = 8
+_OF_GLOB = re.compile(r"[\w.*?]*[*?][\w.*?]*")
 _OF_REGEX = re.compile(r"[\\^$()?*+|\[\]{}]")
 
 
@@ -57,3 +61,36 @@ def nearest_steps(asked: int, logged: Iterable[int], *, count: int = 4) -> str:
 def unknown_name(kind: str, asked: str, there: Iterable[str], where: str) -> UnknownSiteError:
     """The error for *asked*, which is no *kind* (family, number, ...) of *where*; its message names the nearest of *there*."""
     return UnknownSiteError(f"{asked!r} is no {kind} of {where}. {nearest(asked, there)}")
+
+
+def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """``__getattr__``, ``__dir__`` and ``__all__`` of a *package* whose names stand in the stub beside *file*.
+
+    A name is loaded when it is first used. The ``AttributeError`` for one that is not there names the nearest.
+    """
+    load, listed, names = lazy_loader.attach_stub(package, file)
+
+    def found(name: str) -> Any:
+        if name not in names and not name.startswith("_"):
+            raise AttributeError(f"{package} has no {name!r}. {nearest(name, names)}")
+        return load(name)
+
+    return found, listed, names
+
+
+def meant_as_glob(pattern: str, names: Sequence[str]) -> tuple[str, list[str], list[str]] | None:
+    r"""The expression for what *pattern* says as a glob, the *names* in which *pattern* is found, and those that fit the glob.
+
+    None if *pattern* has nothing that globs have, or something that they have not, as an anchor; if no name fits the glob; or if
+    it makes no difference. ``*`` and ``?`` stand for no dot.
+
+    >>> meant_as_glob("h.?", ["h", "h.0", "h.0.mlp", "head"])
+    ('^h\\.[^.]$', ['h', 'h.0', 'h.0.mlp', 'head'], ['h.0'])
+    >>> meant_as_glob("^h.?", ["h", "h.0", "h.0.mlp"])
+    """
+    if not _OF_GLOB.fullmatch(pattern) or pattern[0] in "*?":
+        return None
+    expression = "^" + re.escape(pattern).replace(r"\*", "[^.]*").replace(r"\?", "[^.]") + "$"
+    fitting = [name for name in names if re.search(expression, name)]
+    found = [name for name in names if re.search(pattern, name)]
+    return (expression, found, fitting) if fitting and fitting != found else None

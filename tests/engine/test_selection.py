@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -275,3 +278,71 @@ def test_what_is_no_model_raises(model: Any, said: str) -> None:
     for call in (lambda: sonde.sites(model), lambda: sonde.observe(model, print)):
         with pytest.raises(ModelError, match=said):
             call()
+
+
+class Pair(nn.Module):
+    """Two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp, self.act = nn.Linear(2, 2), nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.act(self.mlp(x))
+
+
+def blocks() -> nn.Module:
+    """Return two blocks under the name h, and a head."""
+    return nn.Sequential(OrderedDict(h=nn.Sequential(Pair(), Pair()), head=nn.Linear(2, 2)))
+
+
+INSTRUMENTS: dict[str, Callable[[nn.Module, str], Any]] = {
+    "observe": lambda model, where: sonde.observe(model, lambda event: None, where),
+    "track": lambda model, where: sonde.track(model, include=where),
+    "recorder": lambda model, where: sonde.recorders.ForwardOutput(lambda tensor: tensor).modules(model, include=where),
+    "watch": lambda model, where: sonde.watch(model, include=where, to="memory", verbose=False),
+    "lens": lambda model, where: sonde.watch(model, lenses=sonde.lens.OutputNorm(include=where), to="memory", verbose=False),
+    "exclude": lambda model, where: sonde.observe(model, lambda event: None, exclude=where),
+}
+
+
+@pytest.mark.parametrize("instrument", INSTRUMENTS)
+def test_a_pattern_that_looks_like_a_glob_is_said_once_with_both_counts(instrument: str) -> None:
+    """When the instrument is put on, and never again while the model changes and runs."""
+    model = blocks()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        probe = INSTRUMENTS[instrument](model, "h.*")
+        model[1] = nn.Linear(2, 2)
+        model(torch.ones(1, 2)).sum().backward()
+        probe.detach() if hasattr(probe, "detach") else None
+    said = [str(each.message) for each in caught if "glob" in str(each.message)]
+    assert len(said) == 1
+    assert "='h.*' is a regular expression, which is found in the names of 8 modules" in said[0]
+    assert "As a glob it would be 2 modules: h.0, h.1. For these give" in said[0]
+    assert r"=r'^h\.[^.]*$'" in said[0]
+
+
+@pytest.mark.parametrize("pattern", [r"^h\.[^.]*$", "(h.*)", "^h.*", "h", r"h\.", "act", ".*mlp", "h.*mlp", re.compile("h.*")])
+def test_a_pattern_that_says_what_it_is_or_means_the_same_either_way_is_not_remarked_on(pattern: Any) -> None:
+    with sonde.observe(model := blocks(), lambda event: None, pattern):
+        model(torch.ones(1, 2))
+
+
+def test_what_is_attached_says_how_many_modules_were_selected() -> None:
+    model = blocks()
+    probe = sonde.observe(model, sonde.stats.Moments(), r"^h\.[^.]*$", ports=("input", "output"))
+    model(torch.ones(1, 2))
+    assert repr(probe).splitlines()[0] == "Probe(Moments(), 4 sites of 2 modules, attached)"
+    probe.detach()
+    inspector = sonde.watch(model, include=r"^h\.\d\.mlp$", to="memory", verbose=False)
+    inspector.detach()
+    assert "model: 0 of 0 steps logged, 2 of 9 modules observed" in repr(inspector)
+
+
+def test_a_name_that_is_none_of_the_public_ones_names_the_nearest() -> None:
+    with pytest.raises(AttributeError, match=r"^sonde has no 'sumary'\. Nearest: summary\.$"):
+        sonde.sumary  # noqa: B018
+    with pytest.raises(AttributeError, match=r"^sonde\.integrations has no 'TensorBord'\. Nearest: TensorBoard"):
+        sonde.integrations.TensorBord  # noqa: B018
+    assert not hasattr(sonde, "__wrapped__")

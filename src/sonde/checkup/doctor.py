@@ -101,7 +101,7 @@ class Checkup(ModelChecks):
         return Grid("Each lens at each port", ["lens", "port", "rows", "time a row", "bytes a row", ""], rows, footer)
 
 
-@checked("model", "optimizer", "include", "exclude")
+@checked("model", "loss_fn", "optimizer", "include", "exclude")
 def doctor(
     model: nn.Module,
     batch: Any,

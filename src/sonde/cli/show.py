@@ -29,6 +29,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--step", type=int, help="show this step alone (default: medians over the last logged steps)")
     expect_json(parser, "run, path, state, end, steps, findings, and layers or (with --family) rows, each with its numbers")
     parser.add_argument("--family", help="show all numbers of one family, site by site, in place of the layers")
+    parser.add_argument(
+        "--scalars", dest="family", action="store_const", const="scalars", help="show all losses, metrics, norms and rates"
+    )
 
 
 def run(options: argparse.Namespace) -> int:

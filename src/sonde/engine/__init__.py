@@ -51,6 +51,7 @@ from sonde.engine.selection import condition_of as condition_of
 from sonde.engine.selection import members as members
 from sonde.engine.selection import parameters as parameters
 from sonde.engine.selection import select as select
+from sonde.engine.selection import tell_of_globs as tell_of_globs
 from sonde.engine.torch_api.modules import BatchNorm as BatchNorm
 from sonde.engine.torch_api.modules import buffers_of as buffers_of
 from sonde.engine.torch_api.modules import children_of as children_of

@@ -86,7 +86,7 @@ def extract(
     progress: bool = ...,
     ranks: Together = ...,
 ) -> Estimate: ...
-@checked("model", "include", "exclude")
+@checked("model", "include", "exclude", "exists", "shard")
 def extract(
     model: nn.Module | Mapping[str, nn.Module],
     batches: Iterable[Any],

@@ -28,7 +28,7 @@ from sonde.sizes import bytes_of
 _CALL = "sonde.stream()"
 
 
-@checked("model", "include", "exclude")
+@checked("model", "include", "exclude", "rows", "buffer")
 def stream(
     model: nn.Module | Mapping[str, nn.Module],
     batches: Iterable[Any],

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from sonde.answer import Fact, Part, Report, Verdict, facts_of_findings
-from sonde.engine import Coverage, ProbeError, name_of, raise_if_foreign
+from sonde.engine import Coverage, ProbeError, members, name_of, raise_if_foreign
 from sonde.errors import ArgumentError
 from sonde.inspector.budget import Timer
 from sonde.inspector.measurement.measurement import Measurement
@@ -30,6 +30,7 @@ from sonde.run import LastError, Record, Run
 from sonde.schedule import Every, Schedule, seconds_of, with_interval
 from sonde.stats import Joining
 from sonde.warn import warn_user
+from sonde.words import many
 
 _MANY = 1024  # pushed values that may wait for a logged step
 _MOMENT = 1.0  # seconds
@@ -398,7 +399,11 @@ class WatchedTraining:
         state = "attached" if attached else "detached"
         families = ", ".join(dict.fromkeys(each.family for each in self.measurements()))
         path = self.destinations.path
-        steps = [f"{watched.name or 'model'}: {watched.logged:,} of {watched.steps:,} steps logged" for watched in self.watched]
+        steps = [
+            f"{watched.name or 'model'}: {watched.logged:,} of {watched.steps:,} steps logged, {len(watched.rows.layers()):,} of "
+            f"{many(len(members(watched.model)), 'module')} observed"
+            for watched in self.watched
+        ]
         return [f"Inspector({state}, {'in memory' if path is None else path})", *steps, f"families: {families}"]
 
     def report(self, *, attached: bool) -> Report:

@@ -35,7 +35,7 @@ from sonde.model_summary.rows import Outcome, Seen, assemble
 from sonde.model_summary.table import Shapes, Summary
 
 
-@checked("model")
+@checked("model", "loss_fn")
 def summary(
     model: nn.Module,
     *batch: Any,

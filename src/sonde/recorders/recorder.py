@@ -13,7 +13,19 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias, overload
 from torch import Tensor, nn
 
 from sonde.answer import Grid
-from sonde.engine import Attachment, Coverage, Covered, Event, Where, check_model, class_of, key_columns, remap, unwrap
+from sonde.engine import (
+    Attachment,
+    Coverage,
+    Covered,
+    Event,
+    Where,
+    check_model,
+    class_of,
+    key_columns,
+    remap,
+    tell_of_globs,
+    unwrap,
+)
 from sonde.errors import ArgumentError, SelectionError
 from sonde.recorders import registration, state, table
 from sonde.recorders.data import Data
@@ -182,6 +194,7 @@ class Recorder(SlotReader, KeepingProbe):
     ) -> Self:
         root = self._root_of(unwrap(check_model(module)), module)
         items = registration.choose(registration.candidates(module, root, iteration), types, indices, include, exclude)
+        tell_of_globs(root, include=include, exclude=exclude)
         model = self._name_of(root, name)
         names = frozenset(item.name for item in items)
         try:

@@ -3,6 +3,6 @@
 The names in ``__init__.pyi`` are loaded when they are first used.
 """
 
-import lazy_loader as _lazy
+from sonde.suggest import lazy_names as _lazy_names
 
-__getattr__, __dir__, __all__ = _lazy.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = _lazy_names(__name__, __file__)

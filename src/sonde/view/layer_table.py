@@ -7,11 +7,13 @@ the order of the rows; columns, their order, the way numbers are written and the
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sonde.answer import Cell, Grid, Tone
 from sonde.rules import Finding, Severity
+from sonde.view.folding import folded
 from sonde.words import percent
 
 Note = tuple[str, Tone]
@@ -21,6 +23,9 @@ NO_ELEMENTS = "no elements"  # in an output: the batch was empty
 GRADIENT_IS = "gradient: Euclidean norm of the gradient at the layer's output"
 
 TONES: Mapping[Severity, Tone] = {"note": "warn", "warn": "warn", "bad": "bad"}
+FOUND: tuple[Tone, ...] = ("bad", "warn")
+_NEAR, _NEAR_SHARE = 2.0, 0.1
+ALIKE_IS = "alike: the same parts, sizes within a factor of 2, shares within 10 %, and nothing found in any"
 _NOTABLE_ZEROS = 0.01  # share of the elements
 
 
@@ -167,12 +172,44 @@ def layer_table(
 ) -> Grid:
     """The table of *rows*, in their order; a column that no row fills is left out.
 
+    Blocks that are alike are folded into one row; a block with a finding never is.
     Columns of *dropped_first* are left out, in that order, where the terminal is too narrow.
     """
-    cells = [_cells(row) for row in rows]
+    rows = tuple(rows)
+    shown = folded(rows, _structure, _is_alike, lambda row: any(tone in FOUND for _, tone in row.notes), _fold)
+    footer = footer if len(shown) == len(rows) else [*footer, ALIKE_IS]
+    cells = [_cells(row) for row in shown]
     kept = [heading for heading in COLUMNS if heading in ("layer", "") or any(row[heading].text for row in cells)]
     grid = [[row[heading] for heading in kept] for row in cells]
     return Grid(title, kept, grid, list(footer), empty=empty, optional=tuple(each for each in dropped_first if each in kept))
+
+
+def _structure(row: LayerRow) -> str:
+    """What the same row of blocks that are alike has in common, but its name."""
+    notes = re.sub(r"\d+", "#", "; ".join(text for text, tone in row.notes if tone not in FOUND))
+    return "|".join([row.type, *(f"{name}={text}" for name, text in row.texts.items()), *row.numbers, notes])
+
+
+def _is_alike(one: LayerRow, other: LayerRow) -> bool:
+    """Whether sizes are within a factor of two, and shares within a tenth of the whole. Of a mean its deviation is the size."""
+    return all(_are_near(heading, quantity, other.numbers[heading]) for heading, quantity in one.numbers.items())
+
+
+def _are_near(heading: str, one: Quantity, other: Quantity) -> bool:
+    if (one.nan, one.inf) != (other.nan, other.inf):
+        return False
+    if heading in ("zeros", "dead"):
+        return abs(one.value - other.value) <= _NEAR_SHARE
+    if one.spread is not None and other.spread is not None:
+        within = abs(one.value - other.value) <= max(one.spread, other.spread)
+        return within and _are_near("", Quantity(one.spread), Quantity(other.spread))
+    low, high = sorted([abs(one.value), abs(other.value)])
+    return one.value == other.value or (low > 0 and high <= _NEAR * low)
+
+
+def _fold(row: LayerRow, name: str, like: str) -> LayerRow:
+    """The row for blocks called *name*, of which *row* is the first; they are alike that called *like*."""
+    return LayerRow(name, depth=row.depth, notes=((f"alike {like}", "quiet"),), tone="quiet")
 
 
 def notes_of(findings: Iterable[Finding], others: Iterable[str] = ()) -> tuple[Note, ...]:

@@ -64,7 +64,7 @@ def compare(
 ) -> Comparison: ...
 
 
-@checked()
+@checked("loss_fn", "match")
 def compare(
     a: Any,
     b: Any,

@@ -43,7 +43,7 @@ Outcomes = list[tuple[str, Tensor]]
 """What a step has made, each tensor with the word for its kind: ``the loss``."""
 
 
-@checked("model", "optimizer")
+@checked("model", "loss_fn", "optimizer")
 def why_nan(
     model: nn.Module,
     batch: Any,

@@ -113,7 +113,7 @@ CHECKS: dict[str, Callable[[Subject], Check]] = {
 """Every check by its name, in the order in which they run."""
 
 
-@checked("model", "optimizer")
+@checked("model", "loss_fn", "optimizer")
 def preflight(
     model: nn.Module,
     batch: Any,

@@ -52,6 +52,7 @@ class Clock(Counters):
         self.forward_counter.between = self.step_counter.forward_begins
         self.awake: set[Hashable] = set()
         self._users = 0
+        self._has_begun = False
         self._lock = threading.RLock()  # probes come and go in several threads
         self._follows = False  # forwards to their end, and accumulation
         self._looks = 0
@@ -67,6 +68,7 @@ class Clock(Counters):
         """Count one more probe of the root, whose *inventory* is given; for the first one put the hooks in that count."""
         with self._lock:
             self._users += 1
+            self._has_begun = True
             root = self.root()
             if self._users > 1 or root is None:
                 if inventory is not self.inventory:
@@ -164,9 +166,9 @@ class Clock(Counters):
     # Reading
 
     @property
-    def is_running(self) -> bool:
-        """Whether any probe is attached."""
-        return self._users > 0
+    def has_ended(self) -> bool:
+        """Whether every probe that was attached is detached: the next one counts from 0, on a clock of its own."""
+        return self._has_begun and self._users == 0
 
     @property
     def ended(self) -> Tick:
@@ -279,7 +281,7 @@ _making = threading.Lock()
 
 
 def clock_of(root: nn.Module) -> Clock:
-    """Return the clock of *root*: the one that runs for the probes attached to it now, or a new one, which counts from 0.
+    """Return the clock of *root*: that of the probes that are, or are about to be, attached, or a new one, which counts from 0.
 
     Inside a quiet block a clock that does not count there is left alone.
     """
@@ -299,4 +301,4 @@ def clock_of(root: nn.Module) -> Clock:
 def _running(clocks: _Clocks, root: nn.Module) -> Clock | None:
     known = clocks.get(root)
     clock = known() if known is not None else None
-    return clock if clock is not None and clock.is_running else None
+    return None if clock is None or clock.has_ended else clock

@@ -91,6 +91,7 @@ class Attachment:
         include, exclude = selection.settled(include), selection.settled(exclude)
         inventory = inventory_of(selection.check_model(model))
         chosen = choose(inventory, include, exclude, ports, name)
+        selection.tell_of_globs(model, include=include, exclude=exclude)
         wanted = Wanted(model, include, exclude, ports, name)
         self._wanted.append((wanted, chosen))
         for path in inventory.remembered("scripted", lambda: [each.name for each in inventory.members if is_scripted(each.module)]):

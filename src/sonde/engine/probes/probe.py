@@ -30,7 +30,7 @@ from sonde.schedule import Steps, schedule_of
 from sonde.site import OTHER_CALLS, PARAMETER_PORTS, PORTS, Port, Site
 from sonde.stats import Statistic
 from sonde.warn import warn_user
-from sonde.words import number_text
+from sonde.words import many, number_text
 
 if TYPE_CHECKING:
     import pandas
@@ -204,7 +204,8 @@ class Probe(Observer, ShownAsTable):
         table = self._attachment.hooks.table
         what = self._attachment.delivery.observer if table is None else table.statistic
         state = "attached" if self.attached else "detached"
-        return f"{type(self).__name__}({what}, {len(self.sites)} sites, {state})"
+        modules = len({site.layer for site in self.sites})
+        return f"{type(self).__name__}({what}, {many(len(self.sites), 'site')} of {many(modules, 'module')}, {state})"
 
 
 class HasStatistic(Protocol):

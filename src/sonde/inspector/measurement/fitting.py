@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from torch import nn
 
-from sonde.engine import Where, parameters_in
+from sonde.engine import Where, parameters_in, tell_of_globs
 from sonde.errors import SelectionError
 from sonde.inspector.measurement.measurement import Kind, Measurement
 from sonde.inspector.settings import Settings
@@ -37,6 +37,10 @@ def fit_all(models: Mapping[str, nn.Module], settings: Settings) -> dict[str, li
     strange = [name for name in blind if name not in optional]
     if strange and (not settings.by_default or len(blind) == len(settings.lenses)):
         raise SelectionError(f"the lens {strange[0]!r} finds nothing to look at: {blind[strange[0]]}")
+    for model in models.values():
+        tell_of_globs(model, include=settings.choice.include, exclude=settings.choice.exclude)
+        for lens in settings.lenses:
+            tell_of_globs(model, include=lens.include, exclude=lens.exclude)
     for name in blind if not settings.by_default else ():
         warn_user(f"the lens {name!r} finds no layer in this model and records nothing: {blind[name]}")
     return fitted

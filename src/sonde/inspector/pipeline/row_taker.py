@@ -91,6 +91,10 @@ class RowTaker:
         for measurement in self.measurements:
             measurement.attachment.detach()
 
+    def layers(self) -> set[str]:
+        """The modules that lenses look at, or whose parameters they look at."""
+        return {site.layer for each in self.measurements if not each.hidden for site in each.attachment.sites()}
+
     def begin_step(self, pace: Pace, *, again: bool = False) -> None:
         """Switch the hooks for the step that begins; *again*: they were switched for this step by another decision."""
         if again or pace.on or pace.was_on or (self.has_sequences and (pace.in_pair or pace.was_in_pair)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
@@ -25,6 +26,8 @@ from sonde.words import number_text
 OF_CALLS = {"max": "max", "min": "min", "": "avg"}
 """The SQL function that makes one number of those of a layer's calls, by ``Number.worst``."""
 _RECENT = 20  # logged steps that medians are over
+_SCALARS = 6  # that stand below the table
+_OF_RATE = re.compile(r"lr([_/]\d+)*")
 _WEIGHT = "weight "  # a gradient in the last column is the weight's; the column of that name has the one at the output
 _NORMS = "weight, weight grad, update: Euclidean norms over all parameters of the layer"
 
@@ -378,10 +381,13 @@ def _path(layer: _LayerNumbers) -> tuple[str, ...]:
 
 
 def _scalars(run: Run, step: int | None) -> list[str]:
-    """The last value of each scalar up to *step*, in a line."""
+    """The last value of each scalar up to *step*, in a line: the loss first, and a few; equal learning rates are one."""
     if "scalars" not in run.families:
         return []
     until = "" if step is None else f" WHERE step <= {step:d}"
     rows = run.sql(f"SELECT name, arg_max(value, step) FROM {of_rank('scalars', None, run.ranks)}{until} GROUP BY name").fetchall()
-    rows.sort(key=lambda row: ("loss" not in row[0], row[0].endswith("_norm"), row[0]))
-    return [" · ".join(f"{name} {number_text(value)}" for name, value in rows)] if rows else []
+    rows.sort(key=lambda row: (row[0] != "loss", "loss" not in row[0], row[0].endswith("_norm"), row[0]))
+    first = {value: name for name, value in reversed(rows) if _OF_RATE.fullmatch(name)}
+    rows = [(name, value) for name, value in rows if not _OF_RATE.fullmatch(name) or first[value] == name]
+    more = [f"and {len(rows) - _SCALARS} more: sonde show --scalars"] if len(rows) > _SCALARS else []
+    return [" · ".join([*(f"{name} {number_text(value)}" for name, value in rows[:_SCALARS]), *more])] if rows else []
