@@ -8,10 +8,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 BENCH := .venv-bench
 NEWEST := .venv-newest
-BENCHMARKS := $(filter-out benchmarks/interleaved.py,$(wildcard benchmarks/*.py))
+BENCHMARKS := $(filter-out $(addprefix benchmarks/,interleaved.py models.py committed.py quick.py),$(wildcard benchmarks/*.py))
 NATIVE := CMakeLists.txt $(wildcard src/sonde/stats/kernels/source/*)
 
-.PHONY: demo test test-all test-newest check docs bench health format clean
+.PHONY: demo test test-all test-newest check docs bench bench-quick gpu health format clean
 .DEFAULT_GOAL := test
 
 demo: $(VENV)/.installed
@@ -48,6 +48,14 @@ format: $(VENV)/.installed
 # Peers live in an environment of their own; run nothing beside this.
 bench: $(BENCH)/.installed
 	for script in $(BENCHMARKS); do echo; echo "== $$script"; $(BENCH)/bin/python $$script; done
+
+# Two minutes, without peers: the ratios that must not grow unnoticed, beside those that were committed. It reports, and fails nothing.
+bench-quick: $(VENV)/.installed
+	$(BIN)/python benchmarks/quick.py
+
+# On a machine with an accelerator: its tests, each situation of a training on it, and its costs, as one page to send back.
+gpu: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.accelerator
 
 # Trains networks with planted faults and healthy ones, and writes what the rules find to the documentation.
 health: $(VENV)/.installed

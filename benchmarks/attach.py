@@ -12,28 +12,15 @@ import time
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
 from torch.utils.module_tracker import ModuleTracker
 
 import sonde
+from models import chain, copies_by_hand
 from sonde.stats import Moments
 
 LAYERS, WIDTH, BATCH = 99, 16, 4  # of the first table: 199 small modules
 SIZES = ((40, 16, 4), (40, 128, 32), (40, 256, 64), (20, 512, 256))  # of the second: pairs of layers, width, batch
 ROUNDS = 40
-
-
-def model(layers: int = LAYERS, width: int = WIDTH) -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(*(layer for _ in range(layers) for layer in (nn.Linear(width, width), nn.Tanh())))
-
-
-def copies_by_hand(net: nn.Module, sink: list[Tensor]) -> list[torch.utils.hooks.RemovableHandle]:
-    def hook(module: nn.Module, args: tuple, output: Tensor) -> None:
-        sink.append(output.detach().clone())
-        output.register_hook(lambda gradient: sink.append(gradient.detach().clone()))
-
-    return [module.register_forward_hook(hook) for module in net.modules()]
 
 
 def least(ways: dict[str, Callable[[], object]], rounds: int = ROUNDS) -> dict[str, float]:
@@ -49,7 +36,7 @@ def least(ways: dict[str, Callable[[], object]], rounds: int = ROUNDS) -> dict[s
 
 def attaching() -> dict[str, float]:
     """Return microseconds for each module of an observer around each step, and of attaching and detaching alone."""
-    net, x = model(), torch.randn(BATCH, WIDTH)
+    net, x = chain(LAYERS, WIDTH), torch.randn(BATCH, WIDTH)
 
     def step() -> None:
         net(x).sum().backward()
@@ -91,7 +78,7 @@ def attaching() -> dict[str, float]:
 
 def copying(layers: int, width: int, batch: int) -> dict[str, float]:
     """Return how long a training step takes, divided by one with hooks by hand that copy outputs and gradients."""
-    net, x = model(layers, width), torch.randn(batch, width)
+    net, x = chain(layers, width), torch.randn(batch, width)
     found = dict.fromkeys(("bare", "by hand", "track"), float("inf"))
 
     def run(name: str, clear: Callable[[], object]) -> None:
@@ -104,7 +91,7 @@ def copying(layers: int, width: int, batch: int) -> dict[str, float]:
 
     for _ in range(ROUNDS // 2):
         run("bare", lambda: None)
-        sink: list[Tensor] = []
+        sink: list[object] = []
         handles = copies_by_hand(net, sink)
         run("by hand", sink.clear)
         for handle in handles:

@@ -36,7 +36,7 @@ def models() -> dict[str, Callable[[], tuple[Any, Any, list[Any]]]]:
     import torch
     from torch import Tensor, nn
 
-    from watch import Block as Transformer
+    from models import Block as Transformer
 
     class Vision(nn.Module):
         """Patches of an image, transformer blocks, and the mean over positions."""

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 import sonde
 from interleaved import medians
+from models import chain, copies_by_hand
 from sonde.keep import default_stash, default_stash_value
 
 DEPTH, WIDTH, BATCH = 40, 16, 4
@@ -28,11 +29,6 @@ WARM_UP = 17  # forwards after attaching that are not timed: sonde checks the mo
 SLOW_ROUNDS = 5
 
 sink: list[object] = []
-
-
-def model() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(*(layer for _ in range(DEPTH) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh()))).train()
 
 
 def calls(net: nn.Module) -> int:
@@ -66,11 +62,7 @@ def by_hand_backward(net: nn.Module) -> Callable[[], None]:
 
 
 def by_hand_copies(net: nn.Module) -> Callable[[], None]:
-    def hook(module: nn.Module, args: tuple, output: Tensor) -> None:
-        sink.append(output.detach().clone())
-        output.register_hook(lambda gradient: sink.append(gradient.detach().clone()))
-
-    handles = [module.register_forward_hook(hook) for module in net.modules()]
+    handles = copies_by_hand(net, sink)
     return lambda: [handle.remove() for handle in handles]
 
 
@@ -80,25 +72,23 @@ def full_backward_hooks(net: nn.Module) -> Callable[[], None]:
 
 
 def sonde_forward(net: nn.Module) -> Callable[[], None]:
-    return sonde.observe(net, lambda event: sink.append(event.value), strict=True).detach
+    return sonde.observe(net, lambda event: sink.append(event.value)).detach
 
 
 def sonde_backward(net: nn.Module) -> Callable[[], None]:
-    return sonde.observe(net, lambda event: sink.append(event.value), ports="grad_output", strict=True).detach
+    return sonde.observe(net, lambda event: sink.append(event.value), ports="grad_output").detach
 
 
 def sonde_track(net: nn.Module) -> Callable[[], None]:
-    def keep(event: sonde.types.Event) -> sonde.types.Stash:
-        stash = default_stash(event, default_stash_value)
-        sink.append(stash)
-        return stash
+    def keep(event: sonde.types.Event) -> None:
+        sink.append(default_stash(event, default_stash_value))
 
-    probe = sonde.observe(net, keep, ports=("output", "grad_output"), strict=True)
+    probe = sonde.observe(net, keep, ports=("output", "grad_output"))
     return probe.detach
 
 
 def sonde_resting(net: nn.Module) -> Callable[[], None]:
-    return sonde.observe(net, lambda event: sink.append(event.value), every=lambda tick: False, strict=True).detach
+    return sonde.observe(net, lambda event: sink.append(event.value), every=lambda tick: False).detach
 
 
 def nothing(net: nn.Module) -> Callable[[], None]:
@@ -110,7 +100,7 @@ Way = tuple[str, Callable[[nn.Module], Callable[[], None]]]
 
 def measure(ways: list[Way], run: Callable[[nn.Module, Tensor], None]) -> dict[str, float]:
     """Return the median microseconds per module call of each way."""
-    x, net = torch.randn(BATCH, WIDTH), model()
+    x, net = torch.randn(BATCH, WIDTH), chain(DEPTH, WIDTH)
 
     @contextmanager
     def attached(attach: Callable[[nn.Module], Callable[[], None]]) -> Iterator[None]:
@@ -126,7 +116,7 @@ def measure(ways: list[Way], run: Callable[[nn.Module, Tensor], None]) -> dict[s
 def peers(base: float) -> dict[str, float]:
     """Return the median microseconds per module call of peers that keep every module's output, forward only."""
     found: dict[str, float] = {}
-    net, x = model(), torch.randn(BATCH, WIDTH)
+    net, x = chain(DEPTH, WIDTH), torch.randn(BATCH, WIDTH)
 
     def clock(run: Callable[[], object]) -> float:
         run()
@@ -156,7 +146,7 @@ def peers(base: float) -> dict[str, float]:
         try:
             import torchlens
 
-            found["TorchLens 2.36.1, trace"] = clock(lambda: torchlens.trace(model(), x))
+            found["TorchLens 2.36.1, trace"] = clock(lambda: torchlens.trace(chain(DEPTH, WIDTH), x))
         except Exception as error:
             print(f"torchlens: {type(error).__name__}: {error}")
     return found

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from models import chain
 from sonde.graph import capture
 
 OPERATIONS, MODULES, VISIBLE = 10_000, 1_000, 3_000
@@ -38,11 +39,6 @@ class Sequence(nn.Module):
         for _ in range(self.operations):
             x = x + 1
         return x
-
-
-def layers(count: int) -> nn.Module:
-    """Return *count* layers, Linear and Tanh in turn."""
-    return nn.Sequential(*(layer for _ in range(count // 2) for layer in (nn.Linear(8, 8), nn.Tanh())))
 
 
 class Block(nn.Module):
@@ -139,7 +135,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     x = torch.randn(2, 8)
     print(f"torch {torch.__version__}, 1 thread")
-    sequence, many = Sequence(OPERATIONS), layers(MODULES)
+    sequence, many = Sequence(OPERATIONS), chain(MODULES // 2, 8)
     operations = measure(
         {
             "bare model": lambda: sequence(x),

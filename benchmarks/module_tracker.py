@@ -19,6 +19,7 @@ from torch.utils.module_tracker import ModuleTracker as TorchTracker
 
 import sonde
 from interleaved import medians
+from models import chain
 
 DEPTH, WIDTH, BATCH = 40, 16, 4
 ROUNDS, REPEATS, WARM_UP = 41, 10, 3
@@ -42,11 +43,6 @@ WAYS: dict[str, Way] = {
 }
 
 
-def model() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(*(layer for _ in range(DEPTH) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh())))
-
-
 def forward(net: nn.Module, x: Tensor) -> None:
     net(x)
 
@@ -57,7 +53,7 @@ def both(net: nn.Module, x: Tensor) -> None:
 
 def measure(run: Callable[[nn.Module, Tensor], None], *, grad: bool) -> dict[str, float]:
     """Return the median microseconds per module call of each way."""
-    net, x = model(), torch.randn(BATCH, WIDTH, requires_grad=grad)
+    net, x = chain(DEPTH, WIDTH), torch.randn(BATCH, WIDTH, requires_grad=grad)
     with torch.set_grad_enabled(grad):
         seconds = medians(WAYS, lambda: run(net, x), rounds=ROUNDS, warm_up=WARM_UP, repeats=REPEATS)
     return {name: value / sum(1 for _ in net.modules()) * 1e6 for name, value in seconds.items()}
@@ -67,7 +63,7 @@ def growth() -> dict[str, list[int]]:
     """Return, for each way, the number of objects beyond those after the first step, after each of ``GROWTH_STEPS``."""
     found: dict[str, list[int]] = {}
     for name, way in WAYS.items():
-        net, x = model(), torch.randn(BATCH, WIDTH, requires_grad=True)
+        net, x = chain(DEPTH, WIDTH), torch.randn(BATCH, WIDTH, requires_grad=True)
         with way():
             both(net, x)
             gc.collect()

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from interleaved import medians
+from models import chain
 from sonde import recorders
 from sonde.recorders.reductions import Sum
 
@@ -36,11 +37,6 @@ except ImportError:
     original = None
 
 Way = tuple[str, Callable[[nn.Module], Any]]
-
-
-def model() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(*(layer for _ in range(DEPTH) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh()))).train()
 
 
 def add(so_far: Tensor, new: Tensor) -> Tensor:
@@ -64,7 +60,7 @@ def end(recorder: Any) -> None:
 
 def measure(ways: list[Way], run: Callable[[nn.Module, Tensor], object]) -> dict[str, float]:
     """Return the median microseconds per module call of each way."""
-    x, net = torch.randn(BATCH, WIDTH), model()
+    x, net = torch.randn(BATCH, WIDTH), chain(DEPTH, WIDTH)
 
     @contextmanager
     def attached(attach: Callable[[nn.Module], Any]) -> Iterator[None]:
