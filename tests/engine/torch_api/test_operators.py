@@ -13,6 +13,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.guards import GuardBuilder
 from torch._functorch.aot_autograd import make_boxed_compiler
 from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import sonde
 from sonde.engine.torch_api import operators
@@ -46,6 +47,18 @@ def targets(model: nn.Module) -> list[Counter[str]]:
     call = torch.compile(model, backend=aot_autograd(fw_compiler=compile_graph))
     call(torch.ones(2, 3)).sum().backward()
     return found
+
+
+def test_tensors_of_a_device_are_delivered_beside_a_ticket_on_the_host() -> None:
+    """While torch traces, where no device of that kind is needed; what comes back is on the host."""
+    with FakeTensorMode():
+        written, ticket = torch.empty(1, dtype=torch.int64), torch.empty(2, dtype=torch.int64)
+        leaves = [torch.empty(3, device="cuda:0"), torch.empty(3, device="cuda:1"), torch.empty(3)]
+        operators.deliver(written, ticket, leaves, 0, False, False)
+        assert operators.delivered(written, ticket, leaves, 0, False, False).device.type == "cpu"
+        for leaf in leaves:
+            assert operators.deliver_gradient(None, ticket, leaf, 0, False, 0).device.type == "cpu"
+            assert operators.deliver_gradient(ticket, ticket, leaf, 0, False, 0).device.type == "cpu"
 
 
 def test_a_graph_has_one_call_for_each_value_and_gradient() -> None:

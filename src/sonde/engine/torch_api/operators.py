@@ -255,9 +255,10 @@ _library.impl("deliver", _deliver, "CompositeExplicitAutograd")
 _library.impl("deliver", lambda *_: None, "Meta")
 _library.impl("deliver", _deliver_in_graph, "Functionalize")
 _library.impl("delivered", _delivered, "CompositeExplicitAutograd")
-_library.impl("delivered", lambda written, *_: torch.empty_like(written), "Meta")
 _library.impl("deliver_gradient", _deliver_gradient, "CompositeExplicitAutograd")
-_library.impl("deliver_gradient", lambda before, ticket, *_: torch.empty_like(ticket), "Meta")
+# No kernel for "Meta" alone: of an operator that has no more, torch demands that the ticket, on the host, and the leaves share a device.
+torch.library.register_fake("sonde::delivered", lambda written, *_: torch.empty_like(written), lib=_library)
+torch.library.register_fake("sonde::deliver_gradient", lambda before, ticket, *_: torch.empty_like(ticket), lib=_library)
 for _name in ("deliver", "delivered", "deliver_gradient"):
     for _key in ("Autograd", "ADInplaceOrView"):
         _library.impl(_name, torch.library.fallthrough_kernel, _key)
