@@ -6,6 +6,7 @@ if both have met the same objects under the same names.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple, TypeVar
@@ -52,6 +53,7 @@ class Inventory:
         self._outlines = [self._outline()]
         self._all = [weakref.ref(parameter, lost) for parameter in met.parameters]
         self._memory: dict[Hashable, Any] = {}
+        self._spare: list[Any] = []
         of_parameter = {id(parameter): reference for parameter, reference in zip(met.parameters, self._all, strict=True)}
         names: dict[nn.Module, list[str]] = {}
         _name(model, "", frozenset(), names)
@@ -113,7 +115,21 @@ class Inventory:
             found = self._memory[key] = make()
         return found
 
+    def keep(self, spare: Any) -> None:
+        """Keep *spare*, made for these modules and no longer in use, to be used again. It holds no module, parameter or class."""
+        with _keeping:
+            self._spare = [*self._spare[-_MOST_SPARE:], spare]
 
+    def take(self, kind: type[_T], fits: Callable[[_T], bool]) -> _T | None:
+        """Return what was kept of *kind* and *fits*, and keep it no longer; None without any."""
+        with _keeping:
+            found = next((spare for spare in self._spare if type(spare) is kind and fits(spare)), None)
+            self._spare = [spare for spare in self._spare if spare is not found]
+        return found
+
+
+_MOST_SPARE = 7  # besides the last one
+_keeping = threading.RLock()  # the collector may delete a probe at any moment, which keeps its hooks then
 _MOST = 32  # results that one inventory remembers
 _MOST_OUTLINES = 3  # besides the last one
 

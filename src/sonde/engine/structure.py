@@ -42,11 +42,18 @@ def _walk(value: Any, path: str, found: list[tuple[str, Tensor]], inside: set[in
     if isinstance(value, Tensor):
         found.append((path, value))
         return
-    opened = None if id(value) in inside else _open(value, objects=False)
-    if opened is None:
+    if id(value) in inside or ((is_plain := type(value) in _PLAIN) and not value):
         return
+    if is_plain:  # as arguments are, of every call: not taken apart, only looked through
+        children: Iterable[tuple[str, Any]]
+        children = [(f"[{key!r}]", child) for key, child in (value.items() if type(value) is dict else enumerate(value))]
+    else:
+        opened = _open(value, objects=False)
+        if opened is None:
+            return
+        children = zip(opened.steps, opened.children, strict=True)
     inside.add(id(value))
-    for step, child in zip(opened.steps, opened.children, strict=True):
+    for step, child in children:
         _walk(child, path + step, found, inside)
     inside.discard(id(value))
 
@@ -188,6 +195,9 @@ def _outline(part: Any, path: str, inside: frozenset[int], found: list[tuple[str
     inside |= {id(part)}
     children = [_outline(child, path + step, inside, found) for step, child in zip(opened.steps, opened.children, strict=True)]
     return Outline(None, opened.make, children, sum(child.size for child in children))
+
+
+_PLAIN = (tuple, list, dict)
 
 
 def _indices(count: int) -> list[str]:

@@ -46,7 +46,8 @@ class Tracker(KeepingProbe):
         function = default_stash if stash is None else getattr(stash, "keywords", {}).get("stash_value", stash)
         self._axes: dict[str, LayerAxes] = {}  # of each module's first output, for the table
         take = _with_axes(self._stash, self._axes)
-        super().__init__(Keeper(name_of(function), take, only_slot=self._slot), strict=strict)
+        keeper = Keeper(name_of(function), take, only_slot=self._slot, leaves_what_it_is_lent=stash is None)
+        super().__init__(keeper, strict=strict)
 
     @property
     def stashes(self) -> list[Any]:

@@ -38,6 +38,7 @@ class Keeper:
         reduction: combines a value with what a slot holds; without one a slot holds a list of all values.
         condition: asked before a value is kept.
         only_slot: the slot of all events, whose list gets each value as *take* makes it.
+        leaves_what_it_is_lent: *take* is sonde's own, and writes into nothing of an event.
 
     Attributes:
         slots: the slots, in order.
@@ -53,8 +54,10 @@ class Keeper:
         *,
         condition: Condition | None = None,
         only_slot: Subrecorder | None = None,
+        leaves_what_it_is_lent: bool = False,
     ) -> None:
         self.__qualname__ = name
+        self.leaves_what_it_is_lent = leaves_what_it_is_lent
         self.take = take
         self.reduction = reduction
         self.condition = condition

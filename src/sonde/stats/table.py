@@ -62,6 +62,12 @@ class Table:
     def __len__(self) -> int:
         return len(self._rows)
 
+    @property
+    def is_of_values(self) -> bool:
+        """Whether the statistic is one of sonde's own, which is equal to others by value, and holds plain values alone."""
+        kind = type(self.statistic)
+        return kind.__module__.startswith("sonde.stats.") and kind.__eq__ is not object.__eq__
+
     # Rows
 
     def allocate(self, rows: int, device: torch.device | str) -> list[Tensor]:
@@ -219,7 +225,9 @@ class Table:
         Args:
             counts_on: let :meth:`additions` count what was added before, too.
         """
-        if counts_on:
+        if not counts_on:
+            self._before = []
+        else:
             known = len(self._before)
             self._before = [
                 block[:, 0] + self._before[number] if number < known else block[:, 0].clone()

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from sonde.engine import selection
+from sonde.engine.inventory import Inventory, inventory_of
 from sonde.engine.torch_api import modules
 from sonde.engine.torch_api.modules import unwrap
 
@@ -52,11 +53,36 @@ class ModuleNames:
         self._homes: weakref.WeakKeyDictionary[nn.Module, tuple[weakref.ref[nn.Module], tuple[str, ...]]]
         self._homes = weakref.WeakKeyDictionary()
         self._tops: weakref.WeakKeyDictionary[nn.Module, ModuleNode] = weakref.WeakKeyDictionary()
+        self._inventory: Inventory | None = None  # of the only model, if the names follow from that alone
         self._owners: WeakIdKeyDictionary = WeakIdKeyDictionary()  # by parameter: the nodes from the root to its module
+
+    @staticmethod
+    def of(module: nn.Module) -> ModuleNames:
+        """Return the names for a tracker that meets *module* first: those that a former one has left, if nothing has changed."""
+        root = unwrap(module)
+        inventory = inventory_of(root)
+        names = inventory.take(ModuleNames, lambda _: True)
+        if names is None:
+            names = ModuleNames()
+            names.register(root)
+        names._inventory = None if modules.has_compiled_part(module) else inventory  # of a compiled one each tracker has to warn
+        return names
+
+    def leave(self) -> None:
+        """Leave these names to a later tracker, if they are those of one model, as it is, alone. They are used no more here."""
+        inventory, self._inventory = self._inventory, None
+        if inventory is not None:
+            inventory.keep(self)
+
+    @property
+    def are_none(self) -> bool:
+        """Whether no model is known."""
+        return not self._labels
 
     def register(self, root: nn.Module) -> None:
         """Name *root* and all modules below it. A module that was called alone before gets its name in the larger model."""
         root = unwrap(root)
+        self._inventory = None
         taken = set(self._labels.values())
         label = kind = type(root).__name__
         number = 1

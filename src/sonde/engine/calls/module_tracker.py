@@ -74,8 +74,8 @@ class ModuleTracker:
         strict: bool = False,
     ) -> None:
         self._names = ModuleNames()
-        for model in models:
-            self._names.register(selection.check_model(model))
+        for model in map(selection.check_model, models):
+            self._know(model)
         self._callbacks = Callbacks(
             {"enter": enter, "leave": leave, "enter_backward": enter_backward, "leave_backward": leave_backward}, strict=strict
         )
@@ -87,7 +87,19 @@ class ModuleTracker:
         self._local = _Local()
         self._states: list[ThreadState] = []
 
+    def _know(self, model: nn.Module) -> None:
+        """Name *model* and all modules below it."""
+        if self._names.are_none:
+            self._names = ModuleNames.of(model)
+        else:
+            self._names.register(model)
+
     # Life
+
+    def __del__(self) -> None:
+        names = getattr(self, "_names", None)
+        if names is not None:
+            names.leave()
 
     def __enter__(self) -> Self:
         self._entered += 1
@@ -176,6 +188,8 @@ class ModuleTracker:
             if place is None or place.held() is not module:
                 place, top = self._placed(state, module, task)
         if top is None or place is None:
+            if self._names.are_none:
+                self._know(module)
             place = self._names.at_top(module)
             if place is None:
                 return

@@ -10,13 +10,17 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from sonde.engine.clock.counters import Counters
-from sonde.engine.inventory import inventory_of
+from sonde.engine.inventory import Inventory, inventory_of
 from sonde.engine.torch_api import compiler_state, hooks
 from sonde.engine.torch_api.autograd_state import graph_task, has_substituted_parameters, is_nested_pass
 from sonde.engine.torch_api.modules import parameters_in
 from sonde.engine.unseen import blocks
 
 _is_traced = compiler_state.is_traced
+
+
+class _Hooked(dict[int, tuple[weakref.ref[nn.Parameter], hooks.Handle]]):
+    """By the id of a parameter, a reference to it and the handle of its hook."""
 
 
 class BackwardCounter:
@@ -38,7 +42,7 @@ class BackwardCounter:
         self._counters = counters
         self._accumulates = _Accumulates(self)
         self._hook = hooks.Weak(self._accumulates)  # one for all parameters
-        self._hooked: dict[int, tuple[weakref.ref[nn.Parameter], hooks.Handle]] = {}
+        self._hooked = _Hooked()
         self._late: set[int] = set()  # hooked in the step that has not ended, perhaps after its gradients
         self._task = -1  # the backward pass that was seen last
         self._outer = -1  # the last one that was not part of another
@@ -83,7 +87,26 @@ class BackwardCounter:
 
     def forget(self) -> None:
         """Forget all parameters; only after ``take_out``."""
-        self._hooked.clear()
+        self._hooked = _Hooked()
+
+    def leave(self, inventory: Inventory | None) -> None:
+        """Take every hook out, forget all parameters, and leave the handles to a later counter of the same *inventory*."""
+        self.take_out()
+        if inventory is not None and not has_substituted_parameters():
+            inventory.keep(self._hooked)
+        self.forget()
+
+    def begin_with(self, inventory: Inventory) -> None:
+        """Put hooks on all parameters of *inventory* that need a gradient: where a former counter has left handles, by these."""
+        if not self._hooked and (left := inventory.take(_Hooked, lambda _: True)) is not None:
+            self._hooked = left
+            for key, (reference, handle) in tuple(left.items()):
+                parameter = reference()
+                usable = parameter is not None and parameter.requires_grad and parameter.is_leaf
+                if parameter is None or not (usable and handle.is_on(parameter) and handle.put_back(self._hook)):
+                    del left[key]
+            self._late.update(left)
+        self.follow(inventory.parameters)
 
     def follow(self, parameters: Collection[nn.Parameter]) -> None:
         """Put hooks on those of the root's *parameters* that have come, or need a gradient by now.

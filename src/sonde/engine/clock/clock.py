@@ -76,7 +76,7 @@ class Clock(Counters):
                 return
             self.inventory = inventory
             self.forward_counter.start(root)
-            self.backward_counter.follow(inventory.parameters)
+            self.backward_counter.begin_with(inventory)
             self.step_counter.start()
 
     def wake(self, probe: Hashable, *, just_started: bool = False) -> None:
@@ -118,10 +118,9 @@ class Clock(Counters):
                 return
             self.awake.clear()
             self.is_observed = self._follows = False
-            self.backward_counter.take_out()
+            self.backward_counter.leave(self.inventory)
             self.inventory = self._compiled = None
             self.forward_counter.stop()
-            self.backward_counter.forget()
             self.step_counter.stop()
             self.forget_forwards()
 

@@ -67,6 +67,7 @@ class Attachment:
         table: Table | None = None,
         calls_apart: int = 0,
     ) -> None:
+        self._owns_rows = table is None
         if table is None and isinstance(do, Statistic):
             table = Table(do)
         self.delivery = Delivery(do, strict=strict, training=training, on_failure=self._detach_ended)
@@ -99,7 +100,7 @@ class Attachment:
             self.hooks.unhooked |= unhooked
         learn(inventory)
         clock = self._clock(model, inventory)
-        self.hooks.add(chosen, clock, wanted, self.roots)
+        self.hooks.add(chosen, clock, wanted, self.roots, inventory if self._owns_rows else None)
 
     def observe_one(self, module: nn.Module, path: str, ports: tuple[Port, ...]) -> None:
         """Prepare a hook on *module* alone, as *path*. Its clock is that of the observed model it is a part of, if any."""
@@ -224,6 +225,7 @@ class Attachment:
     def dispose(self) -> None:
         """Detach, and drop all data: the probe is gone, and its data must not wait for the garbage collector."""
         self.detach()
+        self.hooks.give_up()
         self.forget()
         self.delivery.forget_subscriber()
         self.hooks.table = None

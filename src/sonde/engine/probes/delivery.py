@@ -54,7 +54,8 @@ class Delivery:
 
     Attributes:
         subscriber: called with each event, but for those at sites that have stopped; of a statistic a function that does nothing.
-        looking: the same for some events of each site: whether the subscriber leaves them as they are. If strict, for all.
+        looking: the same for some events of each site: whether the subscriber leaves them as they are. If strict, for all. A
+            subscriber of sonde's own that says so by an attribute ``leaves_what_it_is_lent`` is not looked at.
         observer: the name of the subscriber or statistic.
         switch: whether the probe observes.
         thread: the only thread that is observed; None for all.
@@ -71,6 +72,7 @@ class Delivery:
 
     def __init__(self, do: Subscriber | Statistic, *, strict: bool, training: bool | None, on_failure: Callable[[], None]) -> None:
         self._whole: Subscriber = _nobody if isinstance(do, Statistic) else weakly(do)
+        self._is_own = bool(getattr(do, "leaves_what_it_is_lent", False))
         self.subscriber = self.looking if strict else self._whole
         self.observer = name_of(do if isinstance(do, Statistic) else self._whole)
         self.switch = Switch(training)
@@ -97,6 +99,9 @@ class Delivery:
 
     def looking(self, event: Event) -> None:
         """Call the subscriber; look whether it leaves what it is lent as it is (if not, stop the site), and what it returns."""
+        if self._is_own:
+            self._elsewhere(event)
+            return
         site = event.site
         if site in self.stopped:
             self.refused[site] += 1

@@ -18,9 +18,8 @@ from sonde.engine import structure
 from sonde.engine.clock.clock import Clock
 from sonde.engine.clock.forward import Forward
 from sonde.engine.event import Event
-from sonde.engine.inventory import Named
 from sonde.engine.probes.aliases import Aliases
-from sonde.engine.probes.delivery import Delivery
+from sonde.engine.probes.delivery import Delivery, Switch
 from sonde.engine.probes.gradients import GradientCollector, sequence_of
 from sonde.engine.probes.site_hook import SiteHook
 from sonde.engine.probes.targets import Sites
@@ -50,9 +49,9 @@ class EventHook(SiteHook):
 
     __slots__ = ("fired",)
 
-    def __init__(self, delivery: Delivery, clock: Clock, item: Named, sites: Sites, parameter: nn.Parameter | None = None) -> None:
-        super().__init__(delivery, clock, item, sites, parameter)
-        self.fired: dict[Port, int] = dict.fromkeys(sites, 0)
+    def begin(self, delivery: Delivery, clock: Clock, module: nn.Module, parameter: nn.Parameter | None) -> None:
+        super().begin(delivery, clock, module, parameter)
+        self.fired: dict[Port, int] = dict.fromkeys(self.sites, 0)
 
     def counts(self, added: Mapping[int, int]) -> dict[Port, int]:
         return self.fired
@@ -92,16 +91,25 @@ class ModuleEventHook(EventHook):
     value_port: ClassVar[Port]
     gradient_port: ClassVar[Port | None]
 
-    def __init__(self, delivery: Delivery, clock: Clock, item: Named, sites: Sites) -> None:
-        super().__init__(delivery, clock, item, sites)
-        self._seen: type = type(item.module)
-        self._kind: type[nn.Module] = class_of(item.module)
+    def __init__(self, name: str, sites: Sites) -> None:
+        super().__init__(name, sites)
         self._site = sites.get(self.value_port)
         self._gradients = self.gradient_port if self.gradient_port in sites else None
-        self.aliases: Aliases | None = None
         self.entrance: InputEventHook | None = None
         self.plan = compiled.plan_of(self.value_port if self._site is not None else "", self._gradients or "")
         self.token = operators.Token(self)
+
+    def begin(self, delivery: Delivery, clock: Clock, module: nn.Module, parameter: nn.Parameter | None) -> None:
+        super().begin(delivery, clock, module, parameter)
+        self._seen: type = type(module)
+        self._kind: type[nn.Module] = class_of(module)
+        self.aliases: Aliases | None = None
+
+    def give_up(self) -> None:
+        super().give_up()
+        self._seen = self._kind = nn.Module  # a class that is held holds the module that it stands in
+        self.aliases = None
+        self.token.forget()
 
     @property
     def kind(self) -> type[nn.Module]:
@@ -118,7 +126,7 @@ class ModuleEventHook(EventHook):
             if value.requires_grad:
                 if not self.has_looked:
                     self.look_at_border(port, value)
-                listener = hooks.Bound(self._single, port, forward, call, passthrough, alias)
+                listener = hooks.Bound(self._single, self.switch, port, forward, call, passthrough, alias)
                 if value.is_leaf:
                     self.delivery.listen_to_leaf(self, forward.index, value, listener)
                 else:
@@ -129,7 +137,7 @@ class ModuleEventHook(EventHook):
         if not any(number is not None for number in sequence):
             return
         self.note_border(port, (tensor for _, tensor in leaves))
-        context = (port, [path for path, _ in leaves], outline.fill_as_gradients, passthrough, alias)
+        context = (self.switch, port, [path for path, _ in leaves], outline.fill_as_gradients, passthrough, alias)
         collector = GradientCollector(self, self.delivery.pending, forward, call, context, sequence)
         for index, (_, tensor) in enumerate(leaves):
             if tensor.requires_grad:
@@ -141,9 +149,11 @@ class ModuleEventHook(EventHook):
         else:
             hooks.listen(forward.watched, tensor, listener)
 
-    def _single(self, port: Port, forward: Forward, call: int, passthrough: bool, alias: str, gradient: Tensor) -> None:
-        if not self.switch.on or (blocks and self.is_quiet()):
-            return
+    def _single(
+        self, switch: Switch, port: Port, forward: Forward, call: int, passthrough: bool, alias: str, gradient: Tensor
+    ) -> None:
+        if not switch.on or switch is not self.switch or (blocks and self.is_quiet()):
+            return  # the last: of a forward that another probe has seen, which the hook worked for before
         delivery = self.delivery
         site = self.sites[port]
         try:
@@ -180,9 +190,9 @@ class ModuleEventHook(EventHook):
 
     def receive(self, collector: GradientCollector) -> None:
         """Deliver the gradients of one call's structured value: all that will come have come."""
-        if not self.switch.on or (blocks and self.is_quiet()):
+        switch, port, paths, fill, passthrough, alias = collector.context
+        if not switch.on or switch is not self.switch or (blocks and self.is_quiet()):
             return
-        port, paths, fill, passthrough, alias = collector.context
         leaves = tuple([(path, tensor) for path, tensor in zip(paths, collector.gradients, strict=True) if tensor is not None])
         self._gradient(port, collector.forward, collector.call, passthrough, alias, fill(collector.gradients), leaves)
 
@@ -275,7 +285,7 @@ class ModuleEventHook(EventHook):
         pending = self.delivery.pending
         node = current_node()  # one node for the whole region
         sequence: list[int | None] = [sequence_of_node(node)] * len(paths)
-        context = (port, paths, fill, False, "")
+        context = (self.switch, port, paths, fill, False, "")
         key = (id(self), port, forward_index, call)
         pending.of(key, lambda: GradientCollector(self, pending, forward, call, context, sequence)).arrive(leaf, gradient)
 
@@ -295,8 +305,8 @@ class OutputEventHook(ModuleEventHook):
     value_port: ClassVar[Port] = "output"
     gradient_port: ClassVar[Port | None] = "grad_output"
 
-    def __init__(self, delivery: Delivery, clock: Clock, item: Named, sites: Sites) -> None:
-        super().__init__(delivery, clock, item, sites)
+    def begin(self, delivery: Delivery, clock: Clock, module: nn.Module, parameter: nn.Parameter | None) -> None:
+        super().begin(delivery, clock, module, parameter)
         self.returned = 0
 
     def counts(self, added: Mapping[int, int]) -> dict[Port, int]:
@@ -413,10 +423,12 @@ class InputEventHook(ModuleEventHook):
     gradient_port: ClassVar[Port | None] = "grad_input"
     register = staticmethod(hooks.on_forward_pre)
 
-    def __init__(self, delivery: Delivery, clock: Clock, item: Named, sites: Sites) -> None:
-        super().__init__(delivery, clock, item, sites)
-        if self._gradients is not None and getattr(item.module, "inplace", False):
-            delivery.note([sites["grad_input"]], "its module writes into its input, whose gradient through it alone is not defined")
+    def begin(self, delivery: Delivery, clock: Clock, module: nn.Module, parameter: nn.Parameter | None) -> None:
+        super().begin(delivery, clock, module, parameter)
+        if self._gradients is not None and getattr(module, "inplace", False):
+            delivery.note(
+                [self.sites["grad_input"]], "its module writes into its input, whose gradient through it alone is not defined"
+            )
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] = hooks.NOT_GIVEN) -> Any:
         if _is_traced():
@@ -477,8 +489,8 @@ class ParameterEventHook(EventHook):
 
     register = staticmethod(hooks.on_accumulated)
 
-    def __init__(self, delivery: Delivery, clock: Clock, item: Named, sites: Sites, parameter: nn.Parameter | None = None) -> None:
-        super().__init__(delivery, clock, item, sites, parameter)
+    def begin(self, delivery: Delivery, clock: Clock, module: nn.Module, parameter: nn.Parameter | None) -> None:
+        super().begin(delivery, clock, module, parameter)
         self._last = (-1, -1, 0)  # the pass in which the last gradient came
 
     def __call__(self, parameter: nn.Parameter) -> None:

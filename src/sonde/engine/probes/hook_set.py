@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from math import inf
+from operator import is_
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ from torch import nn
 
 from sonde.engine import selection
 from sonde.engine.clock.clock import Clock
-from sonde.engine.inventory import Named
+from sonde.engine.inventory import Inventory, Named
 from sonde.engine.probes.aliases import Aliases, ParentMark
 from sonde.engine.probes.dead_hooks import Root
 from sonde.engine.probes.delivery import Delivery
@@ -20,7 +22,7 @@ from sonde.engine.probes.event_hooks import InputEventHook, ModuleEventHook, Out
 from sonde.engine.probes.site_hook import SiteHook
 from sonde.engine.probes.statistic_hooks import InputStatisticHook, OutputStatisticHook, ParameterStatisticHook, StatisticHook
 from sonde.engine.probes.step_hooks import AroundSteps, StepEventHook, StepHook, StepStatisticHook, sample_updates
-from sonde.engine.probes.targets import Target, Wanted
+from sonde.engine.probes.targets import Sites, Target, Wanted
 from sonde.engine.torch_api import hooks
 from sonde.site import Port, Site
 from sonde.stats import Table
@@ -34,6 +36,23 @@ _MODULE_HOOKS = (
     (InputEventHook, InputStatisticHook),
     (OutputEventHook, OutputStatisticHook),
 )
+
+
+@dataclass(slots=True, eq=False)
+class KeptHooks:
+    """Hooks that were made together for a selection, with the rows of a statistic: the inventory of the model keeps them whole.
+
+    Attributes:
+        sites: of each target.
+        hooks: each with the position of its target.
+        how: what else the hooks follow from.
+        table: their rows; None of events, and where other rows came to those that they were given.
+    """
+
+    sites: list[Sites]
+    hooks: list[tuple[SiteHook, int]]
+    how: tuple[object, ...]
+    table: Table | None
 
 
 _OUTPUT_HOOKS = (OutputEventHook, OutputStatisticHook)
@@ -61,6 +80,7 @@ class HookSet:
         self._waiting: list[SiteHook] = []  # on parameters that take no hooks as yet
         self._marks: list[ParentMark] = []
         self._around: dict[Clock, AroundSteps] = {}
+        self._kept: list[tuple[Inventory, KeptHooks]] = []  # what may be kept of the hooks when the probe is gone
 
     def __iter__(self) -> Iterator[SiteHook]:
         return iter(self.held)
@@ -81,28 +101,84 @@ class HookSet:
 
     # Making
 
-    def add(self, targets: Sequence[Target], clock: Clock, wanted: Wanted, roots: Sequence[Root]) -> None:
-        """Make the hooks of *targets*; put them in if the probe observes.
+    def add(
+        self, targets: Sequence[Target], clock: Clock, wanted: Wanted, roots: Sequence[Root], inventory: Inventory | None = None
+    ) -> None:
+        """Make the hooks of *targets*, or use those that a probe before has left; put them in if the probe observes.
 
         Args:
             targets: what to hook.
             clock: of the model they belong to.
             wanted: the selection they come from.
             roots: models whose parameters tell the device of a row, where a module has none.
+            inventory: of the model, with the sites of *targets*; None where these are made for this probe alone.
         """
-        made = [hook for target in targets for hook in self._made_for(target, clock)]
+        if self.held or (self.table is not None and not self.table.is_of_values):
+            inventory = None  # nothing is taken over or left: a statistic of the user's may hold anything
+        made = [] if inventory is None else self._left_by_former(targets, clock, inventory, roots)
+        is_new = not made
+        if is_new:
+            placed = [(hook, at) for at, target in enumerate(targets) for hook in self._made_for(target, clock)]
+            made = [hook for hook, _ in placed]
+            if inventory is not None:
+                sites = [target.sites for target in targets]
+                self._kept.append((inventory, KeptHooks(sites, placed, self._how(), self.table)))
         if self.held:  # the same module under the same name is observed once
             former: dict[int, list[SiteHook]] = {}
             for held in self.held:
                 former.setdefault(id(held.target), []).append(held)
             made = [hook for hook in made if not any(held.sites == hook.sites for held in former.get(id(hook.target), ()))]
-        self._give_rows(made, roots)
+        if is_new:
+            self._give_rows(made, roots)
         self.held += made
         if self._delivery.switch.on:
             for hook in made:
                 self._put_in(hook)
         self.sample_updates()
         self._name_shared([target.item for target in targets if target.item.aliases], clock, wanted.model)
+
+    def _how(self) -> tuple[object, ...]:
+        return self.table is not None, self._grad_at_step, self._calls_apart
+
+    def _left_by_former(
+        self, targets: Sequence[Target], clock: Clock, inventory: Inventory, roots: Sequence[Root]
+    ) -> list[SiteHook]:
+        """Return the hooks of *targets* that a probe like this one has left; none if there are no such hooks."""
+        sites, how, table = [target.sites for target in targets], self._how(), self.table
+
+        def fits(kept: KeptHooks) -> bool:
+            is_same = kept.how == how and len(kept.sites) == len(sites) and all(map(is_, kept.sites, sites))
+            return is_same and (kept.table is None or table is None or kept.table.statistic == table.statistic)
+
+        kept = inventory.take(KeptHooks, fits)
+        if kept is None:
+            return []
+        self._kept.append((inventory, kept))
+        if kept.table is not None:
+            self.table = kept.table
+            self.table.reset()
+        made = [self._begin(hook, targets[at], clock) for hook, at in kept.hooks]
+        if kept.table is None:
+            kept.table = table
+            self._give_rows(made, roots)
+        for hook in made:
+            if isinstance(hook, StatisticHook):
+                hook.hold_again()
+        return made
+
+    def give_up(self) -> None:
+        """Leave the hooks to a later probe on the same model, if they are as they were made; only after ``take_out``."""
+        kept, self._kept = self._kept, []
+        if self._delivery.errors or self._delivery.stopped:
+            return
+        for inventory, made in kept:
+            found = [hook for hook, _ in made.hooks]
+            if found == self.held[: len(found)] and not any(hook.is_in for hook in found):
+                if not all(hook.has_own_rows for hook in found if isinstance(hook, StatisticHook)):
+                    made.table = None
+                for hook in found:
+                    hook.give_up()
+                inventory.keep(made)
 
     def replace(self, target: Target, clock: Clock, roots: Sequence[Root]) -> None:
         """Let hooks of *target* go on where those of the same sites stop; without such hooks add them."""
@@ -142,29 +218,35 @@ class HookSet:
             self._delivery.notes |= sample_updates(self.held, self._update_memory)
 
     def _made_for(self, target: Target, clock: Clock) -> Iterator[SiteHook]:
-        delivery, adds, sites = self._delivery, self.table is not None, target.sites
+        name, adds, sites = target.item.name, self.table is not None, target.sites
         if target.parameter is not None:
             held = sites
             if "grad" in sites and not self._grad_at_step:
                 held = {port: site for port, site in sites.items() if port != "grad"}
                 kind = ParameterStatisticHook if adds else ParameterEventHook
-                yield kind(delivery, clock, target.item, {"grad": sites["grad"]}, target.parameter)
+                yield self._begin(kind(name, {"grad": sites["grad"]}), target, clock)
             if held:
-                around = self._around.get(clock)
-                if around is None:
-                    around = self._around[clock] = AroundSteps(clock, delivery.switch)
                 step_kind = StepStatisticHook if adds else StepEventHook
-                yield step_kind(delivery, clock, target.item, held, target.parameter, around)
+                yield self._begin(step_kind(name, held), target, clock)
             return
         entrance: InputEventHook | None = None
         for module_kind, ports in _module_hooks(tuple(sites), adds):
             here = sites if len(ports) == len(sites) else {port: sites[port] for port in ports}
-            hook = module_kind(delivery, clock, target.item, here)
+            hook: SiteHook = self._begin(module_kind(name, here), target, clock)
             if isinstance(hook, InputEventHook):
                 entrance = hook
             elif type(hook) is OutputEventHook:  # one hook alone may take a call off the list of those that the entrance began
                 hook.entrance = entrance
             yield hook
+
+    def _begin(self, hook: SiteHook, target: Target, clock: Clock) -> SiteHook:
+        """Let *hook* work for this probe, on *target*; return it."""
+        hook.begin(self._delivery, clock, target.item.module, target.parameter)
+        if isinstance(hook, StepHook):
+            if clock not in self._around:
+                self._around[clock] = AroundSteps(clock, self._delivery.switch)
+            hook.around = self._around[clock]  # type: ignore[misc]  # the slot is the subclass's
+        return hook
 
     def _give_rows(self, made: Sequence[SiteHook], roots: Sequence[Root]) -> None:
         """Let the hooks *made* of a statistic have rows, on the devices of their modules."""
@@ -247,6 +329,7 @@ class HookSet:
         self._waiting.clear()
         self._marks.clear()
         self._around.clear()
+        self._kept.clear()
 
     def note_later_hooks(self) -> None:
         """Note where a hook that was registered after ours may return another output than the one we were given."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Self
 
@@ -13,7 +12,6 @@ from torch.nn.parameter import is_lazy
 
 from sonde.engine.clock.clock import Clock
 from sonde.engine.clock.forward import Forward
-from sonde.engine.inventory import Named
 from sonde.engine.probes.delivery import Delivery
 from sonde.engine.probes.targets import Sites
 from sonde.engine.torch_api import compiler_state, hooks
@@ -35,12 +33,19 @@ _IN_PARTS = (
 
 _RECORDED = "called by torch.export, torch.jit.trace, make_fx or in a FakeTensorMode, where nothing is delivered"
 
+# What a hook works for that no probe uses
+_NO_MODULE = nn.Module()
+_NO_TIME = Clock(_NO_MODULE)
+_NOBODY = Delivery(lambda event: None, strict=False, training=None, on_failure=lambda: None)
+
 _is_recorded = compiler_state.is_recorded
 _thread: Callable[[], int] = threading.get_ident
 
 
-class SiteHook(hooks.Hook, ABC):
-    """A hook of one probe on one module or parameter; abstract.
+class SiteHook(hooks.Hook):
+    """A hook of one probe at a time on one module or parameter; abstract.
+
+    It is made once, begins for each probe that it is used by, and is given up between these (:class:`KeptHooks`).
 
     Attributes:
         delivery: the way to the observer, and its switch.
@@ -59,29 +64,38 @@ class SiteHook(hooks.Hook, ABC):
 
     register: ClassVar[Callable[..., hooks.Handle]]
 
-    def __init__(self, delivery: Delivery, clock: Clock, item: Named, sites: Sites, parameter: nn.Parameter | None = None) -> None:
+    def __init__(self, name: str, sites: Sites) -> None:
+        self.name = name
+        self.sites = sites
+        self.handle: hooks.Handle | None = None
+
+    def begin(self, delivery: Delivery, clock: Clock, module: nn.Module, parameter: nn.Parameter | None) -> None:
+        """Work for the probe of *delivery* from now on: on *parameter*, which *module* owns, or on *module* itself."""
         self.delivery = delivery
         self.switch = delivery.switch
         self.clock = clock
-        self.name = item.name
-        self.module: nn.Module = item.module
-        self.target: Any = self.module if parameter is None else parameter
-        self.sites = sites
-        self.was_eager = False
-        self.is_in = self.has_looked = False
-        self.handle: hooks.Handle | None = None
+        self.module = module
+        self.target: Any = module if parameter is None else parameter
+        if self.handle is not None and not self.handle.is_on(self.target):
+            self.handle = None  # the module has another dictionary of hooks now
+        self.was_eager = self.is_in = self.has_looked = False
 
-    @abstractmethod
+    def give_up(self) -> None:
+        """Work for no probe, and hold nothing of it: only while the hook is out. What comes late is not delivered."""
+        self.delivery, self.switch, self.clock = _NOBODY, _NOBODY.switch, _NO_TIME
+        self.module = self.target = _NO_MODULE
+
     def counts(self, added: Mapping[int, int]) -> dict[Port, int]:
         """Return how often something was delivered or added, by port.
 
         Args:
             added: of rows of a statistic, by their ids, as :meth:`sonde.stats.Table.additions` reads them.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def take_over(self, old: Self) -> None:
         """Go on where *old* stopped, whose module or parameter was replaced by this one's."""
+        raise NotImplementedError
 
     @property
     def has_fired(self) -> bool:

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from sonde.engine import structure
+from sonde.engine.clock.clock import Clock
 from sonde.engine.failures import raise_if_foreign
 from sonde.engine.layer_axes import LayerAxes, unit_axis
+from sonde.engine.probes.delivery import Delivery, Switch
 from sonde.engine.probes.site_hook import SiteHook
 from sonde.engine.torch_api import compiled, compiler_state, hooks, operators
 from sonde.engine.torch_api.autograd_state import graph_task
@@ -90,6 +92,7 @@ class StatisticHook(SiteHook):
         table: holds the rows.
         kernel: adds to rows on the CPU; None without one.
         addresses: by place, of the row, if the kernel can add to it; else 0.
+        own: by port, the rows that the hook was given, which it keeps from one probe to the next.
         by_axis: by the axis of the units, a table without rows that measures tensors; for a statistic that finds this axis.
         measure: measures in compiled code; the axis of the units is known beforehand or guessed from the structure.
         plan: what compiled code delivers.
@@ -104,6 +107,7 @@ class StatisticHook(SiteHook):
         "kernel",
         "listens",
         "measure",
+        "own",
         "plan",
         "rows",
         "table",
@@ -117,6 +121,7 @@ class StatisticHook(SiteHook):
     def hold(self, table: Table, unused: dict[Port, Tensor], apart: int, like: StatisticHook | None = None) -> None:
         """Add to rows of *table* from now on, to those *unused* first; *like* is another hook that does, if there is one."""
         self.table = table
+        self.own = dict(unused)
         self.adds = self.value_port if self.value_port in self.sites else None
         self.listens = self.gradient_port if self.gradient_port in self.sites else None
         self.unused = unused
@@ -134,9 +139,28 @@ class StatisticHook(SiteHook):
         most = _MOST_LEAVES if statistic.is_of_every_leaf else 1
         self.plan = compiled.plan_of(self.adds or "", self.listens or "", most, self.measure.number)
         self.token = operators.Token(self)
+        self._take_places()
+
+    def hold_again(self) -> None:
+        """Add to the rows that the hook has kept, in which there is nothing."""
+        self.unused, self.rows, self.addresses = dict(self.own), {}, {}
+        self._take_places()
+
+    def _take_places(self) -> None:
+        """Let each port of a parameter, which has one tensor, have its row."""
         if not self.is_on_module:
-            for port, row in list(unused.items()):
+            for port, row in self.own.items():
                 self._take((port, "", OTHER_CALLS), row.device)
+
+    @property
+    def has_own_rows(self) -> bool:
+        """Whether the hook has taken no other rows than those that it was given, which lie where they were."""
+        own = {id(row) for row in self.own.values()}
+        return all(id(row) in own for row in self.rows.values()) and not self.table.statistic.finds_units
+
+    def give_up(self) -> None:
+        super().give_up()
+        self.token.forget()
 
     def take_over(self, old: SiteHook) -> None:
         if isinstance(old, StatisticHook):
@@ -305,11 +329,11 @@ class StatisticHook(SiteHook):
             hooked[index]._add_part(place, tensors[index], None if minus is None else minus[index])
 
     @hooks.not_compiled
-    def _add_gradient(self, place: RowPlace, gradient: Tensor | None) -> None:
+    def _add_gradient(self, switch: Switch, place: RowPlace, gradient: Tensor | None) -> None:
         if not _is_traced() and (compiler := hooks.compiler_at_work()) is not None:
-            hooks.undisturbed(compiler, self._add_gradient, place, gradient)
-        # the engine gives None for an output of its node that nothing used
-        elif gradient is not None and self.switch.on and not (blocks and self.is_quiet()):
+            hooks.undisturbed(compiler, self._add_gradient, switch, place, gradient)
+        # the engine gives None for an output of its node that nothing used; the switch is of the probe that saw the forward
+        elif gradient is not None and switch.on and switch is self.switch and not (blocks and self.is_quiet()):
             self._add(place, gradient)
 
     def _pass(self, value: Any) -> None:
@@ -340,7 +364,7 @@ class StatisticHook(SiteHook):
         if self.adds is not None and task == -1:
             self._add((self.adds, leaf, call), tensor)
         if self.listens is not None and tensor.requires_grad and _with_gradients():
-            listener = hooks.Bound(self._add_gradient, (self.listens, leaf, call))
+            listener = hooks.Bound(self._add_gradient, self.switch, (self.listens, leaf, call))
             if tensor.is_leaf:
                 self.delivery.listen_to_leaf(self, forward, tensor, listener)
             else:
@@ -478,8 +502,8 @@ class ParameterStatisticHook(StatisticHook):
 
     register = staticmethod(hooks.on_accumulated)
 
-    def hold(self, table: Table, unused: dict[Port, Tensor], apart: int, like: StatisticHook | None = None) -> None:
-        super().hold(table, unused, apart, like)
+    def begin(self, delivery: Delivery, clock: Clock, module: nn.Module, parameter: nn.Parameter | None) -> None:
+        super().begin(delivery, clock, module, parameter)
         self._last = (-1, -1, 0)  # the pass in which the last gradient came
 
     def __call__(self, parameter: nn.Parameter) -> None:

@@ -17,12 +17,10 @@ from sonde.engine.clock.clock import Clock
 from sonde.engine.clock.parameter_copies import Copies, length_error, one_in_each, part_of, positions, sample, size_of
 from sonde.engine.clock.step_counter import Undo
 from sonde.engine.event import Event
-from sonde.engine.inventory import Named
 from sonde.engine.probes.delivery import Delivery, Switch
 from sonde.engine.probes.event_hooks import EventHook
 from sonde.engine.probes.site_hook import SiteHook
 from sonde.engine.probes.statistic_hooks import StatisticHook
-from sonde.engine.probes.targets import Sites
 from sonde.site import OTHER_CALLS, PORTS, Port, Site
 from sonde.words import percent
 
@@ -131,19 +129,14 @@ class StepHook(SiteHook):
     one_in: int
     positions: Tensor | None
 
-    def __init__(
-        self,
-        delivery: Delivery,
-        clock: Clock,
-        item: Named,
-        sites: Sites,
-        parameter: nn.Parameter,
-        around: AroundSteps,
-    ) -> None:
-        super().__init__(delivery, clock, item, sites, parameter)
-        self.around = around  # type: ignore[misc]  # the slot is the subclass's
+    def begin(self, delivery: Delivery, clock: Clock, module: nn.Module, parameter: nn.Parameter | None) -> None:
+        super().begin(delivery, clock, module, parameter)
         self.one_in = 1  # type: ignore[misc]
         self.positions = None  # type: ignore[misc]
+
+    def give_up(self) -> None:
+        super().give_up()
+        self.around = _NO_STEPS  # type: ignore[misc]
 
     def size_factor(self, port: Port) -> float:
         if port != "update" or self.one_in == 1:
@@ -161,6 +154,9 @@ class StepHook(SiteHook):
     def detach(self) -> None:
         self.is_in = False
         self.around.remove(self)
+
+
+_NO_STEPS = AroundSteps(Clock(nn.Module()), Switch(None))
 
 
 class StepEventHook(StepHook, EventHook):

@@ -226,6 +226,13 @@ class Handle:
                     if (each := reference()) is not None:
                         each.pop(key, None)
 
+    def is_on(self, holder: nn.Module | Tensor) -> bool:
+        """Return whether the dictionary is one of those that torch calls for *holder*, a module or a parameter."""
+        held = self._held()
+        if isinstance(holder, nn.Module):
+            return held is holder._forward_hooks or held is holder._forward_pre_hooks
+        return held is not None and held is getattr(holder, "_post_accumulate_grad_hooks", None)
+
     def removals(self) -> list[_Removal]:
         """Return what removes the entry and its marks from a copy of the dictionaries; nothing while the hook is out."""
         key, held = self.id, [reference() for reference in (self._held, *self._marks)]

@@ -129,6 +129,10 @@ class Token:
         if ticket in moments:
             moments[ticket][1][place, threading.get_ident()] = moment
 
+    def forget(self) -> None:
+        """Let the gradients of executions that have been come to nobody; the hook begins to work for another probe."""
+        self._moments.clear()
+
     def moment(self, ticket: int, place: int) -> Moment | None:
         """Return when the hook was called at *place* in the execution that has *ticket*; None if nothing was delivered there.
 
