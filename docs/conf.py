@@ -15,7 +15,7 @@ author = "The sonde developers"
 project_copyright = "The sonde developers"
 version = release = sonde.__version__
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "made", "public"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "made", "public", "terms"]
 exclude_patterns = ["_build", "_made", "_ext", "jupyter_execute"]
 suppress_warnings = ["ref.python"]  # a type in a signature, as Recorder, of which two modules have one
 highlight_language = "text"

@@ -1,4 +1,4 @@
-"""The directive ``public``: a reference of every public name of a module, from its docstrings."""
+"""The directives of the reference: ``public`` describes public names of a module, and ``names`` lists them, with what they say first."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def homes() -> dict[int, str]:
     return found
 
 
-def described(module: str) -> list[str]:
-    """Return the reference of *module* as lines of reStructuredText."""
+def described(module: str, chosen: list[str]) -> list[str]:
+    """Return the reference of the *chosen* names of *module* as lines of reStructuredText."""
     lines = []
     known = homes()
-    for name in names(module):
+    for name in chosen:
         full, value = f"{module}.{name}", getattr(importlib.import_module(module), name)
         home = known.get(id(value), full)
         kind = "class" if inspect.isclass(value) else "function" if inspect.isroutine(value) else "data"
@@ -84,13 +84,36 @@ def docstring(name: str, value: object) -> list[str]:
     return []
 
 
+def listed(module: str) -> list[str]:
+    """Return a table of the public names of *module*, each with the first sentence of its docstring."""
+    lines = [".. list-table::", "   :widths: 25 75", ""]
+    for name in names(module):
+        value = getattr(importlib.import_module(module), name)
+        found = docstring(name, value) if not inspect.isclass(value) and not inspect.isroutine(value) else None
+        text = " ".join((inspect.getdoc(value) or "" if found is None else "\n".join(found)).split("\n\n")[0].split())
+        first = text.rstrip(":").split(". ")[0].rstrip(".")
+        lines += [f"   * - :py:obj:`~{module}.{name}`", f"     - {first}"]
+    return lines
+
+
 class Public(SphinxDirective):
-    """``.. public:: sonde.stats`` describes every public name of ``sonde.stats``."""
+    """``.. public:: sonde.stats`` describes every public name of ``sonde.stats``, or those that are listed after it."""
+
+    required_arguments = 1
+    optional_arguments = 100
+
+    def run(self) -> list[Any]:
+        module, *chosen = self.arguments
+        return self.parse_text_to_nodes("\n".join(described(module, chosen or names(module))))
+
+
+class Names(SphinxDirective):
+    """``.. names:: sonde.stats`` lists the public names of ``sonde.stats``."""
 
     required_arguments = 1
 
     def run(self) -> list[Any]:
-        return self.parse_text_to_nodes("\n".join(described(self.arguments[0])))
+        return self.parse_text_to_nodes("\n".join(listed(self.arguments[0])))
 
 
 def keep_colons(app: Any, what: str, name: str, value: object, options: object, lines: list[str]) -> None:
@@ -100,7 +123,8 @@ def keep_colons(app: Any, what: str, name: str, value: object, options: object, 
 
 
 def setup(app: Any) -> dict[str, bool]:
-    """Add the directive."""
+    """Add the directives."""
     app.connect("autodoc-process-docstring", keep_colons, priority=400)
     app.add_directive("public", Public)
+    app.add_directive("names", Names)
     return {"parallel_read_safe": True}
