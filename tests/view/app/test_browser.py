@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -674,6 +675,31 @@ def test_marks_are_seen_without_colours(browser: Any, address: str) -> None:
         for step, row, is_marked in ((7, 1, True), (3, 1, True), (5, 2, True), (5, 0, False), (9, 3, False)):
             least, most = canvas.evaluate(shades, [step, row])
             assert most - least > 60 if is_marked else most == least, (step, row)
+
+
+@slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_view_keeps_the_rules_of_wcag_aa(browser: Any, address: str, scheme: str) -> None:
+    """As far as axe judges them: contrasts, names of controls, the order of headings, roles."""
+    spec = importlib.util.find_spec("axe_playwright_python")
+    if spec is None or spec.origin is None:
+        pytest.skip("axe is not installed: pip install axe-playwright-python")
+    axe = Path(spec.origin).with_name("axe.min.js").read_text(encoding="utf-8")
+    judged = """async () => {
+        const found = await axe.run(document, { runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"] });
+        const words = found.violations.flatMap(({ help, nodes }) => nodes.map(({ html }) => `${help}: ${html}`));
+        return [found.passes.length, words];
+    }"""
+    with opened(browser, address, scheme=scheme) as page:
+        found = ids(page)
+        routes = [f"#/run/{found['deep/defects']}{view}" for view in (*VIEWS, "/layer/broken?step=7")]
+        for route in ("", *routes, f"#/compare?runs={found['small']},{found['deep/defects']}"):
+            if route:  # the list is there
+                go(page, route)
+            page.evaluate(axe)
+            passed, words = page.evaluate(judged)
+            assert passed > 5, route
+            assert words == [], route
 
 
 @slow

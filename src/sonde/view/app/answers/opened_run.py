@@ -164,17 +164,15 @@ class OpenedRun:
             there = self._there(family, sorted_names)
             for port in sorted(self.known.ports[family], key=_place):
                 for name in sorted_names:
-                    if name in there[port]:
+                    if name in there.get(port, ()):
                         found[f"{family}.{name}@{port}"] = family, name, port, self.known.describe(name, family)
         return found
 
     def _there(self, family: str, names: Sequence[str]) -> dict[str, set[str]]:
         """Return by port those of *names* that have a value there: the tensors of a family need not have the same numbers."""
-        any_of = ", ".join(f"bool_or({quoted(name)} IS NOT NULL)" for name in names)
-        rows = self.run.sql(f"SELECT port, {any_of} FROM {quoted(family)} GROUP BY port").fetchall() if names else []
-        return {port: set() for port in self.known.ports[family]} | {
-            port: {name for name, is_there in zip(names, held, strict=True) if is_there} for port, *held in rows
-        }
+        counts = "".join(f", count({quoted(name)})" for name in names)
+        rows = self.run.sql(f"SELECT port{counts} FROM {quoted(family)} GROUP BY port").fetchall()
+        return {port: {name for name, count in zip(names, held, strict=True) if count} for port, *held in rows}
 
     def number(self, asked: str) -> str:
         """Return the id of the number that *asked* names: an id, or a name and perhaps a port, as ``rms`` or ``rms@grad``.

@@ -129,7 +129,7 @@ export function healthOf(run) {
   if (run.findings) return badge(run.health, run.root ? `${run.counted}: ${run.root}` : run.counted);
   if (run.state === "failed") return badge("bad", "failed");
   if (run.health === "ok") return badge("ok", "healthy");
-  return run.shortfalls?.length ? badge("unknown", run.shortfalls[0]) : make("span", { class: "quiet" }, "–");
+  return run.shortfalls?.length ? badge("unknown", run.shortfalls.join(", ")) : make("span", { class: "quiet" }, "–");
 }
 
 export const stateDot = (run) => make("i", { class: `dot ${run.state}`, "aria-hidden": "true" });

@@ -194,7 +194,8 @@ export function heatMap(span, { label, cell, open, height: tallest = 560, least 
     const [start, end] = [Math.max(data.steps[at.column], span.from), Math.min(data.steps[at.column + 1], span.to)];
     const top = plot.top + (at.row - first) * each;
     cross.append(draw("rect", { class: "row", x: plot.left, y: top, width: plot.width, height: each }));
-    if (end >= start) cross.append(draw("rect", { class: "cell", x: x.at(start) - 0.5, y: top, width: Math.max(x.at(end) - x.at(start), 2) + 1, height: Math.max(each, 2) }));
+    const place = { x: x.at(start) - 0.5, y: top, width: Math.max(x.at(end) - x.at(start), 2) + 1, height: Math.max(each, 2) };
+    if (end >= start) cross.append(draw("rect", { class: "halo", ...place }), draw("rect", { class: "cell", ...place }));
     if (each < 15) {
       const text = shortened(data.labels[at.row], Math.floor((plot.left - 12) / 6.7));
       cross.append(draw("rect", { class: "label", x: 0, y: top + each / 2 - 9, width: plot.left - 3, height: 18 }), draw("text", { x: plot.left - 8, y: top + each / 2 + 4, "text-anchor": "end" }, text));

@@ -43,7 +43,7 @@ export function runsView({ root, listed, args }) {
       return make("tr", null,
         make("td", null, broken || typeof run.last !== "number" ? null : box),
         make("td", { class: "run" }, make("a", { class: "name", href: linkTo("overview", run.id) }, run.name), run.error || run.end ? make("p", { class: "error" }, run.error || run.end.words) : null),
-        make("td", null, broken ? "" : [healthOf(run), run.lost?.length ? make("p", { class: "error", title: run.lost.join("; ") }, lossOf(run)) : null]),
+        make("td", null, broken ? "" : [healthOf(run), run.lost?.length && (run.findings || run.state === "failed") ? make("p", { class: "error", title: run.lost.join("; ") }, lossOf(run)) : null]),
         make("td", { title: [words, run.pruned].filter(Boolean).join("; ") }, make("span", { class: "nowrap" }, stateDot(run), " ", run.pruned ? `${run.state}, pruned` : run.state)),
         make("td", { class: "right" }, run.last >= 0 ? whole(run.last) : "–"),
         make("td", { class: "right" }, run.loss_last_mark > 1 && run.loss_last_mark !== 5 ? make("b", { class: "badge bad" }, MARKS[run.loss_last_mark].name) : plain(run.loss_last)),
