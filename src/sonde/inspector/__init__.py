@@ -42,6 +42,7 @@ __all__ = [name for name, value in vars().items() if name[0] != "_" and not isin
 from sonde.inspector.arguments import flat as flat
 from sonde.inspector.arguments import plain_config as plain_config
 from sonde.inspector.sinks import MLflowSink as MLflowSink
+from sonde.inspector.sinks import OpenTelemetrySink as OpenTelemetrySink
 from sonde.inspector.sinks import TensorBoard as TensorBoard
 from sonde.inspector.sinks import WandbSink as WandbSink
 from sonde.inspector.sinks.to_argument import folders_named as folders_named

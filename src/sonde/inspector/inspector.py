@@ -26,6 +26,7 @@ from sonde.inspector.measurement.measurement import Measurement
 from sonde.inspector.ranks import How, Ranks, participate
 from sonde.inspector.report import described
 from sonde.inspector.settings import BadSteps, Gradients, Limits, OnNonFinite, Settings
+from sonde.inspector.sinks.alerts import AlertSink, OnAlert
 from sonde.inspector.sinks.base import RunSink
 from sonde.inspector.sinks.destinations import Destinations, open_destinations
 from sonde.inspector.sinks.to_argument import with_visualizers
@@ -93,6 +94,7 @@ class Inspector(Observer):
         ranks: Ranks | How = "merged",
         bad_steps: BadSteps | OnNonFinite | None = "warn",
         limits: Limits | None = None,
+        on_alert: OnAlert = None,
         visualizer: Any = None,
         train_loss_str: str = "loss",
         non_train_loss_str: str = "val_loss",
@@ -105,6 +107,7 @@ class Inspector(Observer):
         limits = Limits() if limits is None else limits
         self._ranks = ranks if isinstance(ranks, Ranks) else Ranks(ranks)
         self._to = with_visualizers(to, visualizer)
+        self._alerts = [] if on_alert is None else [AlertSink(on_alert)]
         self._lenses = (
             None
             if lenses is None
@@ -141,7 +144,7 @@ class Inspector(Observer):
             rules=Chosen.of(rules),
         )
         self._optimizers = list(map(weakref.ref, optimizers_of(optimizer)))  # a loop that makes a new one lets the old one go
-        self._open = partial(open_destinations, self._to, exists=exists, step=step, epoch=epoch)
+        self._open = partial(open_destinations, self._to, exists=exists, step=step, epoch=epoch, beside=self._alerts)
         self._config = {} if config is None else {"config": plain_config(config)}
         self._loss_names = train_loss_str, non_train_loss_str
         self._verbose = verbose

@@ -13,6 +13,7 @@ from sonde.errors import ArgumentError
 from sonde.inspector.inspector import Inspector
 from sonde.inspector.ranks import How, Ranks
 from sonde.inspector.settings import BadSteps, Gradients, Limits, OnNonFinite
+from sonde.inspector.sinks.alerts import OnAlert
 from sonde.lens import AnyLens
 from sonde.rules import Given
 from sonde.run import Existing
@@ -47,6 +48,7 @@ def watch(
     ranks: Ranks | How = "merged",
     bad_steps: BadSteps | OnNonFinite | None = "warn",
     limits: Limits | None = None,
+    on_alert: OnAlert = None,
 ) -> Inspector:
     """Record what happens in *model* while it is trained, until the end of a ``with`` block or ``detach()``::
 
@@ -95,7 +97,11 @@ def watch(
         to: where rows go: None for a new folder in runs/, a path, ``"memory"``, a :class:`sonde.Run` on disk to continue; a
             logger, as a :class:`~sonde.integrations.TensorBoard` or another sink; a visualizer (``Callable[[Run], None]``, called
             at the end of each epoch and of the training); the name of one of these, ``"print"``, ``"matplotlib"``,
-            ``"tensorboard"``, ``"wandb"`` or ``"mlflow"``, whose files are in the folder of the run; or a list.
+            ``"tensorboard"``, ``"wandb"``, ``"mlflow"`` or ``"opentelemetry"``, whose files are in the folder of the run; or a
+            list.
+        on_alert: what is done about each finding that is ``warn`` or ``bad`` while the training goes on: a function, called with
+            the :class:`~sonde.types.Finding`; the URL of a webhook, which is sent JSON; or a command, as a text or a list, which
+            gets this JSON as its input. In a thread of its own, on the rank that leads.
         exists: what to do where the folder holds a run: ``"error"``; ``"resume"`` to continue it, after its last step or at *step*;
             ``"unique"`` to write beside it; ``"replace"`` to delete it.
         config: hyperparameters and notes, kept in the run as ``run.config``: a mapping, a dataclass or an ``argparse.Namespace``.
@@ -138,6 +144,7 @@ def watch(
         ranks=ranks,
         bad_steps=bad_steps,
         limits=limits,
+        on_alert=on_alert,
     )
     inspector.attach(model)
     if captured is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from sonde.errors import ArgumentError
 from sonde.inspector.sinks.base import RunSink, Sink
 from sonde.inspector.sinks.job import continued
 from sonde.inspector.sinks.mlflow import MLflowSink
+from sonde.inspector.sinks.opentelemetry import OpenTelemetrySink
 from sonde.inspector.sinks.tensorboard import TensorBoard
 from sonde.inspector.sinks.to_argument import NAMED, folders_named, targets_of
 from sonde.inspector.sinks.visualizers import Pictures, Print
@@ -76,7 +77,9 @@ class Destinations:
             sink.close()
 
 
-def open_destinations(to: Any, exists: Existing, step: int | None, epoch: int | None = None) -> Destinations:
+def open_destinations(
+    to: Any, exists: Existing, step: int | None, epoch: int | None = None, beside: Sequence[Sink] = ()
+) -> Destinations:
     """Open the destinations that the arguments name.
 
     A job that ``torchrun`` has restarted continues the run that it had begun.
@@ -86,6 +89,7 @@ def open_destinations(to: Any, exists: Existing, step: int | None, epoch: int | 
             :class:`~sonde.inspector.sinks.base.Sink`, a visualizer, the name of a sink or visualizer, or several of them.
         exists: what to do where the folder holds a run.
         step: the step at which a run is continued.
+        beside: further sinks.
         epoch: the number of the first epoch; by default that in which a run is continued, else 0.
 
     Raises:
@@ -116,6 +120,7 @@ def open_destinations(to: Any, exists: Existing, step: int | None, epoch: int | 
                 destinations.sinks.append(shown)
             else:
                 destinations.visualizers.append(shown)
+        destinations.sinks += beside
         _look_back(destinations, step)
     except BaseException as error:
         destinations.close(error)
@@ -133,6 +138,7 @@ def _named(name: str) -> Sink | Visualizer:
         "tensorboard": lambda: TensorBoard("tensorboard"),
         "wandb": WandbSink,
         "mlflow": MLflowSink,
+        "opentelemetry": OpenTelemetrySink,
     }
     return makes[name]()
 

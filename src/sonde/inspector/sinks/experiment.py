@@ -89,7 +89,7 @@ class ExperimentSink(Sink):
         self._write_step(rows.step, [rows])
 
     def scalar(self, scalar: Scalar) -> None:
-        self._log(scalar.step, {self._prefix + scalar.name: scalar.value})
+        self._write_step(scalar.step, [scalar])
 
     def alert(self, finding: Finding) -> None:
         if finding.site:

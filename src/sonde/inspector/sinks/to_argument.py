@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 from sonde.errors import ArgumentError
 from sonde.suggest import nearest
 
-NAMED = ("print", "matplotlib", "tensorboard", "wandb", "mlflow")
+NAMED = ("print", "matplotlib", "tensorboard", "wandb", "mlflow", "opentelemetry")
 """The sinks and visualizers that have a name. A folder of such a name is given as a path, as ``"./print"``."""
 
 
