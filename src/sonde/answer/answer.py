@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from sonde.rules import Finding
 
 
+SCHEMA = 1
+"""The version of what :meth:`Answer.to_dict` returns: it rises where a field goes or changes its meaning, not where one comes."""
+
+
 class Answer(ShownAsTable):
     """What a question returns: a table in a console, a report in a notebook and as a page, JSON for a program.
 
@@ -71,8 +75,10 @@ class Answer(ShownAsTable):
         return [asdict(each) for each in self.findings]
 
     def to_dict(self) -> dict[str, Any]:
-        """The answer as plain data, with ``verdict``, ``ok``, ``findings``, ``unjudged``, ``notes``; not finite is None."""
+        """The answer as plain data, of the form that the page on schemas describes; a number that is not finite is None."""
         return {
+            "answer": type(self).__name__.strip("_"),
+            "schema": SCHEMA,
             "verdict": self.verdict,
             "ok": self.ok,
             **with_null(self._content()),

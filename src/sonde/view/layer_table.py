@@ -208,7 +208,7 @@ def _are_near(heading: str, one: Quantity, other: Quantity) -> bool:
 
 
 def _fold(row: LayerRow, name: str, like: str) -> LayerRow:
-    """The row for blocks called *name*, of which *row* is the first; they are alike that called *like*."""
+    """The row for the blocks called *name*, where *row* comes first; they are alike the one called *like*."""
     return LayerRow(name, depth=row.depth, notes=((f"alike {like}", "quiet"),), tone="quiet")
 
 

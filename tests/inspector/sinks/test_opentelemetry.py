@@ -64,7 +64,7 @@ def test_the_last_numbers_of_the_run_are_gauges_and_its_findings_are_spans(tmp_p
         assert series[f"sonde.{name}"] == [(own, run.scalar(name)[1][-1])]
     sql = f"SELECT rms FROM moments WHERE port = 'output' AND step = {last_step}"
     last = [value for (value,) in run.sql(sql).fetchall()]
-    of_layers = {at["of_layers"]: value for at, value in series["sonde.output_rms"] if "of_layers" in at}
+    of_layers = {at["of_layers"]: value for at, value in series["sonde.layers.output_rms"] if "of_layers" in at}
     assert (of_layers["max"], of_layers["min"]) == (max(last), min(last))
     spans = memory.spans.get_finished_spans()
     assert {span.name for span in spans} == {"sonde.finding"}
@@ -81,7 +81,7 @@ def test_there_is_never_a_series_for_each_layer(tmp_path: Path, memory: Memory) 
         layers = {at["layer"] for at, _ in series if "layer" in at}
         assert len(layers) <= 6, name  # three of the worst, and as many with a finding
         assert {at.get("of_layers") for at, _ in series} <= {None, "max", "median", "min"}
-    assert len({at.get("layer") for at, _ in memory.series()["sonde.output_rms"]}) < len(list(model.modules()))
+    assert len({at.get("layer") for at, _ in memory.series()["sonde.layers.output_rms"]}) < len(list(model.modules()))
 
 
 def test_a_scalar_keeps_its_name_whatever_is_in_it(memory: Memory) -> None:

@@ -26,7 +26,7 @@ class OpenTelemetrySink(ExperimentSink):
     """Gives the numbers of a training to OpenTelemetry: ``watch(model, to=[path, OpenTelemetrySink()])``.
 
     The exporters are those of the SDK: the sink uses the providers that the program has set, and leaves them open. Numbers are
-    gauges, named as ``sonde.loss`` and ``sonde.output_rms``. Of a number that each layer has, there are the greatest, the median
+    gauges, as ``sonde.loss`` and ``sonde.layers.output_rms``. Of a number that each layer has, there are the greatest, the median
     and the least value over all layers, with the attribute ``of_layers``, and the values of the worst layers, with the attribute
     ``layer``: never a series for each layer. ``sonde.step`` is the optimizer's step. Each finding is a span ``sonde.finding`` with
     its fields as attributes. All have the attribute ``run``.
@@ -86,10 +86,14 @@ class OpenTelemetrySink(ExperimentSink):
             if name in self._scalars:
                 self._set(name, value, {})
             elif layer:
-                self._set(chart, value, {"layer": layer})
+                self._set(self._of_layers(chart), value, {"layer": layer})
             else:
                 chart, _, of = chart.rpartition(".")
-                self._set(chart, value, {"of_layers": of})
+                self._set(self._of_layers(chart), value, {"of_layers": of})
+
+    def _of_layers(self, chart: str) -> str:
+        """The name of numbers of layers, which no number of the whole has: a sum over its series adds up nothing twice."""
+        return f"{self._prefix}layers.{chart.removeprefix(self._prefix)}"
 
     def _set(self, name: str, value: float, at: Mapping[str, str]) -> None:
         if name not in self._gauges:

@@ -71,7 +71,7 @@ def table(
 
 
 def table_data(run: Run, *, include: Include = None, step: int | None = None, family: str | None = None) -> dict[str, Any]:
-    """Return what :func:`table` shows as plain data: ``steps``, ``layers`` and ``remarks``, or ``family`` and ``rows``."""
+    """Return what :func:`table` shows as plain data: ``steps``, ``layers``, ``remarks`` and ``scalars``, or ``family`` and ``rows``."""
     if family is not None:
         return {"family": family, "rows": family_rows(run, family, include, step)}
     words, layers, remarks = _layer_rows(run, include=include, step=step) or ("", [], [])
@@ -84,7 +84,7 @@ def table_data(run: Run, *, include: Include = None, step: int | None = None, fa
         }
         for each in layers
     ]
-    return {"steps": words, "layers": rows, "remarks": remarks}
+    return {"steps": words, "layers": rows, "remarks": remarks, "scalars": _last_scalars(run, step)}
 
 
 def _layer_rows(
@@ -382,12 +382,17 @@ def _path(layer: _LayerNumbers) -> tuple[str, ...]:
 
 def _scalars(run: Run, step: int | None) -> list[str]:
     """The last value of each scalar up to *step*, in a line: the loss first, and a few; equal learning rates are one."""
-    if "scalars" not in run.families:
-        return []
-    until = "" if step is None else f" WHERE step <= {step:d}"
-    rows = run.sql(f"SELECT name, arg_max(value, step) FROM {of_rank('scalars', None, run.ranks)}{until} GROUP BY name").fetchall()
-    rows.sort(key=lambda row: (row[0] != "loss", "loss" not in row[0], row[0].endswith("_norm"), row[0]))
+    rows = list(_last_scalars(run, step).items())
     first = {value: name for name, value in reversed(rows) if _OF_RATE.fullmatch(name)}
     rows = [(name, value) for name, value in rows if not _OF_RATE.fullmatch(name) or first[value] == name]
     more = [f"and {len(rows) - _SCALARS} more: sonde show --scalars"] if len(rows) > _SCALARS else []
     return [" · ".join([*(f"{name} {number_text(value)}" for name, value in rows[:_SCALARS]), *more])] if rows else []
+
+
+def _last_scalars(run: Run, step: int | None) -> dict[str, float]:
+    """The last value of each scalar up to *step*, by name: the loss first, norms last."""
+    if "scalars" not in run.families:
+        return {}
+    until = "" if step is None else f" WHERE step <= {step:d}"
+    rows = run.sql(f"SELECT name, arg_max(value, step) FROM {of_rank('scalars', None, run.ranks)}{until} GROUP BY name").fetchall()
+    return dict(sorted(rows, key=lambda row: (row[0] != "loss", "loss" not in row[0], row[0].endswith("_norm"), row[0])))
