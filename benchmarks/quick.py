@@ -1,9 +1,10 @@
 """Measure in less than two minutes what must not become dearer unnoticed, and compare it with the committed ratios.
 
-``make bench-quick`` runs it, and so does ``.ci/run``. It needs no peers. All ways of a part run in one process on one thread, one after the
-other in every round, in seconds of the processor that the training thread takes; a ratio is that of the first deciles over rounds, which other
-programs on the machine disturb least. The thread that writes a run is not in it: ``make bench`` measures whole times. The table is
-reported, and fails nothing. ``--write`` keeps the ratios in ``quick.json``, to be committed; run it on an idle machine.
+``make bench-quick`` runs it, and so does ``.ci/run``. It needs no peers. All ways of a part run in one process on one thread, one
+after the other in every round; a ratio is that of first deciles over rounds, in seconds of the processor that the training thread
+takes: other programs on the machine disturb these least. The thread that writes a run is not in it: ``make bench`` measures whole
+times. The table is reported, and fails nothing. ``--write`` keeps the ratios in ``quick.json``, to be committed; run it on an idle
+machine.
 """
 
 from __future__ import annotations
@@ -130,14 +131,17 @@ def attaching(timed: Timed) -> tuple[dict[str, float], dict[str, float]]:
         "torch's ModuleTracker": around(ModuleTracker, lambda: net(x)),
         "ModuleTracker": around(sonde.ModuleTracker, lambda: net(x)),
     }
-    now: list[Callable[[], None]] = []
+    now = [step]
+
+    def run() -> None:
+        now[0]()
 
     @contextmanager
     def chosen(way: Callable[[], None]) -> Iterator[None]:
         now[:] = [way]
         yield
 
-    found = timed({name: partial(chosen, way) for name, way in observers.items()}, lambda: now[0](), warm_up=1, repeats=3)
+    found = timed({name: partial(chosen, way) for name, way in observers.items()}, run, warm_up=1, repeats=3)
     return found, {
         "track around a step / copies by hand": found["track"] / found["copies by hand"],
         "observe(Moments()) around a step / bare": found["observe(Moments()), all ports"] / found["bare"],

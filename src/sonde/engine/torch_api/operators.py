@@ -260,7 +260,7 @@ _library.impl("deliver", lambda *_: None, "Meta")
 _library.impl("deliver", _deliver_in_graph, "Functionalize")
 _library.impl("delivered", _delivered, "CompositeExplicitAutograd")
 _library.impl("deliver_gradient", _deliver_gradient, "CompositeExplicitAutograd")
-# No kernel for "Meta" alone: of an operator that has no more, torch demands that the ticket, on the host, and the leaves share a device.
+# A kernel for "Meta" does not do: torch then demands that the ticket, which is on the host, and the leaves share a device.
 torch.library.register_fake("sonde::delivered", lambda written, *_: torch.empty_like(written), lib=_library)
 torch.library.register_fake("sonde::deliver_gradient", lambda before, ticket, *_: torch.empty_like(ticket), lib=_library)
 for _name in ("deliver", "delivered", "deliver_gradient"):
