@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -64,7 +65,8 @@ def set_apart(model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str,
     apart = Apart(model, args, dict(kwargs), False)
     try:
         assert stand_in is not None
-        copied = stand_in.copied(model), stand_in.copied(args), stand_in.copied(dict(kwargs))
+        with _collector_at_rest():
+            copied = stand_in.copied(model), stand_in.copied(args), stand_in.copied(dict(kwargs))
         apart = Apart(*copied, not stand_in.shares_parameters, stand_in)
     except Exception as error:
         stand_in = None
@@ -87,6 +89,19 @@ def set_apart(model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str,
         if stand_in is None:
             stack.enter_context(_preserved(model, given))
         yield apart
+
+
+@contextlib.contextmanager
+def _collector_at_rest() -> Iterator[None]:
+    """Keep Python's collector from walking again and again over what is made inside, of which nothing becomes garbage."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 @contextlib.contextmanager

@@ -79,16 +79,19 @@ class StandIn:
     def copied(self, value: Any) -> Any:
         """Return the copy of *value*; *value* itself if it cannot change."""
         kind = type(value)
-        if kind in _ATOMS or isinstance(value, _SHARED):
+        if kind in _ATOMS:
+            return value
+        if id(value) in self._memo:
+            return self._memo[id(value)]
+        made = _MAKERS.get(kind)
+        if made is not None:
+            self._originals.append(value)
+            return made(self, value)
+        if isinstance(value, _SHARED):
             return value
         if isinstance(value, Observer):
             return None
-        if id(value) in self._memo:
-            return self._memo[id(value)]
         self._originals.append(value)
-        made = _MAKERS.get(kind)
-        if made is not None:
-            return made(self, value)
         if isinstance(value, weakref.ref):
             return self._weak(value)
         if isinstance(value, nn.Module):
@@ -126,21 +129,22 @@ class StandIn:
         if isinstance(module, torch.jit.ScriptModule):
             return self._scripted(module)
         made = self._note(module, object.__new__(type(module)))
-        held, theirs = vars(made), hooks.without_ours(module)
-        for name in theirs.keys() & vars(module).keys():
-            value = vars(module)[name]
-            self._originals.append(value)
-            held[name] = self._note(value, type(value)())
+        held, theirs, own = vars(made), hooks.without_ours(module), vars(module)
+        for name in theirs:
+            if name in own:
+                self._originals.append(own[name])
+                held[name] = self._note(own[name], type(own[name])())
         outer, revive = self._place, type(module).__setstate__
         for name, value in state_of(module).items():
             self._place = f"{type(module).__name__}.{name}"
             if name in theirs:
-                held[name].update((key, self.copied(hook)) for key, hook in theirs[name].items())
+                if theirs[name]:
+                    held[name].update((key, self.copied(hook)) for key, hook in theirs[name].items())
             else:
                 held[name] = self.copied(value)
         self._place = outer
-        own = type(module).__getstate__ is not nn.Module.__getstate__ and revive is not nn.Module.__setstate__
-        if own and _revives_attributes(module):
+        has_own = type(module).__getstate__ is not nn.Module.__getstate__ and revive is not nn.Module.__setstate__
+        if has_own and _revives_attributes(module):
             state = dict(held)
             held.clear()
             revive(made, state)

@@ -50,9 +50,23 @@ class Draft:
 
     def finish(self) -> Node:
         """Return the node as plain data."""
-        held = {name: getattr(self, name) for name in self.__slots__ if name != "ended"}
-        parent = None if self.parent is None else self.parent.id
-        return Node(**held | {"parent": parent, "outputs": tuple(dict.fromkeys(self.outputs)), "flags": tuple(sorted(self.flags))})
+        return Node(  # positions, in the order of its fields
+            self.id,
+            self.kind,
+            self.name,
+            self.type,
+            self.path,
+            self.site,
+            self.call,
+            None if self.parent is None else self.parent.id,
+            tuple(dict.fromkeys(self.outputs)),
+            self.arguments,
+            self.flops,
+            self.parameters,
+            self.bytes,
+            self.seconds,
+            tuple(sorted(self.flags)),
+        )
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from sonde.engine import Named, autograd_state, buffers_of, class_of, parameters_of, walk
+from sonde.engine import Named, autograd_state, buffers_of, children_of, class_of, parameters_of, walk
 from sonde.graph.builder import Builder, Draft
 from sonde.graph.operations import OperationMode
 from sonde.graph.tensors import version_of
@@ -147,8 +147,8 @@ class ForwardGraph:
     def _size_of(self, module: nn.Module) -> int:
         """Return the number of elements of all parameters in *module*."""
         if module not in self._sizes:
-            parameters: list[Any] = list(module.parameters())
-            self._sizes[module] = sum(parameter.numel() for parameter in parameters if not is_lazy(parameter))
+            held: Any = module.parameters() if children_of(module) else parameters_of(module).values()
+            self._sizes[module] = sum(each.numel() for each in set(held) if each is not None and not is_lazy(each))
         return self._sizes[module]
 
     def _innermost(self, module: nn.Module) -> Draft:

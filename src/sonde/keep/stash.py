@@ -124,7 +124,7 @@ def default_stash_value(tensor: Tensor) -> Any:
     A tensor without data (on the meta device) is detached only.
     """
     if tensor.is_cpu:  # asking for the device makes an object, which costs a fifth of the copy of a small tensor
-        return tensor.detach().clone()
+        return tensor.detach().clone() if tensor.requires_grad else tensor.clone()
     tensor = tensor.detach()
     return tensor if tensor.is_meta else tensor.cpu()
 
@@ -211,18 +211,19 @@ class Copying:
         self._forward = -1
 
     def __call__(self, event: Event) -> Stash:
-        self._begin(event)
+        if event.tick.forward != self._forward:
+            self._begin(event)
         return default_stash(event, self._copy)
 
     def leaves(self, event: Event) -> dict[str, Any]:
         """The copies of all tensors of *event*, those of keyword arguments too, by leaf path."""
-        self._begin(event)
+        if event.tick.forward != self._forward:
+            self._begin(event)
         return {leaf: self._copy(tensor) for leaf, tensor in event.leaves}
 
     def _begin(self, event: Event) -> None:
-        if event.tick.forward != self._forward:
-            self._forward = event.tick.forward
-            self._copies.clear()
+        self._forward = event.tick.forward
+        self._copies.clear()
 
     def stale_site(self, stash: Any) -> str | None:
         """None: copies do not change."""

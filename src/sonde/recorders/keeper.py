@@ -22,6 +22,8 @@ Condition: TypeAlias = Callable[[], object]
 Take: TypeAlias = Callable[[Event], Any]
 """From an event to the value to keep, borrowed; or ``NOTHING``."""
 
+_is_inference = torch.is_inference_mode_enabled
+
 NOTHING = object()
 """Returned by a ``Take`` if no value of the event is kept."""
 
@@ -102,13 +104,10 @@ class Keeper:
     # Filling
 
     def __call__(self, event: Event) -> None:
-        if torch.is_inference_mode_enabled():
+        if _is_inference():
             with torch.inference_mode(False):  # else the kept tensors could not be used outside
-                self._keep(event)
-        else:
-            self._keep(event)
-
-    def _keep(self, event: Event) -> None:
+                self(event)
+            return
         slot = self._only_slot
         if slot is None:
             known = self._by_id.get(id(event.site))

@@ -340,6 +340,8 @@ def hooks_on(holder: nn.Module | Tensor) -> dict[str, dict[Any, Any]]:
 def without_ours(module: nn.Module) -> dict[str, dict[Any, Any]]:
     """Return copies of the hook dictionaries of *module*, by their names, without hooks of sonde and the marks of these."""
     held = {name: dict(hooks) for name, hooks in hooks_on(module).items()}
+    if not any(held.values()):  # as of most modules
+        return held
     ours = {name: {key for key, hook in hooks.items() if isinstance(hook, Hook | _Stray)} for name, hooks in held.items()}
     of_hooks = {name: name.removesuffix("_with_kwargs").removesuffix("_always_called") for name in held}
     return {name: {key: hook for key, hook in hooks.items() if key not in ours[of_hooks[name]]} for name, hooks in held.items()}

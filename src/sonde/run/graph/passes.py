@@ -120,6 +120,8 @@ def without(graph: AnyGraph, gone: Collection[int], *, keep_joins: bool = False)
     residual network, each layer would have an edge to every later one.
     """
     gone = {number for number in gone if graph.by_id[number].kind in ("operation", *SOURCES)}
+    if not gone:
+        return graph
     emptied = _emptied(graph, gone)
     graph = _merge(graph, {node.id: _stands_for(graph, node, gone, emptied) for node in graph.nodes})
     gone = {number for number in gone if number in graph.by_id}
