@@ -243,8 +243,9 @@ class LayerFindings:
             mean, std = (self.history.of(number)[:, groups.weights] for number in ("mean", "std"))
             self._look_at_first_weights(begins & meant, weight, update, mean, std)
         if "update_small" in self._held:
-            is_needed = meant & (weight > 0) & (gradient >= _CONVERGED * self._first[groups.gradients])
-            self._look_at_small(np.where(is_needed, update / weight, np.nan), steps, groups.updates)
+            first = self._first[groups.gradients]
+            is_needed = meant & (weight > 0) & (gradient >= _CONVERGED * first)
+            self._look_at_small(np.where(is_needed, update / weight, np.nan), steps, groups.updates, first > 0)
         self._look_for_still(values, np.asarray(np.isfinite(update).any(axis=1), bool))
         self._judge_steps(updates(sizes).numbers["ratio"], block)
 
@@ -267,11 +268,12 @@ class LayerFindings:
         for rule in ("constant_weight", "weight_large"):
             self._begins += joined(self.history, [each for each in found if each[1].rule == rule])
 
-    def _look_at_small(self, ratio: Numbers, steps: Steps, updates: Columns) -> None:
+    def _look_at_small(self, ratio: Numbers, steps: Steps, updates: Columns, begun_at_once: Mask) -> None:
         """Steps are too small that do not move a weight at all, or hardly and without growing, as those of a warm-up do.
 
         A ratio grows if it is 1.8 x what it was when there were half to a quarter as many logged steps. Only then is it followed:
-        in most trainings no weight has ever moved so little.
+        in most trainings no weight has ever moved so little. Where the first gradient was zero, as before a layer of zeros,
+        the first steps say nothing.
         """
         self._marks = extended(self._marks, len(self.history), 0)
         self._small_since = extended(self._small_since, len(self.history), -1)
@@ -295,7 +297,8 @@ class LayerFindings:
             begun = np.where(small[line] & (begun < 0), steps[line], np.where(small[line] | ~seen | fired, begun, -1))
             self._small_since[updates] = begun
             never_more = (largest < 10 * least) & (values < 1.8 * before)  # a schedule may end in small steps
-            holds[line] = (values == 0) | (small[line] & (count >= _EARLY) & never_more)
+            is_late = count >= _EARLY
+            holds[line] = ((values == 0) & (begun_at_once | is_late)) | (small[line] & is_late & never_more)
         self._hold("update_small", updates, holds, ratio, steps, ratio)
 
     def _look_for_still(self, values: Numbers, moved: Mask) -> None:
