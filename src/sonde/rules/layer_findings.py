@@ -143,10 +143,12 @@ class LayerFindings:
         """
         if sizes.groups.first_layer is None or self._large_input is not None:
             return
-        output, weight, is_normalised = sizes.groups.first_layer
+        output, weight, bias, is_normalised = sizes.groups.first_layer
         values, inputs = sizes.values, self.history.facts[weight].inputs
         moved = values[:, sizes.groups.updates[sizes.groups.weights == weight]].max(axis=1, initial=0.0)
-        for step, made, now, by in zip(steps.tolist(), values[:, output], values[:, weight], moved, strict=True):
+        added = np.nan_to_num(values[:, bias]) if bias >= 0 else np.zeros(len(steps))
+        made_of_input = np.maximum(values[:, output] - added, 0.0)  # what a bias adds is at most its size
+        for step, made, now, by in zip(steps.tolist(), made_of_input, values[:, weight], moved, strict=True):
             last_step, last = self._last_weight
             of = now if not by > _MOVED * now else last if step == last_step + 1 else math.nan
             self._last_weight = step, float(now)

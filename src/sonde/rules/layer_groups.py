@@ -33,7 +33,7 @@ class Groups:
         halves: which of the updates are of weights in a half precision.
         queries, keys: outputs of attention, pair by pair.
         lookups: the gradients and the outputs of embeddings, pair by pair: the largest, and others of a quarter of its rows.
-        first_layer: the output and the weight of the layer that runs first, if it mixes inputs; whether a norm runs next.
+        first_layer: output, weight and bias (or -1) of the layer that runs first, if it mixes inputs; whether a norm runs next.
         float16: outputs, parameters or gradients in this format.
     """
 
@@ -54,7 +54,7 @@ class Groups:
     queries: Columns
     keys: Columns
     lookups: tuple[Columns, Columns]
-    first_layer: tuple[int, int, bool] | None
+    first_layer: tuple[int, int, int, bool] | None
 
     @staticmethod
     def of(history: History, facts: ModelFacts) -> Groups:
@@ -112,8 +112,8 @@ def queries_and_keys(history: History, facts: ModelFacts) -> tuple[Columns, Colu
     return found[0], found[1]
 
 
-def _first_layer(history: History) -> tuple[int, int, bool] | None:
-    """Return the columns of output and weight of the layer that runs first; None where its output is no size of its input.
+def _first_layer(history: History) -> tuple[int, int, int, bool] | None:
+    """Return the columns of output, weight and bias of the layer that runs first; None where its output is no size of its input.
 
     That is where it is no layer with a weight that mixes inputs. The last tells whether a normalisation runs next.
     """
@@ -122,10 +122,12 @@ def _first_layer(history: History) -> tuple[int, int, bool] | None:
     if not outputs:
         return None
     site = history.sites[outputs[0]]
-    weight = Site(f"{site.path}.weight" if site.path else "weight", "param", model=site.model)
-    found = [c for c in np.flatnonzero(history.at("param") & history.matrix).tolist() if history.sites[c] == weight]
+    parameters = {history.sites[c].path.rpartition(".")[::2]: c for c in np.flatnonzero(history.at("param")).tolist()}
+    weight = parameters.get((site.path, "weight"))
     is_normalised = len(outputs) > 1 and "Norm" in history.facts[outputs[1]].kind
-    return (outputs[0], found[0], is_normalised) if found else None
+    if weight is None or not history.matrix[weight]:
+        return None
+    return outputs[0], weight, parameters.get((site.path, "bias"), -1), is_normalised
 
 
 def _lookups(history: History) -> tuple[Columns, Columns]:
