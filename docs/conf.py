@@ -1,4 +1,4 @@
-"""Settings of the site: ``make docs`` builds it, without a network, and stops at the first warning."""
+"""Settings of the site: ``make docs`` builds it without a network, and stops at a warning."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ version = release = sonde.__version__
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "made", "public", "terms"]
 exclude_patterns = ["_build", "_made", "_ext", "jupyter_execute"]
-suppress_warnings = ["ref.python"]  # a type in a signature, as Recorder, of which two modules have one
+suppress_warnings = ["ref.python"]  # a type in a signature, as Recorder, that two modules have
 highlight_language = "text"
 
 myst_enable_extensions = ["colon_fence", "deflist"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,14 @@ def test_the_site_is_built_without_a_warning_and_names_everything_public(tmp_pat
     ]
     done = subprocess.run(build, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
+    listed = (tmp_path / "site" / "llms.txt").read_text(encoding="utf-8")
+    for page in (*DOCS.glob("*.md"), *(DOCS / "recipes").glob("*.md")):
+        name = page.relative_to(DOCS).with_suffix(".html").as_posix()
+        assert name == "index.html" or f"({name}): " in listed, "llms.txt has a line of each page"
+    shown = (tmp_path / "site" / "watch-numbers.html").read_text(encoding="utf-8")
+    for word, says in (("site", "The name of a place"), ("lens", "What a training is looked at"), ("call", "One run of a module")):
+        (title,) = re.findall(rf'<a class="term[^>]*title="{word}: ([^"]*)"', shown)
+        assert title.startswith(says), "a word of the glossary is explained where it first stands, once"
     content = (tmp_path / "site" / "objects.inv").read_bytes()
     found = {
         name for kind, held in inventory.InventoryFile.loads(content, uri="").data.items() if kind[:3] == "py:" for name in held

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,12 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
+FOUND = {
+    "first_day_lightning.py": "dead (features.4:output)",
+    "first_day_loop.py": "gradient_cleared (0.weight:param)",
+    "first_day_trainer.py": "frozen (model.layers.1.",
+}
+"""The planted mistakes of the first days: what the first training of each prints, and the second does not."""
 
 
 @pytest.mark.slow
@@ -24,6 +31,11 @@ def test_every_example_runs(path: Path, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, path], capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
+    if mistake := FOUND.get(path.name):
+        (first,) = re.findall(r"^first: (?:warn|bad) .*", done.stdout, re.MULTILINE)
+        (mended,) = re.findall(r"^mended: (?:ok|note).*", done.stdout, re.MULTILINE)
+        assert mistake in first
+        assert mistake not in mended
 
 
 # examples/flops.py

@@ -221,6 +221,32 @@ def test_every_link_leads_to_a_file(page: str) -> None:
         assert ((ROOT / page).parent / target).exists(), target
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_code_fits_into_a_window_of_800_pixels(page: str) -> None:
+    """So many characters as stand beside each other there, in the size of letters of docs/_static/site.css."""
+    for language, block in re.findall(r"^```(\w+).*?\n(.*?)^```$", PAGES[page], re.MULTILINE | re.DOTALL):
+        if language in ("python", "sh", "sql", "toml"):
+            for line in block.splitlines():
+                assert len(line) <= 100, line
+
+
+def test_the_readme_is_read_in_a_minute_and_its_costs_are_measured() -> None:
+    text = PAGES["README.md"]
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    assert len(re.sub(r"[|*`#]|\]\([^)]*\)", " ", prose).split()) <= 270
+    assert len(re.findall(r"\]\(", text)) <= 23
+    costs = re.findall(r"\d\.\d+", "".join(re.findall(r"\| ([\d. /]+) \|$", text, re.MULTILINE)))
+    assert len(costs) == 5
+    for cost in costs:
+        assert f"| {cost} |" in PAGES["docs/cost.md"]
+
+
+def test_the_page_about_watching_says_early_where_most_readers_stop() -> None:
+    before, stop, _ = PAGES["docs/watch.md"].partition("## Stop reading here")
+    assert stop
+    assert len(before.split()) <= 600
+
+
 def test_every_page_is_in_one_table_of_contents() -> None:
     """A new page needs a line in docs/index.md, or in the page above it."""
     listed = []

@@ -1,4 +1,4 @@
-"""The directives of the reference: ``public`` describes public names of a module, and ``names`` lists them, with what they say first."""
+"""The directives of the reference: ``public`` describes public names of a module, ``names`` lists them with what they say first."""
 
 from __future__ import annotations
 

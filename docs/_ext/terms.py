@@ -14,12 +14,12 @@ from docutils import nodes
 ROW = re.compile(r"^\| \*\*(.+?)\*\* \| (.+) \|$", re.MULTILINE)
 WORDS = {
     "stash": r"\bstash(?:es)?\b",
-    "lens": r"\blens(?:es)?\b",
+    "lens": r"(?<!logit )\blens(?:es)?\b",
     "port": r"\bports?\b(?! \d)",
     "site": r"\bsites?\b",
-    "call": r"\b(?<=each )call\b|\bcalls? (?=\d|-1|number)|(?<=per )\bcall\b",
+    "call": r"\b(?:(?<=each )|(?<=per ))call\b|\bcalls?\b(?= (?:\d|-1|number))",
     "micro-step": r"\bmicro-steps?\b",
-    "leaf": r"\b(?:leaf|leaves)\b(?! the| it| a| no| out| alone| what)",
+    "leaf": r"\bleaf\b",
     "logged step": r"\blogged steps?\b",
     "statistic": r"\bstatistics?\b",
     "probe": r"\bprobes?\b",
@@ -30,10 +30,13 @@ WORDS = {
 }
 """The words that a page explains at first sight, as they are written."""
 
-OTHERS = ("glossary", "results", "changelog", "contributing", "rooms", "engine", "index")
+OTHERS = ("glossary", "results", "changelog", "contributing", "rooms", "engine", "index", "security")
 """Pages that define the words themselves, or are for those who know them."""
 
-PLAIN = (nodes.title, nodes.literal, nodes.literal_block, nodes.reference, nodes.raw, nodes.caption, nodes.Invisible, nodes.math)
+PLAIN = (
+    *(nodes.title, nodes.caption, nodes.literal, nodes.literal_block, nodes.strong, nodes.reference, nodes.raw, nodes.math),
+    nodes.Invisible,
+)
 
 
 def meanings(folder: Path) -> dict[str, str]:
@@ -76,7 +79,7 @@ def _is_running_text(text: nodes.Text) -> bool:
     place: Any = text.parent
     in_paragraph = False
     while place is not None:
-        if isinstance(place, PLAIN) or type(place).__name__.startswith("desc_") and type(place).__name__ != "desc_content":
+        if isinstance(place, PLAIN) or (type(place).__name__.startswith("desc_") and type(place).__name__ != "desc_content"):
             return False
         in_paragraph |= isinstance(place, nodes.paragraph)
         place = place.parent
