@@ -128,6 +128,12 @@ def test_the_batch_comes_right_after_the_models() -> None:
         assert given[2 if name == "compare" else 1] in ("batch", "args")
 
 
+def test_every_verb_shows_an_example_of_itself() -> None:
+    """Which doctest runs; a rule would stay listed, and a step that is run again must have failed before."""
+    verbs = {name: getattr(sonde, name) for name in dir(sonde) if inspect.isfunction(getattr(sonde, name))}
+    assert {name for name, verb in verbs.items() if ">>>" not in (verb.__doc__ or "")} == {"replay", "rule"}
+
+
 def test_importing_sonde_does_not_import_torch() -> None:
     """``import sonde`` and ``sonde --help`` load neither torch nor numpy nor rich."""
     for statement in ("import sonde", "import sonde.cli\ntry: sonde.cli.main(['--help'])\nexcept SystemExit: pass"):

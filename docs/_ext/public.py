@@ -1,4 +1,7 @@
-"""The directives of the reference: ``public`` describes public names of a module, ``names`` lists them with what they say first."""
+"""The directives of the reference: ``public`` describes public names of a module, ``names`` lists them with what they say first.
+
+``python docs/_ext/public.py`` prints the names that have no example yet.
+"""
 
 from __future__ import annotations
 
@@ -69,6 +72,21 @@ def described(module: str, chosen: list[str]) -> list[str]:
     return lines
 
 
+def without_example() -> list[str]:
+    """Return the full names of public classes, functions and methods whose docstring has no example, in the order of the pages."""
+    found: dict[int, list[tuple[str, Any]]] = {}
+    for module in MODULES:
+        for name in names(module):
+            value = getattr(importlib.import_module(module), name)
+            if inspect.isclass(value) and not issubclass(value, BaseException):
+                methods = [(each, getattr(value, each)) for each in vars(value) if each[0] != "_"]
+                members = [(f"{module}.{name}.{each}", held) for each, held in methods if inspect.isroutine(held)]
+                found.setdefault(id(value), [(f"{module}.{name}", value), *members])
+            elif inspect.isroutine(value):
+                found.setdefault(id(value), [(f"{module}.{name}", value)])
+    return [name for held in found.values() for name, value in held if ">>>" not in (inspect.getdoc(value) or "")]
+
+
 def value_of(value: object) -> list[str]:
     """Return the option that shows *value*, if it is short."""
     return [f"   :value: {value!r}"] if isinstance(value, int | float | str | tuple) and len(repr(value)) <= 100 else []
@@ -128,3 +146,7 @@ def setup(app: Any) -> dict[str, bool]:
     app.add_directive("public", Public)
     app.add_directive("names", Names)
     return {"parallel_read_safe": True}
+
+
+if __name__ == "__main__":
+    print("\n".join(without_example()))  # noqa: T201

@@ -170,6 +170,10 @@ class When(Schedule):
 class Warmup(Schedule):
     """Every step before *dense_until*, and from there on the steps of *then*: ``Warmup(100, then=50)``.
 
+    >>> warmup = Warmup(3, then=10)
+    >>> [step for step in range(25) if warmup.wants(Tick(step=step), 0.0)]
+    [0, 1, 2, 10, 20]
+
     Raises:
         ArgumentError: *dense_until* is negative, or *then* is no schedule.
     """

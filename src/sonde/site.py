@@ -121,6 +121,10 @@ class Site:
     def parse(text: str) -> Site:
         """The site that *text* names; the port is ``output`` where none is written.
 
+        >>> site = Site.parse("encoder.0:grad_output[1]")
+        >>> site.path, site.port, site.leaf
+        ('encoder.0', 'grad_output', '[1]')
+
         Raises:
             SiteError: *text* does not have the form ``[model/]path:port[leaf]``.
         """
@@ -198,7 +202,11 @@ class Site:
         return self.owner.path
 
     def at(self, leaf: str) -> Site:
-        """The same site, narrowed to one leaf."""
+        """The same site, narrowed to one leaf.
+
+        >>> str(Site.parse("lstm").at("[0]"))
+        'lstm:output[0]'
+        """
         return self if leaf == self.leaf else replace(self, leaf=leaf)
 
     def port_of(self, port: Port) -> Site:

@@ -75,7 +75,13 @@ class Answer(ShownAsTable):
         return [asdict(each) for each in self.findings]
 
     def to_dict(self) -> dict[str, Any]:
-        """The answer as plain data, of the form that the page on schemas describes; a number that is not finite is None."""
+        """The answer as plain data, of the form that the page on schemas describes; a number that is not finite is None.
+
+        >>> import sonde, torch
+        >>> found = sonde.why_nan(torch.nn.Linear(2, 2), torch.ones(1, 2), lambda y: (y - y).log().sum())
+        >>> found.to_dict()["verdict"], found.to_dict()["findings"][0]["rule"]
+        ('bad', 'nonfinite')
+        """
         return {
             "answer": type(self).__name__.strip("_"),
             "schema": SCHEMA,

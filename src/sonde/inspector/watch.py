@@ -50,14 +50,21 @@ def watch(
     limits: Limits | None = None,
     on_alert: OnAlert = None,
 ) -> Inspector:
-    """Record what happens in *model* while it is trained, until the end of a ``with`` block or ``detach()``::
+    """Record what happens in *model* while it is trained, until the end of a ``with`` block or ``detach()``.
 
-        with sonde.watch(model, optimizer):
-            for x, y in batches:
-                loss = loss_fn(model(x), y)
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
+    >>> import torch
+    >>> model = torch.nn.Linear(4, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> with watch(model, optimizer, every=10, to="memory", verbose=False) as inspector:
+    ...     for _ in range(21):
+    ...         loss = model(torch.ones(2, 4)).square().mean()
+    ...         optimizer.zero_grad()
+    ...         loss.backward()
+    ...         optimizer.step()
+    ...         inspector.push_loss(loss, train=True)
+    >>> steps, losses = inspector.run.scalar("loss")
+    >>> steps.tolist(), bool(losses[-1] < losses[0])
+    ([0, 10, 20], True)
 
     At the end three lines say where the run is, what was found and what watching cost. A script that ends without ``detach()`` is
     detached when the interpreter ends. Hold the inspector for as long as it is to record: one that nobody holds is detached.
@@ -82,8 +89,8 @@ def watch(
         scaler: the ``GradScaler`` of the loop: gradients are recorded unscaled, and skipped attempts are no steps.
         graph: an example of the model's input: a tuple or list of positional arguments, a mapping of keyword arguments (as a
             dict or the ``BatchEncoding`` of a tokenizer), or the only argument. The execution graph is captured on it before the
-            training begins, and kept in the run: ``sonde.graph.Graph.of(run.graph)`` reads it back, to be drawn with the run's
-            numbers on its nodes. The model is left as it was.
+            training begins, and kept in the run: ``run.graph`` reads it back, and ``sonde.view.plots.graph_page`` draws it with the
+            run's numbers on its nodes. The model is left as it was.
         rules: the rules watch each logged step, and print a line as soon as one finds something: by name False to leave a
             rule out, or its thresholds, as ``{"dead": False, "spike": {"deviations": 6}}``; False alone leaves out all. See
             ``sonde.rules.RULES`` and :func:`sonde.rule`.

@@ -119,6 +119,13 @@ class Tracker(KeepingProbe):
     def __getitem__(self, key: SupportsIndex | slice | str | Site) -> Any:
         """A stash by position; a list of them by slice, module name or site.
 
+        >>> import sonde, torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU())
+        >>> with sonde.track(model) as tracker:
+        ...     model(torch.ones(2, 4)).sum().backward()
+        >>> tracker["1:output"][0].value.shape, tracker["1:grad_output"][0].first_value.tolist()
+        (torch.Size([2, 3]), [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]])
+
         Raises:
             UnknownSiteError: there is no stash of that name; the message names the nearest.
             SiteError: the text is the site of one module and the name of another.
@@ -155,6 +162,13 @@ class Tracker(KeepingProbe):
 
     def to_frame(self, stat: Callable[[Tensor], Any] = torch.std, stat_name: str | None = None) -> pandas.DataFrame:
         """A pandas table with a row for each stash: ``stat`` of its first tensor, and where and when the tensor was kept.
+
+        >>> import sonde, torch
+        >>> model = torch.nn.Sequential(torch.nn.Identity(), torch.nn.ReLU())
+        >>> with sonde.track(model, grad=False) as tracker:
+        ...     output = model(torch.tensor([-1.0, 2.0]))
+        >>> tracker.to_frame(torch.sum)[["name", "sum"]].values.tolist()
+        [['0', 1.0], ['1', 2.0], ['', 2.0]]
 
         The columns are name, type, grad, the statistic, then those by which all frames of sonde join, then the attributes
         that a custom stash function has set. A number that was kept in place of a tensor is put in unchanged. A cell is

@@ -52,6 +52,15 @@ def check(
 ) -> Checked:
     """Check a run: return what the rules find in it, the gravest first, and the rules that lack their numbers.
 
+    >>> import sonde
+    >>> from sonde.run import Layout, memory_run
+    >>> with memory_run() as writer:
+    ...     for step, death in enumerate((1.0, 1.0, 1.0)):
+    ...         writer.append("activation", Layout(["1:output"]), {"call_death": [death], "activation": [0.0]}, step=step)
+    >>> found = sonde.check(writer.run())
+    >>> found.verdict, [(each.rule, each.message) for each in found.findings]
+    ('bad', [('dead', '1: 100 % dead')])
+
     A model is asked before its training by :func:`sonde.preflight`, and the instrument by :func:`sonde.doctor`.
 
     They are the rules that a training applies to itself, with the same findings: also for a run that was killed, that still goes

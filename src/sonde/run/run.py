@@ -306,6 +306,14 @@ class Run:
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
         """One number of one site over time: ``(steps, values)``.
 
+        >>> from sonde.run import Layout, memory_run
+        >>> with memory_run() as writer:
+        ...     for step, death in enumerate((0.1, 0.2, 1.0)):
+        ...         writer.append("activation", Layout(["1:output"]), {"call_death": [death]}, step=step)
+        >>> steps, values = writer.run().series("1", "call_death")
+        >>> steps.tolist(), values.tolist()
+        ([0, 1, 2], [0.1, 0.2, 1.0])
+
         A step appears once for each row that the site has in it, in order of micro-step and call. Rows in which the
         number was not recorded are left out. Where each row has a list of k numbers, the values are of shape (rows, k).
 
@@ -343,6 +351,13 @@ class Run:
 
     def scalar(self, name: str, *, rank: int | None = None) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
         """One scalar over time: ``(steps, values)``.
+
+        >>> from sonde.run import memory_run
+        >>> with memory_run() as writer:
+        ...     writer.scalar("loss", 1.5, step=0)
+        >>> steps, values = writer.run().scalar("loss")
+        >>> steps.tolist(), values.tolist()
+        ([0], [1.5])
 
         Args:
             name: of the scalar.
@@ -421,6 +436,13 @@ class Run:
 
     def sql(self, query: str, params: Mapping[str, object] | None = None) -> duckdb.DuckDBPyRelation:
         """Return the answer to a query; every family is a table of its name. Note that ``"order"`` needs quotes in SQL.
+
+        >>> from sonde.run import Layout, memory_run
+        >>> with memory_run() as writer:
+        ...     for step, death in enumerate((0.1, 0.2, 1.0)):
+        ...         writer.append("activation", Layout(["1:output"]), {"call_death": [death]}, step=step)
+        >>> writer.run().sql("SELECT site, max(call_death) FROM activation GROUP BY site").fetchall()
+        [('1:output', 1.0)]
 
         A query reads the rows of this run and nothing else: no other file, no setting of DuckDB, no Python variable. For
         everything else use :meth:`connection`.
@@ -512,6 +534,14 @@ _SINGLE = ("scalars",)
 
 def open_run(path: str | os.PathLike[str]) -> Run:
     """Open a run for reading. It may be written at the same time.
+
+    >>> import sonde, tempfile
+    >>> from sonde.run import start_run
+    >>> folder = tempfile.mkdtemp() + "/first"
+    >>> with start_run(folder) as writer:
+    ...     writer.scalar("loss", 1.5, step=0)
+    >>> sonde.open_run(folder).families
+    ('scalars',)
 
     Args:
         path: the run's folder; ``~`` is the home folder.

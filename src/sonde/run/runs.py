@@ -320,6 +320,15 @@ def _folders_in(path: Path) -> list[str]:
 def open_runs(folder: str | os.PathLike[str]) -> Runs:
     """Open all runs below a folder for reading, however deep; they may be written at the same time.
 
+    >>> import sonde, tempfile
+    >>> from sonde.run import start_run
+    >>> folder = tempfile.mkdtemp()
+    >>> for name in ("first", "second"):
+    ...     with start_run(f"{folder}/{name}") as writer:
+    ...         writer.scalar("loss", 1.5, step=0)
+    >>> sorted(run.path.name for run in sonde.open_runs(folder))
+    ['first', 'second']
+
     A run is a folder with a ``run.json``. Links are not followed. A damaged run, or one of another version of the format, is left
     out and named in ``unreadable`` and in the table.
 

@@ -50,6 +50,14 @@ class Whereabouts:
 def where() -> Whereabouts:
     """Return the module calls that run in this thread, and in which direction.
 
+    >>> import sonde, torch
+    >>> class Says(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         print(sonde.where())
+    ...         return x
+    >>> output = torch.nn.Sequential(Says())(torch.ones(1))
+    forward of Sequential.0
+
     Works anywhere: in a forward, a hook, an autograd function, an operator, a dispatch mode. In a forward nothing needs to be set
     up: modules are found in the Python stack. The index of a call is counted by an entered :class:`ModuleTracker`; without one it
     is None. In a backward pass the modules are known if a tracker was entered before the forward.

@@ -232,6 +232,12 @@ def observe(
 ) -> Probe:
     """Observe *model* at the selected sites: every instrument is built on this function.
 
+    >>> import sonde, torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU())
+    >>> with sonde.observe(model, lambda event: print(event.site, tuple(event.value.shape)), include="1"):
+    ...     output = model(torch.ones(2, 4))
+    1:output (2, 3)
+
     Args:
         model: any ``nn.Module``, also compiled or wrapped.
         do: a subscriber, called with each :class:`Event`; or a statistic, to whose row for the site each tensor is added.
@@ -286,7 +292,13 @@ def observe(
 def sites(
     model: nn.Module, include: Where = None, exclude: Where = None, *, ports: Iterable[Port] | Port = ("output",), name: str = ""
 ) -> tuple[Site, ...]:
-    """Return the sites that ``observe`` with the same arguments would observe; nothing is attached and nothing runs."""
+    """Return the sites that ``observe`` with the same arguments would observe; nothing is attached and nothing runs.
+
+    >>> import sonde, torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU())
+    >>> [str(site) for site in sonde.sites(model, ports=("output", "grad"), include="0")]
+    ['0:output', '0.weight:grad', '0.bias:grad']
+    """
     wanted = _ports(ports)
     return tuple(
         [

@@ -230,6 +230,14 @@ def holds_tensors(path: str | os.PathLike[str]) -> bool:
 def open_tensors(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *, verify: bool = True) -> TensorStore:
     """Open a folder that ``Tracker.save``, ``Recorder.save`` or ``extract`` wrote; of rows, several as one.
 
+    >>> import sonde, tempfile, torch
+    >>> model = torch.nn.Linear(4, 3)
+    >>> with sonde.track(model) as tracker:
+    ...     output = model(torch.ones(2, 4))
+    >>> folder = tracker.save(tempfile.mkdtemp() + "/kept")
+    >>> sonde.open_tensors(folder).at("(root):output")[0].shape
+    torch.Size([2, 3])
+
     Nothing in it is executed: it holds JSON and safetensors. A folder in which vLLM has put hidden states
     (``extract_hidden_states``: a safetensors file for each request) is read as a store of rows, an item for each file.
 
