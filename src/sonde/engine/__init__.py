@@ -85,6 +85,7 @@ from sonde.engine.random_state import RandomState as RandomState
 from sonde.engine.restore import gradients_put_aside as gradients_put_aside
 from sonde.engine.restore import set_apart as set_apart
 from sonde.engine.restore import versions as versions
+from sonde.engine.rounding import RoundingMode as RoundingMode
 from sonde.engine.stand_in import memory_of as memory_of
 from sonde.engine.trial import Trial as Trial
 from sonde.engine.trial import check_numbers as check_numbers

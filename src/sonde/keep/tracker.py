@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, overload
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from sonde.answer import Grid, frame
 from sonde.checked import checked
-from sonde.engine import Event, LayerAxes, Where, check_model, key_columns, name_of
+from sonde.engine import Event, LayerAxes, Where, check_model, class_of, key_columns, name_of
 from sonde.errors import ArgumentError, UnknownSiteError
 from sonde.keep import layers
+from sonde.keep.rounding import Key, key_of, moved_by_rounding, parameters_of_all
 from sonde.keep.stash import Copying, Guarded, Stash, StashFn, StashValueFn, default_stash, get_stash_fn, leaves_of
 from sonde.recorders import Keeper, KeepingProbe, Subrecorder, entry_of
 from sonde.run import Entry, write_tensors
-from sonde.site import Port, Site
+from sonde.site import OTHER_CALLS, Port, Site
+from sonde.stats import Piece
 from sonde.suggest import nearest
 
 if TYPE_CHECKING:
@@ -45,6 +48,7 @@ class Tracker(KeepingProbe):
         self._slot = Subrecorder(0, Site(""), "", [])
         function = default_stash if stash is None else getattr(stash, "keywords", {}).get("stash_value", stash)
         self._axes: dict[str, LayerAxes] = {}  # of each module's first output, for the table
+        self._rounding: dict[Key, float] = {}
         take = _with_axes(self._stash, self._axes)
         keeper = Keeper(name_of(function), take, only_slot=self._slot, leaves_what_it_is_lent=stash is None)
         super().__init__(keeper, strict=strict)
@@ -101,6 +105,36 @@ class Tracker(KeepingProbe):
         """Forget all stashes; the hooks stay."""
         self._keeper.clear()
         self._stash.clear()
+        self._rounding.clear()
+
+    def measure_rounding(self, step: Callable[[], object]) -> None:
+        """Run *step* three times more, two of them disturbed, and note for ``save`` how far rounding alone moves each tensor.
+
+        Call it in the ``with`` block, behind the step that was tracked. *step* is a forward and, for gradients, a backward pass of
+        the same batch, without a step of an optimizer; where it draws random numbers, it sets the seed first. Where ranks wait for
+        each other, all of them call this. Stashes, ``.grad``, buffers and the random state stay as they are.
+
+        Raises:
+            ArgumentError: nothing was tracked yet, the tracker is detached, or *step* made other tensors than were tracked.
+        """
+        first = {key_of(stash): stash for stash in reversed(self.stashes) if isinstance(stash, Stash)}
+        if not first or not self.attached:
+            raise ArgumentError(
+                "measure_rounding(step) comes behind the tracked step and inside of the with block: "
+                + ("the tracker is detached" if first else "nothing was tracked yet")
+            )
+        models = [root.model for root in self._attachment.roots]
+
+        def run() -> list[Any]:
+            self._slot.held = []
+            step()
+            return self._held
+
+        held = self._held
+        try:
+            self._rounding = moved_by_rounding(first, run, models)
+        finally:
+            self._slot.held = held
 
     # Reading
 
@@ -194,18 +228,43 @@ class Tracker(KeepingProbe):
             raise errors[0]
         return frame([_frame_row(stash, column, cell) for stash, cell in zip(self._held, cells, strict=True)])
 
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        parameters: bool = False,
+        ids: Sequence[int] | Mapping[int, Sequence[int]] = (),
+        overwrite: bool = False,
+    ) -> Path:
         """Write all stashes to the folder *path*, as safetensors shards and a JSON index, and return *path*. No pickle.
 
-        ``sonde.open_tensors(path)`` reads the folder. Missing folders are made. All is written or nothing.
+        ``sonde.open_tensors(path)`` reads the folder. Missing folders are made. All is written or nothing. Beside the tensors stand
+        the rank, where a rank holds a part of a distributed tensor, and what ``measure_rounding`` has measured.
+
+        Args:
+            parameters: write what the parameters and their gradients are now, too: of distributed ones what this rank holds.
+            ids: numbers of the samples of the batch, in order; or of the entries along any axis, by the axis, as
+                ``{0: samples, 1: positions}``. By them ``sonde.compare`` puts together what ranks hold, in whatever order.
+            overwrite: replace tensors that are there.
 
         Raises:
             StoreError: the folder cannot be written, or holds something already and *overwrite* is false.
             StaleTensorError: the model has written into a tensor that was kept without a copy.
         """
         aliases = {stash.alias: stash.name for stash in self._held if getattr(stash, "alias", "")}
-        about = {"kind": type(self).__name__, "aliases": aliases}
-        return write_tensors(path, _entries_of(self.stashes), about, overwrite=overwrite)
+        along = ids if isinstance(ids, Mapping) else {0: ids} if len(ids) else {}
+        about: dict[str, Any] = {
+            "kind": type(self).__name__,
+            "aliases": aliases,
+            "rank": distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else None,
+            "ids": {str(axis): [int(each) for each in held] for axis, held in along.items()},
+            "addends": [str(site) for site, held in self._attachment.delivery.pieces.items() if None in held.values()],
+        }
+        entries = _entries_of(self.stashes, self._rounding, self._attachment.delivery.pieces)
+        if parameters:
+            models = [root.model for root in self._attachment.roots]
+            entries = chain(entries, _entries_of_parameters(models, len(self._held), self._rounding))
+        return write_tensors(path, entries, about, overwrite=overwrite)
 
     def _grid(self) -> Grid:
         fresh = [stash for stash in self._held if self._stash.stale_site(stash) is None]
@@ -346,7 +405,7 @@ def _statistic(stash: Any, stat: Callable[[Tensor], Any]) -> Any:
         return error
 
 
-def _entries_of(stashes: Sequence[Any]) -> Iterator[Entry]:
+def _entries_of(stashes: Sequence[Any], rounding: Mapping[Key, float], pieces: Mapping[Site, Mapping[str, Any]]) -> Iterator[Entry]:
     """A record with its tensors for each stash, in order."""
     for number, stash in enumerate(stashes):
         kind = getattr(stash, "type", type(stash))
@@ -359,4 +418,22 @@ def _entries_of(stashes: Sequence[Any]) -> Iterator[Entry]:
         }
         if isinstance(stash, Stash):
             record |= {"call": stash.call, "phase": stash.phase, "tick": stash.tick._asdict(), "alias": stash.alias}
+            record |= {"rounding": rounding.get(key_of(stash)), "pieces": pieces.get(site, {})}
         yield entry_of(number, site, getattr(stash, "value", stash), record, leaves_of(stash))
+
+
+def _entries_of_parameters(models: Iterable[nn.Module], first: int, rounding: Mapping[Key, float]) -> Iterator[Entry]:
+    """A record for each parameter, by every module that holds it, and for its gradient, without a tensor where there is none."""
+    number = first
+    for item, path, parameter in parameters_of_all(models):
+        kind = class_of(item.module)
+        for port, tensor in (("param", parameter.detach()), ("grad", parameter.grad)):
+            site = Site(path, port)  # type: ignore[arg-type]  # literals
+            record = {"name": path, "type": f"{kind.__module__}.{kind.__qualname__}", "grad": port == "grad", "call": OTHER_CALLS}
+            record |= {"rounding": rounding.get((site, OTHER_CALLS))}
+            held = None
+            if tensor is not None:
+                held, piece, addend = Piece.held(tensor)
+                record |= {"pieces": {"": piece}, "addend": addend}
+            yield entry_of(number, site, held, record, {} if held is None else {"": held.cpu()})
+            number += 1

@@ -54,12 +54,7 @@ class Piece(NamedTuple):
         shape = tuple(tensor.shape)
         if not _is_distributed(tensor):
             return Piece(shape, shape, (0,) * len(shape))
-        if Piece.is_partial_sum(tensor) or tensor.device_mesh.get_coordinate() is None:
-            return None
-        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-        own, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-        return Piece(shape, (*map(int, own),), (*map(int, offset),))
+        return None if Piece.is_partial_sum(tensor) else _region(tensor)
 
     @staticmethod
     def like(tensor: Tensor, other: Tensor) -> Tensor | None:
@@ -100,6 +95,24 @@ class Piece(NamedTuple):
         return _is_distributed(tensor) and any(placement.is_partial() for placement in tensor.placements)
 
     @staticmethod
+    def held(tensor: Tensor) -> tuple[Tensor, Piece | None, list[int] | None]:
+        """Return what this rank holds of *tensor*, an addend too; which part that is; and of an addend which one.
+
+        An addend is named by the coordinates of the rank along those axes of the mesh over which the sum is. The part is None on a
+        rank that holds nothing. No collective begins.
+        """
+        if not _is_distributed(tensor):
+            return tensor.detach(), None, None
+        if not Piece.is_partial_sum(tensor):
+            part = local(tensor)
+            assert part is not None
+            return part, _region(tensor), None
+        mesh, part = tensor.device_mesh, tensor.detach()._local_tensor
+        summed = [at for at, placement in enumerate(tensor.placements) if placement.is_partial()]
+        is_sum = mesh.get_coordinate() is not None and all(tensor.placements[at].reduce_op == "sum" for at in summed)
+        return part, _region(tensor), [mesh.get_local_rank(at) for at in summed] if is_sum else None
+
+    @staticmethod
     def may_come() -> bool:
         """Return whether there may be distributed tensors in this process: it is one of several, and their module is imported."""
         return (_DISTRIBUTED in sys.modules or _ASYNCHRONOUS in sys.modules) and torch.distributed.is_initialized()
@@ -120,6 +133,18 @@ class Piece(NamedTuple):
     def is_in_words(words: str) -> bool:
         """Return whether *words* are those of :meth:`in_words` for a part of a tensor on this rank."""
         return words.startswith(_OWN.format(_rank()))
+
+
+def _region(tensor: Any) -> Piece | None:
+    """Return which part of a distributed *tensor*, or of the whole of its addend, this rank holds; None if it holds nothing."""
+    if tensor.device_mesh.get_coordinate() is None:
+        return None
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    placements = [Replicate() if placement.is_partial() else placement for placement in tensor.placements]
+    own, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, placements)
+    return Piece(tuple(tensor.shape), (*map(int, own),), (*map(int, offset),))
 
 
 def local(tensor: Tensor) -> Tensor | None:

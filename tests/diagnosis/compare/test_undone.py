@@ -289,7 +289,8 @@ def scaled_norm() -> nn.Module:
 
 
 def test_every_cause_that_can_be_stated_has_a_pair_that_undoes_it() -> None:
-    assert UNDONE.keys() == CAUSES.keys()
+    """That ranks hold addends shows in what they save alone: test_shards.py has its pairs."""
+    assert {*UNDONE, "addends"} == CAUSES.keys()
 
 
 @pytest.mark.parametrize("rule", UNDONE)

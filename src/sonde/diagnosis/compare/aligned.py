@@ -10,10 +10,11 @@ from typing import Literal
 from torch import Tensor
 
 from sonde.diagnosis.compare.names import Names
+from sonde.diagnosis.compare.ranks import ADDENDS, among_ranks
 from sonde.diagnosis.compare.sides import Kept, Key, Side
 from sonde.diagnosis.distance import Distance, as_numbers, distance, held_of_both, laid_out_alike, spacing
 from sonde.engine import is_floating
-from sonde.site import PARAMETER_PORTS, Port, Site
+from sonde.site import OTHER_CALLS, PARAMETER_PORTS, Site
 from sonde.words import shape_text
 
 Stage = Literal["forward", "backward", "update"]
@@ -24,6 +25,9 @@ BEYOND = 16.0
 """Sides part where they are further apart than so many times the distance by which rounding was measured to move one side."""
 _JUMP, _UNMEASURED = 16.0, 128.0
 """Without a measurement: growth against the largest distance before, and roundings that are always allowed."""
+
+_STEPPED = 1e-3
+"""Parameters that are further apart have not taken the same steps; not so where rounding moves the gradient by as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,7 @@ class Judge:
     def __init__(self, a: Side, b: Side, noise: float | None) -> None:
         self._a, self._b, self._noise = a, b, noise
         self._before = 0.0
+        self._largest: dict[str, float] = {}
 
     def floor(self, one: Kept, other: Kept, tensors: tuple[Tensor, Tensor]) -> float:
         """Return the largest relative distance between two events that rounding explains."""
@@ -90,10 +95,32 @@ class Judge:
         least = max(map(spacing, tensors))
         scatter = [side.scatter.get(kept.key) for side, kept in ((self._a, one), (self._b, other))]
         known = [moved for moved in scatter if moved is not None]
+        moved = [0.0]
+        if one.site.port == "param" or (one.site.port == "grad" and not known):
+            moved += [self._of_gradient(side, kept.site.path) for side, kept in ((self._a, one), (self._b, other))]
+        if one.site.port == "param":
+            return math.inf if max(moved) > _STEPPED else max(_UNMEASURED * least, _STEPPED)
         if not known:
-            return max(_UNMEASURED * least, _JUMP * self._before, *_rounding_of_updates(one, other))
+            return max(_UNMEASURED * least, _JUMP * self._before, *moved, *_rounding_of_updates(one, other))
         few = 4.0 if tensors[0].numel() < _FEW else 1.0  # of few elements a repeat may move by chance less than most repeats do
         return max(BEYOND * few * max(least, *known), *_rounding_of_updates(one, other))
+
+    def _of_gradient(self, side: Side, path: str) -> float:
+        """Return how far rounding moves the gradient of a parameter: as measured, or by the largest gradient of the side."""
+        kept = next((kept for kept in side.backward if kept.key == (Site(path, "grad"), OTHER_CALLS)), None)
+        if kept is None or kept.main is None:
+            return 0.0
+        if kept.key in side.scatter:
+            return side.scatter[kept.key]
+        if side.name not in self._largest:
+            norms = [float(as_numbers(each.main[1]).norm()) for each in side.backward if each.site.port == "grad" and each.main]
+            self._largest[side.name] = max(norms)
+        norm = float(as_numbers(kept.main[1]).norm())
+        return _UNMEASURED * spacing(kept.main[1]) * self._largest[side.name] / norm if norm else 0.0
+
+    def is_seen(self, here: Site, there: Site) -> bool:
+        """Return whether no rank held an addend at one of the two sites, of which nothing is kept."""
+        return here not in self._a.unseen and there not in self._b.unseen
 
     def is_part(self, x: Tensor, y: Tensor) -> bool:
         """Return whether one of the two has the shape of one rank's part of the other, in a model whose layers are so divided."""
@@ -146,17 +173,29 @@ def _of_stage(stage: Stage, events: list[Kept], others: dict[Key, Kept], names: 
     there = [site.path for site, _ in others]
     found: list[Place] = []
     for kept in events:
-        port: Port = kept.site.port
-        path = names.parameter_of_b(kept.site.path, there) if port in PARAMETER_PORTS else names.of_b(kept.site.path)
-        other = None if path is None else others.get((Site(path, port), kept.call))
+        site = names.site_of_b(kept.site, there)
+        other = None if site is None else others.get((site, kept.call))
         if other is None:
-            if path is not None and stage == "backward" and kept.leaves and others:
-                found.append(_gone(kept, Site(path, port)))
+            if site is not None and stage == "backward" and kept.leaves and others and judge.is_seen(kept.site, site):
+                found.append(_gone(kept, site))
             continue
         place = place_of(stage, kept, other, judge)
         if place is not None:
             found.append(place)
+    found = _without_addends(found)
     return _without_unused(found) if stage == "forward" else found
+
+
+def _without_addends(places: list[Place]) -> list[Place]:
+    """Return *places*; where ranks hold addends of a tensor, that does not count if the next place, behind the sum, agrees."""
+    found = []
+    for number, place in enumerate(places):
+        if place.parts and place.remark.startswith(ADDENDS) and place.site.port not in PARAMETER_PORTS:
+            behind = next((each for each in places[number + 1 :] if not each.remark.startswith(ADDENDS)), None)
+            found.append(replace(place, parts=place.stage == "forward" if behind is None else behind.parts))
+        else:
+            found.append(place)
+    return found
 
 
 def _without_unused(places: list[Place]) -> list[Place]:
@@ -237,7 +276,8 @@ def place_of(stage: Stage, one: Kept, other: Kept, judge: Judge) -> Place | None
     parts = apart.relative > floor
     if not parts:
         judge.note(apart.relative)
-    remark = f"{leaf} differs" if leaf else laid[1] or _of_nonfinite(apart) or _of_types(x, y)
+    among = next(filter(None, (among_ranks(kept, leaf, floor)[1] for kept in (one, other) if parts)), "")
+    remark = f"{leaf} differs" if leaf else among or laid[1] or _of_nonfinite(apart) or _of_types(x, y)
     found = Place(stage, site, other.site, one.call, one.type, shape, apart.relative, apart.cosine, apart.largest, floor)
     return replace(found, parts=parts, remark=remark, leaf=leaf)
 

@@ -12,17 +12,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from sonde.diagnosis.compare import changes
 from sonde.diagnosis.compare.formulas import FORMULAS, RELATIONS, factor_of
+from sonde.diagnosis.compare.ranks import among_ranks
 from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.sides import Kept, Side
 from sonde.diagnosis.compare.suspects import Change, Suspect, Undo
 from sonde.diagnosis.compare.undoing import Explained, explained
 from sonde.diagnosis.compare.weights import EXACT, Relation, is_addend, matched, relation
-from sonde.diagnosis.distance import as_numbers, distance, held_of_both, readable, spacing
+from sonde.diagnosis.distance import as_numbers, distance, held_of_both, laid_out_alike, readable, spacing
 from sonde.engine import class_of
-from sonde.site import PARAMETER_PORTS
+from sonde.site import PARAMETER_PORTS, Site
+from sonde.words import names_text
 
 Look = Callable[[Scene], Iterator[Suspect]]
 
@@ -43,9 +46,77 @@ def causes_of(scene: Scene) -> Explained:
             [_of_class],
             [_of_gradient_factor],
         ]
+    elif scene.place.site.port == "param":
+        looks = [[_of_parameter_factor]]
     else:
         looks = [[_of_optimizer, _of_frozen, _of_modes, _of_settings], [_of_class], [_of_update_factor], [_of_decay]]
-    return explained(scene, looks)
+    if any(kept is not None and among_ranks(kept, scene.place.leaf, scene.tolerance)[0] for kept in scene.kept):
+        looks = []  # what the tensor of one rank is like says nothing of the others
+    return explained(scene, looks if scene.a.model is not None else [[_of_addends], [_of_saved_parameters], *looks])
+
+
+# Saved sides
+
+
+def _of_addends(scene: Scene) -> Iterator[Suspect]:
+    """The ranks hold different tensors in one place, and their sum or mean is that of the other side."""
+    for side, kept in zip("ab", scene.kept, strict=True):
+        held = [] if kept is None else among_ranks(kept, scene.place.leaf, scene.tolerance)[0]
+        if kept is None or not held or scene.tensors is None or any(each.shape != held[0].shape for each in held):
+            continue
+        total = as_numbers(held[0]) + sum(as_numbers(each) for each in held[1:])
+        for made, words in ((total, "sum"), (total / len(held), "mean")):
+            laid = laid_out_alike(scene.tensors[0], made)
+            if laid is not None:
+                other = "b" if side == "a" else "a"
+                yield scene.suspect(
+                    "addends",
+                    f"the ranks of {side} hold {len(held)} tensors here that differ, and their {words} equals that of {other}",
+                    Undo(made=_instead(scene.tensors, laid[0], side)),
+                    "look for a sum over the ranks (all-reduce) that is missing",
+                    {"ranks": float(len(held))},
+                )
+
+
+_LAYERS: dict[str, Callable[..., Tensor]] = {
+    "Linear": lambda x, weight, bias=None: functional.linear(x, weight, bias),
+    "Embedding": lambda x, weight: weight[x.long()],
+    "LayerNorm": lambda x, weight, bias=None: functional.layer_norm(x, weight.shape, weight, bias),
+}
+"""What a layer gives of its input and its parameters, by its class."""
+
+
+def _of_saved_parameters(scene: Scene) -> Iterator[Suspect]:
+    """The parameters that were saved differ: with those of ``a``, the layer of ``b`` gives what ``a`` has."""
+    place, layer = scene.place, _LAYERS.get(scene.place.type)
+    given = next((kept.main for kept in scene.b.forward if kept.key == (Site(place.other.path, "input"), place.call)), None)
+    if layer is None or given is None or place.site.port != "output" or scene.tensors is None:
+        return
+    own = [each for each in scene.places if each.site.port == "param" and each.site.owner.path == place.site.path]
+    differing = [each.site.path for each in own if each.parts]
+    held = {id(side): {kept.key: kept.main for kept in side.update} for side in (scene.a, scene.b)}
+    pairs = [(each.site.path.rpartition(".")[2], held[id(scene.a)][each.key], held[id(scene.b)][each.other_key]) for each in own]
+    if not differing or any(one is None or other is None or one[1].shape != other[1].shape for _, one, other in pairs):
+        return
+    sides = [{name: as_numbers(both[side][1]) for name, *both in pairs} for side in (0, 1)]  # type: ignore[index]  # there is one
+    try:
+        made = [laid_out_alike(scene.tensors[0], layer(as_numbers(given[1]), **held)) for held in sides]
+    except (RuntimeError, IndexError, TypeError):  # a class of the same name, or of other parameters
+        return
+    if made[0] is None or made[1] is None or not scene.equal(made[1][0], scene.tensors[1]):
+        return
+    instead = made[0][0]
+    yield scene.suspect(
+        "weight_differs",
+        f"{names_text(differing)} differs: with a's in its place the output of b equals that of a",
+        Undo(made=lambda _: instead),
+        "check that it was loaded or sent, and, where it is tied to another parameter, that both are updated",
+    )
+
+
+def _instead(tensors: tuple[Tensor, Tensor], made: Tensor, side: str) -> Callable[[Tensor], Tensor]:
+    """Return the change of the tensor of ``b`` that stands for *made* in the place of the tensor of *side*."""
+    return lambda b: made if side == "b" else tensors[0] + b - made
 
 
 # Modes and arguments
@@ -472,6 +543,10 @@ def _stepping(name: str, key: str, value: Any) -> Callable[[Any, Any], None]:
                 group[key] = value
 
     return change
+
+
+def _of_parameter_factor(scene: Scene) -> Iterator[Suspect]:
+    yield from factor_of(scene, "the parameter of b is {factor:.6g} times that of a")
 
 
 def _of_update_factor(scene: Scene) -> Iterator[Suspect]:

@@ -21,6 +21,7 @@ from sonde.diagnosis.compare.live_runs import Loss, Request, live_side
 from sonde.diagnosis.compare.names import Names, check_match
 from sonde.diagnosis.compare.portions import joined_projections
 from sonde.diagnosis.compare.proposal import few_in_common, proposed_match
+from sonde.diagnosis.compare.ranks import liken, of_ranks, settle_gradients
 from sonde.diagnosis.compare.recorded_runs import compare_recorded, is_recorded
 from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.sides import Side, of_stashes, of_store
@@ -98,7 +99,8 @@ def compare(
     explain; see :func:`sonde.view.run_comparison.compare_runs`. Of the arguments only *match* and *baseline* are for runs.
 
     Args:
-        a, b: two models; or two trackers, opened folders or paths of folders (``Tracker.save``); or two runs, opened or as paths.
+        a, b: two models; or two trackers, opened folders or paths of folders (``Tracker.save``): a list of folders, or a folder of
+            them, is what the ranks of one model have saved; or two runs, opened or as paths.
         batch: the arguments of the models' call: a tuple or list holds positional arguments, a dict or another mapping keyword
             arguments, anything else is the only argument. Not for saved sides.
         batch_b: the batch of ``b``, if it needs another form; the default is *batch* on the device of ``b``, and in the type of
@@ -225,6 +227,10 @@ def _first_parameter(model: nn.Module) -> Tensor | None:
 def _saved(name: str, side: Any) -> Side:
     if isinstance(side, Tracker):
         return of_stashes(name, list(side), f"a tracker of {len(side)} stashes")
+    if isinstance(side, str | os.PathLike) and (below := _stores_below(Path(side))):
+        side = below
+    if isinstance(side, list | tuple) and side and all(isinstance(each, str | os.PathLike | TensorStore) for each in side):
+        return of_ranks(name, [each if isinstance(each, TensorStore) else open_tensors(Path(each)) for each in side])
     if isinstance(side, TensorStore):
         return of_store(name, side)
     if isinstance(side, str | os.PathLike):
@@ -234,13 +240,21 @@ def _saved(name: str, side: Any) -> Side:
     )
 
 
+def _stores_below(folder: Path) -> list[Path]:
+    """Return the folders in *folder*, which is none of tensors itself, that ranks have saved."""
+    if not folder.is_dir() or (folder / "index.json").exists():
+        return []
+    return sorted(each.parent for each in folder.glob("*/index.json"))
+
+
 def _compared(a: Side, b: Side, match: Mapping[str, str] | None, noise: float | None) -> Comparison:
     types = a.types(), b.types()
     if match is not None:
         here, there = ([*types[place], *(kept.site.path for kept in side.kept)] for place, side in enumerate((a, b)))
         check_match(match, here, there)
     notes = _notes(a, b)
-    joined = joined_projections(a, b)
+    _liken(a, b, Names(match, *types))
+    joined = [] if a.ranks or b.ranks else joined_projections(a, b)
     if match is None and few_in_common(a, b):
         match = proposed_match(a, b, {name for each in joined for name in (each.module, *each.parts)})
         if match:
@@ -251,6 +265,8 @@ def _compared(a: Side, b: Side, match: Mapping[str, str] | None, noise: float | 
             names.add(each.divide(a, b))
             notes.append(f"{each.module} of {'a' if each.is_in_a else 'b'} is compared in parts: {', '.join(each.parts)}")
     names.add_parameters(_parameters(a, b, names))
+    _liken(a, b, names)
+    notes += [note for side in (a, b) if side.ranks and (note := settle_gradients(side))]
     places = compared(a, b, names, noise)
     _check_common(a, b, names, places)
     apart = [place for place in places if place.remark.startswith(NOT_COMPARED)]
@@ -281,6 +297,13 @@ def _compared(a: Side, b: Side, match: Mapping[str, str] | None, noise: float | 
         tuple(notes),
         tuple(_error(side) for side in (a, b) if side.error is not None),
     )
+
+
+def _liken(a: Side, b: Side, names: Names) -> None:
+    """Tell what ranks hold of which tensor of the other side it is."""
+    if a.ranks or b.ranks:
+        there = [kept.site.path for kept in b.kept]
+        liken(a, b, {kept.key: (other, kept.call) for kept in a.kept if (other := names.site_of_b(kept.site, there)) is not None})
 
 
 def _parameters(a: Side, b: Side, names: Names) -> dict[str, str]:

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from sonde.diagnosis.compare.copies import Copies
-from sonde.diagnosis.compare.rounding import RoundingMode
 from sonde.diagnosis.compare.sides import Kept, Key, Side
 from sonde.diagnosis.compare.suspects import CannotChangeError, Change
 from sonde.diagnosis.distance import as_numbers, distance, held_of_both, readable, spacing
 from sonde.engine import (
     Event,
+    RoundingMode,
     Trial,
     as_arguments,
     buffers_of,

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sonde.errors import ArgumentError
+from sonde.site import PARAMETER_PORTS, Site
 from sonde.suggest import nearest
 
 _ROOT = "(root)"
@@ -74,6 +75,11 @@ class Names:
                 made = f"{mapped}.{rest}" if mapped else rest
                 return made if made in known else None
         return None
+
+    def site_of_b(self, site: Site, there: Iterable[str]) -> Site | None:
+        """Return the site in ``b``, one of a parameter among *there*, of *site* of ``a``; None if there is none."""
+        path = self.parameter_of_b(site.path, there) if site.port in PARAMETER_PORTS else self.of_b(site.path)
+        return None if path is None else Site(path, site.port)
 
     def pairs(self) -> list[tuple[str, str]]:
         """Return the modules that are in both, by their names in ``a`` and in ``b``."""

@@ -90,6 +90,9 @@ class Side:
         optimizer: the settings with which the optimizer steps, by the name of each parameter that it holds.
         again: runs the side once more with a change, with a backward pass or without, and hands each event to a function; returns
             False where the change cannot be made. None where the side cannot run again.
+        ranks: how many ranks have saved the side; 0 for one process.
+        unseen: sites at which ranks held addends, of which nothing was kept.
+        ids: of one saved side, the numbers of the entries of the batch along an axis, by axis.
     """
 
     name: str
@@ -109,6 +112,15 @@ class Side:
     portions: dict[str, Portion] = field(default_factory=dict)
     optimizer: dict[str, dict[str, Any]] = field(default_factory=dict)
     again: Callable[[Any, bool, Callable[[Kept], object]], bool] | None = None
+    ranks: int = 0
+    unseen: set[Site] = field(default_factory=set)
+    ids: dict[int, list[int]] = field(default_factory=dict)
+
+    def add(self, kept: Kept) -> None:
+        """Add an event that was kept, behind those of its phase."""
+        port = kept.site.port
+        events = self.forward if port in ("input", "output") else self.update if port in ("param", "update") else self.backward
+        events.append(kept)
 
     @property
     def kept(self) -> list[Kept]:
@@ -238,7 +250,7 @@ def of_stashes(name: str, stashes: list[Any], title: str) -> Side:
     for stash in stashes:
         if not isinstance(stash, Stash) or stash.site is None or stash.phase == "recompute":
             continue
-        _add(side, kept_of(stash))
+        side.add(kept_of(stash))
     return _at_first_forward(side)
 
 
@@ -251,11 +263,20 @@ def kept_of(stash: Stash) -> Kept:
 
 def of_store(name: str, store: TensorStore) -> Side:
     """Return the side that a folder holds; a tensor is read when it is compared."""
+    side = Side(name, str(store.path), ids={int(axis): held for axis, held in store.about.get("ids", {}).items()})
+    for record, kept in of_records(name, store):
+        side.add(kept)
+        if record.get("rounding") is not None:
+            side.scatter[kept.key] = float(record["rounding"])
+    return _at_first_forward(side)
+
+
+def of_records(name: str, store: TensorStore) -> Iterator[tuple[dict[str, Any], Kept]]:
+    """Yield the records of a folder with what they hold, but for what was computed again for a backward pass."""
     if store.columns:
         raise ArgumentError(
             f"{name}: {store.path} holds rows of many forwards; compare folders of Tracker.save, or store[column][:]"
         )
-    side = Side(name, str(store.path))
     keys: dict[int, dict[str, str]] = {}
     for key in store:
         digits, _, text = key.partition("/")
@@ -266,8 +287,7 @@ def of_store(name: str, store: TensorStore) -> Side:
         site = Site.parse(record["site"])
         leaves = {text[len(str(site)) :]: held for text, held in keys.get(number, {}).items()}
         kind = str(record.get("type", "")).rpartition(".")[2]
-        _add(side, Kept(site.at(""), int(record.get("call", 0)), kind, _OnDisk(store, leaves)))
-    return _at_first_forward(side)
+        yield record, Kept(site.at(""), int(record.get("call", 0)), kind, _OnDisk(store, leaves))
 
 
 class _OnDisk(Mapping[str, Tensor]):
@@ -288,13 +308,9 @@ class _OnDisk(Mapping[str, Tensor]):
         return len(self._keys)
 
 
-def _add(side: Side, kept: Kept) -> None:
-    (side.forward if kept.site.port in ("input", "output") else side.backward).append(kept)
-
-
 def _at_first_forward(side: Side) -> Side:
     """Keep the first event of each site and call; a tracker may have seen many forwards."""
-    for events in (side.forward, side.backward):
+    for events in (side.forward, side.backward, side.update):
         first = {kept.key: kept for kept in reversed(events)}
         events[:] = [kept for kept in events if first[kept.key] is kept]
     return side

@@ -39,6 +39,7 @@ CAUSES = MappingProxyType(
         "residual": "the sum of the other side is put in",
         "module_missing": "what the module made of the tensor is put in",
         "parameter_missing": "the parameter is added",
+        "addends": "the sum, or the mean, of what the ranks hold is put in",
         "scaled": "the factor is taken out",
         "affine": "factors and addends are taken out",
         "permuted": "the order of the other side is put in",

@@ -18,7 +18,7 @@ from sonde.engine.torch_api import hooks
 from sonde.engine.unseen import next_number
 from sonde.errors import ArgumentError
 from sonde.site import Site
-from sonde.stats import Lent, Statistic
+from sonde.stats import Lent, Piece, Statistic
 from sonde.warn import warn_user
 
 
@@ -67,6 +67,7 @@ class Delivery:
         stopped: sites that have failed, where nothing more is observed; the reason, as text, by site.
         refused: by site, how many of the events the observer has made nothing of, since it has failed there.
         notes: by site, why it could not be observed, or not everything of it.
+        pieces: by site, which part of each distributed tensor there this rank holds, by leaf path; None for a partial sum.
         pending: gradients of structured values that have not all come.
     """
 
@@ -85,6 +86,7 @@ class Delivery:
         self.stopped: dict[Site, str] = {}
         self.refused: Counter[Site] = Counter()
         self.notes: dict[Site, str] = {}
+        self.pieces: dict[Site, dict[str, Piece | None]] = {}
         self.pending = Pending()
         self._leaves: dict[tuple[int, int], _Leaf] = {}
         self._warned: set[tuple[object, ...]] = set()  # type and line of errors that have stopped a site

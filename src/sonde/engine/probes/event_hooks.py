@@ -30,7 +30,7 @@ from sonde.engine.torch_api.input_alias import alias, aliased_in_trace, of_input
 from sonde.engine.torch_api.modules import class_of
 from sonde.engine.unseen import blocks
 from sonde.site import Phase, Port
-from sonde.stats import PLAIN, local
+from sonde.stats import PLAIN, Piece, local
 
 _graph_task: Callable[[], int] = graph_task
 _is_traced = compiler_state.is_traced
@@ -63,9 +63,10 @@ class EventHook(SiteHook):
         """Return *value* with what this rank holds of each distributed tensor, noted in the coverage; None for a partial sum."""
         parts = structure.local_parts(value)
         if parts is not value:
-            for _, tensor in structure.walk(value):
+            for path, tensor in structure.walk(value):
                 if type(tensor) not in PLAIN:
                     self.note_part(port, tensor)
+                    self.delivery.pieces.setdefault(self.sites[port], {})[path] = Piece.of(tensor)
         return parts
 
     def _deliver(self, event: Event) -> None:

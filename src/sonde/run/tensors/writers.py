@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -144,8 +144,9 @@ def _folder(path: Path, mode: int) -> Iterator[None]:
     try:
         with _writing(path, "Nothing was changed"):
             for folder in reversed([above for above in (path, *path.parents) if not above.exists()]):
-                folder.mkdir(mode if folder == path else 0o777)
-                made.append(folder)
+                with nullcontext() if folder == path else suppress(FileExistsError):  # another rank makes folders above, too
+                    folder.mkdir(mode if folder == path else 0o777)
+                    made.append(folder)
             yield
     except BaseException:
         for folder in reversed(made):

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sonde.engine import OperatorCall, OperatorMode, flatten
+from sonde.engine.torch_api.dispatch import OperatorCall, OperatorMode
+from sonde.engine.torch_api.pytree import flatten
 
 _REDUCED = ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "convolution", "conv", "attention")
 """Parts of the names of operations that a device may compute with shorter factors, as TF32."""
