@@ -71,7 +71,7 @@ def table(
 
 
 def table_data(run: Run, *, include: Include = None, step: int | None = None, family: str | None = None) -> dict[str, Any]:
-    """Return what :func:`table` shows as plain data: ``steps``, ``layers``, ``remarks`` and ``scalars``, or ``family`` and ``rows``."""
+    """Return what :func:`table` shows as plain data: ``steps``, ``layers``, ``remarks``, ``scalars``; or ``family``, ``rows``."""
     if family is not None:
         return {"family": family, "rows": family_rows(run, family, include, step)}
     words, layers, remarks = _layer_rows(run, include=include, step=step) or ("", [], [])
