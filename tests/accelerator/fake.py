@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._device import _device_constructors
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 NAME = "fake"
@@ -39,7 +40,7 @@ def _on_host(tensor: Tensor) -> Tensor:
     if tensor.device.type != NAME:
         return tensor
     held = _buffers[tensor.untyped_storage()._cdata][1]
-    return torch.empty(0, dtype=tensor.dtype).set_(held, tensor.storage_offset(), tensor.size(), tensor.stride())  # type: ignore[call-overload, no-any-return]
+    return torch.empty(0, dtype=tensor.dtype, device="cpu").set_(held, tensor.storage_offset(), tensor.size(), tensor.stride())  # type: ignore[call-overload, no-any-return]
 
 
 def _to_device(host: Tensor, tensor: Tensor | None = None) -> Tensor:
@@ -172,7 +173,15 @@ def _cloned(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     """Return a copy of *storage*, as ``copy.deepcopy`` of a tensor asks for it."""
     if storage.device.type != NAME:
         return _clone(storage)
-    return _to_device(torch.empty(0, dtype=torch.uint8).set_(_clone(_buffers[storage._cdata][1]))).untyped_storage()
+    return _to_device(torch.empty(0, dtype=torch.uint8, device="cpu").set_(_clone(_buffers[storage._cdata][1]))).untyped_storage()
+
+
+_data_ptr = torch.UntypedStorage.data_ptr
+
+
+def _address(storage: torch.UntypedStorage) -> int:
+    """Return an address that no other storage has, and that the host cannot read."""
+    return (1 << 62) + _data_ptr(_buffers[storage._cdata][1]) if storage.device.type == NAME else _data_ptr(storage)
 
 
 _libraries: list[torch.library.Library] = []
@@ -187,9 +196,11 @@ def install() -> None:
     aten.impl("_copy_from", _copy_from, "PrivateUse1")
     _libraries[:] = [every, aten]
     torch.UntypedStorage.clone = _cloned  # type: ignore[method-assign, assignment]
+    torch.UntypedStorage.data_ptr = _address  # type: ignore[method-assign]
     torch.Event = _Event  # type: ignore[misc, assignment]
     torch.accelerator.synchronize = lambda device=None, /: None
     torch.Tensor.pin_memory = lambda tensor, device=None: tensor.clone()  # type: ignore[method-assign, assignment, misc]
+    _device_constructors()  # which remembers the functions that it finds
     empty = torch.empty
 
     def unpinned(*size: Any, pin_memory: bool = False, **how: Any) -> Tensor:

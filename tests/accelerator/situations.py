@@ -143,8 +143,9 @@ class NotOfferedError(Exception):
 
 def batch(step: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the input and the target of a step, the same on every device."""
-    drawn = torch.Generator().manual_seed(step)
-    return torch.randn(ROWS, WIDTH, generator=drawn).to(device), torch.randn(ROWS, 3, generator=drawn).to(device)
+    drawn = torch.Generator("cpu").manual_seed(step)
+    x, y = (torch.randn(ROWS, width, generator=drawn, device="cpu") for width in (WIDTH, 3))
+    return x.to(device), y.to(device)
 
 
 def made(device: torch.device, second: torch.device | None = None) -> Tower:
@@ -187,6 +188,15 @@ def train(
 
 def eager(looks: Looks, device: torch.device) -> None:
     train(looks, made(device), device)
+
+
+def by_default(looks: Looks, device: torch.device) -> None:
+    """Torch makes each new tensor on the device, unless it is told otherwise."""
+    torch.set_default_device(device)
+    try:
+        train(looks, made(device), device)
+    finally:
+        torch.set_default_device(None)
 
 
 def scaled(looks: Looks, device: torch.device) -> None:
@@ -302,6 +312,7 @@ def two_devices(looks: Looks, device: torch.device) -> None:
 
 SITUATIONS: tuple[Callable[[Looks, torch.device], None], ...] = (
     eager,
+    by_default,
     scaled,
     fused_optimizer,
     aot_eager,

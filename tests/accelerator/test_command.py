@@ -144,7 +144,7 @@ def test_on_a_device_the_command_runs_its_tests_and_writes_the_page(tmp_path: Pa
     text = (tmp_path / "page.md").read_text(encoding="utf-8")
     assert " 0 failed" in text
     assert "| device | 1 x a fake device over the memory of the CPU (fake) |" in text
-    for name in ("eager", "scaled", "aot_eager", "side_stream", "two_streams", "host_and_device"):
+    for name in ("eager", "by_default", "scaled", "aot_eager", "side_stream", "two_streams", "host_and_device"):
         assert re.search(rf"^\| passed \| `tests.accelerator.test_matrix::\w+\[{name}-accelerator\]`", text, re.MULTILINE)
     assert "CUDA graphs need a device of CUDA" in text
     assert "Costs were not asked for." in text

@@ -62,7 +62,7 @@ class HostCopy:
 
 def _send(device: torch.device, places: list[tuple[int, int, Tensor]]) -> _Sent:
     flat = torch.cat([tensor.reshape(-1) for _, _, tensor in places])
-    host = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
+    host = torch.empty(flat.shape, dtype=flat.dtype, device="cpu", pin_memory=True)
     host.copy_(flat, non_blocking=True)
     arrived = torch.Event(device)
     arrived.record(torch.accelerator.current_stream(device))

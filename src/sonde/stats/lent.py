@@ -50,7 +50,7 @@ def _are_writes_counted() -> bool:
     if torch.is_inference_mode_enabled():
         with torch.inference_mode(False):
             return _are_writes_counted()
-    tried = torch.empty(0)
+    tried = torch.empty(0, device="cpu")
     before = version_of(tried)
     tried.zero_()
     return version_of(tried) != before

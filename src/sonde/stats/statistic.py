@@ -226,7 +226,7 @@ class Statistic(RowStatistic):
         """
         is_moved = type(self).aligned is not Statistic.aligned
         used = [each.per == "element" and not (is_moved and each.merge == "sum") for each in self.fields for _ in range(each.size)]
-        return rows[:, torch.tensor(used, dtype=torch.bool)]
+        return rows[:, torch.tensor(used, dtype=torch.bool, device=rows.device)]
 
     def rounding(self, row: Tensor) -> Tensor:
         """Return how far each number of *row* may be off, for the laws: 1e-12 of the number, and 1e-9.

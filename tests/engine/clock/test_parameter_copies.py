@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from sonde import Limits, lens, watch
-from sonde.engine.clock.parameter_copies import LEAST, copies, length_error, one_in_each, positions, sample, size_of
+from sonde.engine.clock.parameter_copies import LEAST, _positions, copies, length_error, one_in_each, positions, sample, size_of
 from sonde.engine.probes.attachment import Attachment
 from sonde.site import OTHER_CALLS
 from sonde.stats import Moments
@@ -20,6 +20,20 @@ from sonde.stats import Moments
 
 def weight(*shape: int, dtype: torch.dtype = torch.float32) -> nn.Parameter:
     return nn.Parameter(torch.randn(*shape).to(dtype))
+
+
+def test_the_positions_of_a_sample_are_chosen_alike_whatever_device_torch_makes_tensors_on() -> None:
+    expected = positions(torch.ones(1_000), 7).clone()
+    _positions.clear()
+    with torch.device("meta"):
+        found = positions(torch.ones(1_000, device="cpu"), 7)
+    assert torch.equal(found, expected)
+
+
+def test_the_numbers_that_tell_rows_apart_are_taken_whatever_device_torch_makes_tensors_on() -> None:
+    rows = Moments().empty(2)
+    with torch.device("meta"):
+        assert Moments().marks(rows).is_cpu
 
 
 @given(st.integers(1, 10_000), st.integers(2, 300))

@@ -55,8 +55,8 @@ def positions(tensor: Tensor, one_in: int) -> Tensor:
     found = _positions.get(key)
     if found is None:
         with torch.inference_mode(False):
-            first = torch.arange(0, elements, one_in)
-            chosen = torch.randint(one_in, first.shape, generator=torch.Generator().manual_seed(elements))
+            first = torch.arange(0, elements, one_in, device="cpu")
+            chosen = torch.randint(one_in, first.shape, generator=torch.Generator("cpu").manual_seed(elements), device="cpu")
             chosen[-1:] %= elements - first[-1:]  # the last block may be shorter
             found = (first + chosen).to(_index_type(elements)).to(tensor.device)
         _positions[key] = found

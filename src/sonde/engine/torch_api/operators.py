@@ -213,7 +213,7 @@ def _deliver(written: Tensor, ticket: Tensor, leaves: list[Tensor], what: int, m
 
 def _delivered(written: Tensor, ticket: Tensor, leaves: list[Tensor], what: int, measured: bool, recording: bool) -> Tensor:
     _deliver(written, ticket, leaves, what, measured, recording)
-    return torch.empty(1, dtype=torch.int64)
+    return torch.empty(1, dtype=torch.int64, device="cpu")
 
 
 def _deliver_in_graph(written: Tensor, ticket: Tensor, leaves: list[Tensor], *constants: Any) -> None:
@@ -248,7 +248,7 @@ def _deliver_gradient(before: Tensor | None, ticket: Tensor, gradient: Tensor, w
             owner.replay_gradient(*moment, gradient.detach(), leaf, given.form, _port(given.gradient_port, given, measured))
         except Exception as error:
             owner.failed(error)
-    return torch.empty(2, dtype=torch.int64)
+    return torch.empty(2, dtype=torch.int64, device="cpu")
 
 
 def _port(port: str, given: Sent, measured: bool) -> str:
