@@ -150,7 +150,8 @@ def default_stash(event: Event, stash_value: StashValueFn) -> Stash:
 
         held = remap(value, once, objects=True)
         leaves = event.leaves
-        kept, paths = tuple([by_tensor[id(tensor)] for _, tensor in leaves]), tuple([path for path, _ in leaves])
+        kept = tuple([by_tensor[id(tensor)] if id(tensor) in by_tensor else once(tensor) for _, tensor in leaves])
+        paths = tuple([path for path, _ in leaves])  # of keyword arguments too, which are not in the value
     return Stash(
         event.name,
         event.type,

@@ -13,10 +13,10 @@ from torch import Tensor, distributed, nn
 
 from sonde.answer import Grid, frame
 from sonde.checked import checked
-from sonde.engine import Event, LayerAxes, Where, check_model, class_of, key_columns, name_of
+from sonde.engine import Event, LayerAxes, Where, check_model, class_of, key_columns, name_of, walk
 from sonde.errors import ArgumentError, UnknownSiteError
 from sonde.keep import layers
-from sonde.keep.rounding import Key, key_of, moved_by_rounding, parameters_of_all
+from sonde.keep.repeated_step import Key, key_of, moved_by_rounding, parameters_of_all
 from sonde.keep.stash import Copying, Guarded, Stash, StashFn, StashValueFn, default_stash, get_stash_fn, leaves_of
 from sonde.recorders import Keeper, KeepingProbe, Subrecorder, entry_of
 from sonde.run import Entry, write_tensors
@@ -419,7 +419,8 @@ def _entries_of(stashes: Sequence[Any], rounding: Mapping[Key, float], pieces: M
         if isinstance(stash, Stash):
             record |= {"call": stash.call, "phase": stash.phase, "tick": stash.tick._asdict(), "alias": stash.alias}
             record |= {"rounding": rounding.get(key_of(stash)), "pieces": pieces.get(site, {})}
-        yield entry_of(number, site, getattr(stash, "value", stash), record, leaves_of(stash))
+        value, leaves = getattr(stash, "value", stash), leaves_of(stash)
+        yield entry_of(number, site, value if len(walk(value)) == len(leaves) else leaves, record, leaves)
 
 
 def _entries_of_parameters(models: Iterable[nn.Module], first: int, rounding: Mapping[Key, float]) -> Iterator[Entry]:

@@ -9,8 +9,8 @@ from typing import Literal
 
 from torch import Tensor
 
+from sonde.diagnosis.compare.joined import ADDENDS, among_ranks
 from sonde.diagnosis.compare.names import Names
-from sonde.diagnosis.compare.ranks import ADDENDS, among_ranks
 from sonde.diagnosis.compare.sides import Kept, Key, Side
 from sonde.diagnosis.distance import Distance, as_numbers, distance, held_of_both, laid_out_alike, spacing
 from sonde.engine import is_floating
@@ -119,7 +119,7 @@ class Judge:
         return _UNMEASURED * spacing(kept.main[1]) * self._largest[side.name] / norm if norm else 0.0
 
     def is_seen(self, here: Site, there: Site) -> bool:
-        """Return whether no rank held an addend at one of the two sites, of which nothing is kept."""
+        """Return whether no rank held an addend at one of the two sites, which is not kept."""
         return here not in self._a.unseen and there not in self._b.unseen
 
     def is_part(self, x: Tensor, y: Tensor) -> bool:

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from sonde.diagnosis.compare import changes
 from sonde.diagnosis.compare.formulas import FORMULAS, RELATIONS, factor_of
-from sonde.diagnosis.compare.ranks import among_ranks
+from sonde.diagnosis.compare.joined import among_ranks
 from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.sides import Kept, Side
 from sonde.diagnosis.compare.suspects import Change, Suspect, Undo

@@ -17,11 +17,11 @@ from sonde.diagnosis.compare.causes import causes_of, setting_differences
 from sonde.diagnosis.compare.comparison import Comparison, first_parted
 from sonde.diagnosis.compare.copies import Copies
 from sonde.diagnosis.compare.formulas import where_it_differs
+from sonde.diagnosis.compare.joined import liken, of_ranks, settle_gradients
 from sonde.diagnosis.compare.live_runs import Loss, Request, live_side
 from sonde.diagnosis.compare.names import Names, check_match
 from sonde.diagnosis.compare.portions import joined_projections
 from sonde.diagnosis.compare.proposal import few_in_common, proposed_match
-from sonde.diagnosis.compare.ranks import liken, of_ranks, settle_gradients
 from sonde.diagnosis.compare.recorded_runs import compare_recorded, is_recorded
 from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.sides import Side, of_stashes, of_store
@@ -300,7 +300,7 @@ def _compared(a: Side, b: Side, match: Mapping[str, str] | None, noise: float | 
 
 
 def _liken(a: Side, b: Side, names: Names) -> None:
-    """Tell what ranks hold of which tensor of the other side it is."""
+    """Tell the tensors of ranks which event of the other side is theirs."""
     if a.ranks or b.ranks:
         there = [kept.site.path for kept in b.kept]
         liken(a, b, {kept.key: (other, kept.call) for kept in a.kept if (other := names.site_of_b(kept.site, there)) is not None})

@@ -91,7 +91,7 @@ class Side:
         again: runs the side once more with a change, with a backward pass or without, and hands each event to a function; returns
             False where the change cannot be made. None where the side cannot run again.
         ranks: how many ranks have saved the side; 0 for one process.
-        unseen: sites at which ranks held addends, of which nothing was kept.
+        unseen: sites at which ranks held addends, which are not kept.
         ids: of one saved side, the numbers of the entries of the batch along an axis, by axis.
     """
 

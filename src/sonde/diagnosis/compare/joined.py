@@ -6,13 +6,13 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from sonde.diagnosis.compare.sides import Kept, Key, Side, of_records
 from sonde.diagnosis.distance import as_numbers, distance
+from sonde.engine import is_floating
 from sonde.errors import ArgumentError
 from sonde.run import TensorStore
 from sonde.site import PARAMETER_PORTS, Site
@@ -23,7 +23,7 @@ Region = tuple[Tensor, ...]
 """Of each axis of a whole tensor, the entries that a part holds."""
 
 _MOST_TURNS = 16
-"""Groups of features of which each rank may hold a share, as queries, keys and values of one projection."""
+"""Groups of features that may be shared out one by one, as queries, keys and values of one projection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +91,8 @@ class Joined(Mapping[str, Tensor]):
         shares: what the ranks hold.
         like: the event of the other side at this place; None where there is none.
         ids: of the entries of that along an axis, their numbers, by axis.
-        parts: of a gradient, into how many parts the batch is divided. Where ranks hold different gradients of one tensor, which no
-            batch divides, each is an addend then.
+        parts: into how many parts the batch is divided; 1 where that is not known. What is of the whole batch, as a loss, or the
+            gradient of a table, is the mean, or the sum, of what the parts have.
         means: each part has a loss of its own, so that gradients are so many times those of their mean.
     """
 
@@ -107,10 +107,11 @@ class Joined(Mapping[str, Tensor]):
         if self.like is not None and isinstance(self.like.leaves, Joined) and not all_wholes[0].cells:
             return torch.cat([share.leaves[leaf].flatten() for share in self.shares if leaf in share.leaves])
         wholes = [whole.tensor for whole in all_wholes]
-        if self.parts > 1:
+        if self.parts > 1 and wanted is not None and is_floating(wanted) and len(_distinct(self.shares, leaf)) > 1:
             held = [share.leaves[leaf] for share in self.shares if leaf in share.leaves]
-            if len(_distinct(self.shares, leaf)) > 1 and {each.shape for each in held} == {wholes[0].shape}:
-                wholes = [torch.stack(held).mean(0) * self.parts]
+            if {each.shape for each in held} == {wanted.shape}:
+                mean = torch.stack(held).mean(0)
+                return min((mean, mean * self.parts), key=lambda each: _apart(each, wanted))
         found = wholes[0] if wanted is None else max(wholes, key=lambda held: _apart(held, wanted))
         return found / self.means if self.means > 1 else found
 
@@ -138,9 +139,9 @@ class Joined(Mapping[str, Tensor]):
         found: list[list[Whole]] = []
         for chosen in (first, shares) if len(shares) > len(first) else (first,):
             tensors = [share.leaves[leaf] for share in chosen]
-            for shape, regions in [] if wanted is None else _layouts(chosen, tensors, wanted.shape, self.ids):
-                laid = _laid(chosen, tensors, shape, regions)
-                found += [laid] if laid else []
+            if wanted is not None:
+                made = (_laid(chosen, tensors, wanted.shape, each) for each in _layouts(chosen, tensors, wanted.shape, self.ids))
+                found += filter(None, made)
         if not found or wanted is None:
             return _distinct(first, leaf)
         return min(found, key=lambda each: _apart(each[0].tensor, wanted))
@@ -207,7 +208,7 @@ def _laid(shares: list[Share], tensors: list[Tensor], shape: torch.Size, regions
 
 def _layouts(
     shares: list[Share], tensors: list[Tensor], shape: torch.Size, wanted: Mapping[int, Sequence[int]]
-) -> Iterator[tuple[torch.Size, list[Region]]]:
+) -> Iterator[list[Region]]:
     """Yield how *tensors* may lie in a tensor of *shape*: by ids, else one after the other along axes that are too short."""
     if any(held.dim() != len(shape) for held in tensors):
         return
@@ -222,16 +223,13 @@ def _layouts(
     short = [axis for axis in range(len(shape)) if axis not in by_id and any(held.shape[axis] != shape[axis] for held in tensors)]
     for starts in _starts(short, tensors, shape):
         for turns in _turns(short, tensors):
-            yield (
-                shape,
-                [
-                    tuple(
-                        by_id[axis][at] if axis in by_id else _entries(starts.get(axis, {}).get(at, 0), size, shape[axis], turns)
-                        for axis, size in enumerate(held.shape)
-                    )
-                    for at, held in enumerate(tensors)
-                ],
-            )
+            yield [
+                tuple(
+                    by_id[axis][at] if axis in by_id else _entries(starts.get(axis, {}).get(at, 0), size, shape[axis], turns)
+                    for axis, size in enumerate(held.shape)
+                )
+                for at, held in enumerate(tensors)
+            ]
 
 
 def _starts(short: list[int], tensors: list[Tensor], shape: torch.Size) -> Iterator[dict[int, dict[int, int]]]:
@@ -243,9 +241,7 @@ def _starts(short: list[int], tensors: list[Tensor], shape: torch.Size) -> Itera
         (axis,), at, found = short, 0, {}
         for number, held in enumerate(tensors):
             found[number] = at
-            at = (at + held.shape[axis]) % shape[axis] if at + held.shape[axis] <= shape[axis] else -1
-            if at < 0:
-                break
+            at = (at + held.shape[axis]) % shape[axis] if 0 <= at <= shape[axis] - held.shape[axis] else -1
         if at == 0:
             yield {axis: found}
     sizes = {held.shape for held in tensors}
@@ -262,7 +258,7 @@ def _starts(short: list[int], tensors: list[Tensor], shape: torch.Size) -> Itera
 
 
 def _turns(short: list[int], tensors: list[Tensor]) -> list[int]:
-    """Return in how many groups the features may lie of which each part has a share; 1 for features that follow each other."""
+    """Return in how many groups the features of a part may lie apart; 1 for features that follow each other."""
     last = tensors[0].dim() - 1
     if short != [last] or len({held.shape for held in tensors}) > 1:
         return [1]
@@ -293,12 +289,12 @@ def of_ranks(name: str, stores: Sequence[TensorStore]) -> Side:
     for rank, store in sorted(zip(ranks, stores, strict=True), key=lambda each: each[0]):
         side.unseen |= {Site.parse(text) for text in store.about.get("addends", ())}
         ids = {int(axis): held for axis, held in store.about.get("ids", {}).items()}
-        began: dict[Any, int] = {}
+        began: int | None = None  # the first step
         for record, kept in of_records(name, store):
             tick = record.get("tick") or {}
-            if kept.site.port in ("grad", "update") and kept.call >= 0:
-                continue  # before the ranks have added it up
-            if began.setdefault("step", tick.get("step", 0)) != tick.get("step", began["step"]):
+            began = tick.get("step", 0) if began is None else began
+            is_early = kept.site.port in ("grad", "update") and kept.call >= 0  # before the ranks have added it up
+            if is_early or tick.get("step", began) != began:
                 continue
             of_parameter = kept.site.port in PARAMETER_PORTS
             pieces = {leaf: Piece(*map(tuple, held)) for leaf, held in (record.get("pieces") or {}).items() if held}
@@ -329,7 +325,7 @@ def _of_stages(kept: Kept, shares: list[Share], paths: Mapping[int, set[str]]) -
 
 
 def liken(a: Side, b: Side, pairs: Mapping[Key, Key]) -> None:
-    """Tell what ranks hold of which tensor of the other side it is: *pairs* are the places of both, by that in ``a``."""
+    """Tell the tensors of ranks which event of the other side is theirs: *pairs* are places of ``b`` by those of ``a``."""
     known = {id(side): {kept.key: kept for kept in side.kept} for side in (a, b)}
     back = {other: one for one, other in pairs.items()}
     for side, beside, names in ((a, b, pairs), (b, a, back)):
@@ -344,19 +340,23 @@ def settle_gradients(side: Side) -> str:
     A loss of its own, the mean over a part, is recognised by gradients that are so many times those of the other side as there are
     parts of the batch, on ranks or one after the other. What becomes of that is seen at the gradients of parameters.
     """
+    every = [(kept, kept.leaves) for kept in side.forward if isinstance(kept.leaves, Joined) and kept.leaves.like is not None]
+    every.sort(key=lambda each: each[0].key != (Site("", "input"), 0))
+    divided = next((_divided(kept, leaves) for kept, leaves in every if len(leaves)), 1)
+    for _, each in every:
+        each.parts = divided
     joined = [(kept, kept.leaves) for kept in side.backward if isinstance(kept.leaves, Joined) and len(kept.leaves)]
     at_outputs = [leaves for kept, leaves in joined if kept.site.port != "grad" and leaves.like is not None]
     if not at_outputs:
         return ""
-    leaves = at_outputs[0]
-    leaf = next(iter(leaves))
-    wanted, whole = leaves.wanted(leaf), leaves.wholes(leaf)[0]
-    if wanted is None or whole.cells < 2 or whole.tensor.shape != wanted.shape:
+    shared = ((leaves.wanted(leaf), leaves.wholes(leaf)[0]) for leaves in at_outputs for leaf in leaves)
+    wanted, whole = next((each for each in shared if each[1].cells > 1), (None, None))
+    if wanted is None or whole is None or whole.tensor.shape != wanted.shape:
         return ""
     x, y = as_numbers(whole.tensor).flatten(), as_numbers(wanted).flatten()
     times = round(float(x @ y) / (float(y @ y) or 1.0))
     have_own = times > 1 and whole.cells % times == 0 and _apart(whole.tensor / times, wanted) < _SAME
-    if not have_own and leaves.shares[0].leaves[leaf].shape[0] == wanted.shape[0]:
+    if not have_own and divided == 1:
         return ""
     for each in at_outputs:
         each.parts, each.means = whole.cells, times if have_own else 1
@@ -366,6 +366,16 @@ def settle_gradients(side: Side) -> str:
         f"they were divided by {times}{asked}"
     )
     return said if have_own else ""
+
+
+def _divided(kept: Kept, leaves: Joined) -> int:
+    """Return into how many parts the batch is divided, as the input of the model shows, or the first axis of another tensor."""
+    leaf = next(iter(leaves))
+    wanted, share = leaves.wanted(leaf), leaves.shares[0].leaves[leaf]
+    is_input = kept.site == Site("", "input")
+    if wanted is None or wanted.dim() < 1 or share.dim() != wanted.dim() or not (is_input or share.shape[0] < wanted.shape[0]):
+        return 1
+    return max(1, leaves.wholes(leaf)[0].cells)
 
 
 _SAME = 1e-2
