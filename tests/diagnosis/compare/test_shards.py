@@ -228,6 +228,41 @@ def test_ranks_that_hold_other_shapes_than_one_process_part_with_both_shapes(tmp
     assert "4×6×8 in a" in found.culprit.remark
 
 
+class WithLoss(nn.Module):
+    """A model that returns its own loss in front of its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.layer(x)
+        return y.square().mean(), y
+
+
+def test_the_loss_that_a_model_returns_is_compared_by_the_mean_of_the_ranks(tmp_path: Path) -> None:
+    x = drawn(4, 8)
+    for name, own in (("one", x), ("ranks/0", x[:2]), ("ranks/1", x[2:])):
+        model = WithLoss()
+        with sonde.track(model, ports=("input", "output", "grad_output")) as tracker:
+            model(own)[0].backward()
+        tracker.save(tmp_path / name)
+    found = sonde.compare(tmp_path / "one", tmp_path / "ranks")
+    assert found.ok, found
+    assert len(found["layer:grad_output"]) == 1
+    assert "losses of their own" in found.notes[0]
+
+
+def test_tensors_in_keyword_arguments_are_kept_and_saved(tmp_path: Path) -> None:
+    x = drawn(4, 8)
+    model = WithLoss()
+    with sonde.track(model, ports="input") as tracker:
+        model(x=x)
+    saved_at = sonde.open_tensors(tracker.save(tmp_path / "kept"))
+    assert torch.equal(saved_at.at("(root):input")[0], x)
+
+
 def test_ranks_are_compared_with_ranks(tmp_path: Path) -> None:
     for name, factor in (("a", 1.0), ("same", 1.0), ("other", 1.5)):
         for rank, part in enumerate((X[:2], X[2:])):

@@ -113,7 +113,7 @@ class Joined(Mapping[str, Tensor]):
                 mean = torch.stack(held).mean(0)
                 return min((mean, mean * self.parts), key=lambda each: _apart(each, wanted))
         found = wholes[0] if wanted is None else max(wholes, key=lambda held: _apart(held, wanted))
-        return found / self.means if self.means > 1 else found
+        return found / self.means if self.means > 1 and all_wholes[0].cells > 1 else found
 
     def __iter__(self) -> Iterator[str]:
         return iter(dict.fromkeys(leaf for share in self.shares for leaf in share.leaves))
