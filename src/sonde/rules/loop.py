@@ -107,8 +107,8 @@ def loss_rising(
 
 
 @entry(
-    "a loss falls below minus ten times its first value (a thousand times, where that is above zero), or begins at minus "
-    "ln(outputs) and falls by half of that, and no slower in the last third of its values than in the middle one",
+    "a loss falls below minus ten times its first value, or begins at minus ln(outputs) and falls by half of that, and no slower "
+    "in the last third of its values than in the middle one",
     "our own: the loss of a density falls below zero, too, and slower and slower",
     "look at the sign of the loss",
     needs=("loss",),
@@ -134,7 +134,7 @@ def loss_unbounded(
     guess, is a cross-entropy with the wrong sign: it need not fall that far.
     """
     is_negated = abs(first + chance) < NEAR_CHANCE * chance
-    far = (late < -factor * abs(first) * (1 + 99 * (first > 0))) & (late < 2 * first)  # a density begins above zero
+    far = (late < -factor * abs(first)) & (late < 2 * first)
     falls = (far | (is_negated & (late < 1.5 * first))) & (abs(first) > 3 * scatter)
     yield falls & (middle - late >= early - middle) & (early > middle)
     yield late
