@@ -21,7 +21,7 @@ _SIZE = re.compile(r"\b\d[\d,.]*(?= ?(?:[kMGT]?B|ns|µs|us|ms|s|min|h)\b)")
 _WORDS = (
     (re.compile(r"\d{4}-\d\d-\d\d( \d\d:\d\d(:\d\d)?)?"), "DATE"),
     (re.compile(r"(\.py:|\bline )\d+"), r"\1##"),
-    (re.compile(r"(overhead(?: of)? )[\d.]+( ?%)?"), r"\1#"),
+    (re.compile(r"(overhead(?: of)? )<?[\d.]+( ?%)?"), r"\1#"),
     (re.compile(r"\b\d+ of \d+ private parts"), "# of # private parts"),
     (re.compile(r"\bthe \d+ operators"), "the # operators"),
     (re.compile(r"\b\d+ values in a step"), "# values in a step"),  # a thread reads, too
