@@ -235,7 +235,7 @@ def test_the_readme_is_read_in_a_minute_and_its_costs_are_measured() -> None:
     prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     assert len(re.sub(r"[|*`#]|\]\([^)]*\)", " ", prose).split()) <= 270
     assert len(re.findall(r"\]\(", text)) <= 23
-    costs = re.findall(r"\d\.\d+", "".join(re.findall(r"\| ([\d. /]+) \|$", text, re.MULTILINE)))
+    costs = re.findall(r"\d\.\d+", " ".join(re.findall(r"\| ([\d. /]+) \|$", text, re.MULTILINE)))
     assert len(costs) == 5
     for cost in costs:
         assert f"| {cost} |" in PAGES["docs/cost.md"]
