@@ -498,3 +498,20 @@ def test_a_model_that_holds_its_observer(observe: Callable[[nn.Module], Any]) ->
     del model, copied
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_collector_runs_after_a_copy_was_made_if_it_ran_before(enabled: bool) -> None:
+    class Refuses(nn.Module):
+        def __deepcopy__(self, memo: Any) -> Any:
+            raise ValueError("no copy")
+
+    before = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        for model in (nn.Linear(2, 2), Refuses()):
+            with set_apart(model):
+                assert gc.isenabled() is enabled
+            assert gc.isenabled() is enabled
+    finally:
+        (gc.enable if before else gc.disable)()

@@ -93,7 +93,7 @@ def set_apart(model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str,
 
 @contextlib.contextmanager
 def _collector_at_rest() -> Iterator[None]:
-    """Keep Python's collector from walking again and again over what is made inside, of which nothing becomes garbage."""
+    """Keep Python's collector from walking again and again over what is made inside: nothing becomes garbage there."""
     if not gc.isenabled():
         yield
         return

@@ -134,10 +134,6 @@ class StepHook(SiteHook):
         self.one_in = 1  # type: ignore[misc]
         self.positions = None  # type: ignore[misc]
 
-    def give_up(self) -> None:
-        super().give_up()
-        self.around = _NO_STEPS  # type: ignore[misc]
-
     def size_factor(self, port: Port) -> float:
         if port != "update" or self.one_in == 1:
             return 1.0
@@ -154,9 +150,6 @@ class StepHook(SiteHook):
     def detach(self) -> None:
         self.is_in = False
         self.around.remove(self)
-
-
-_NO_STEPS = AroundSteps(Clock(nn.Module()), Switch(None))
 
 
 class StepEventHook(StepHook, EventHook):
