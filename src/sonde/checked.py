@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from sonde.errors import ArgumentError
 
-F = TypeVar("F", bound=Callable[..., Any])
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 _METHODS: dict[Any, tuple[tuple[str, ...], str]] = {
     bool: (("__bool__",), "True or False"),
@@ -29,7 +29,7 @@ _MANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _NAMES: dict[Any, str] = {types.NoneType: "None", str: "a text", type: "a class"}
 
 
-def checked(*judged: str) -> Callable[[F], F]:
+def checked(*judged: str) -> Callable[[_F], _F]:
     """Return a decorator: the function, or the class, refuses an argument that is nothing of what its annotation names.
 
     What behaves as a type does is of it: a NumPy integer is a whole number. What is not known while the program runs (a protocol,

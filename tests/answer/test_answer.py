@@ -83,7 +83,7 @@ def test_data_hold_the_verdict_and_what_is_the_answers_own() -> None:
     found = Found([finding("warn")], ["a note"])
     plain = json.loads(found.to_json())
     assert plain == found.to_dict()
-    assert list(plain) == ["verdict", "ok", "own", "findings", "unjudged", "notes"]
+    assert list(plain) == ["answer", "schema", "verdict", "ok", "own", "findings", "unjudged", "notes"]
     assert (plain["verdict"], plain["ok"], plain["own"], plain["notes"]) == ("warn", False, None, ["a note"])
     assert (plain["findings"][0]["rule"], plain["findings"][0]["value"]) == ("dead", None)  # JSON has no infinity
     pytest.importorskip("pandas")

@@ -161,6 +161,7 @@ def test_the_numbers_of_layers_and_families_as_json(project: Path, capsys: pytes
         "end",
         "config",
         "pruned",
+        "scalars",
         "steps",
         "layers",
         "findings",

@@ -6,7 +6,15 @@ from tests.test_public import loaded
 
 import sonde
 
-PUBLIC = {"AccelerateTracker", "LightningCallback", "MLflowSink", "TensorBoard", "TransformersCallback", "WandbSink"}
+PUBLIC = {
+    "AccelerateTracker",
+    "LightningCallback",
+    "MLflowSink",
+    "OpenTelemetrySink",
+    "TensorBoard",
+    "TransformersCallback",
+    "WandbSink",
+}
 
 
 def test_public_names_are_pinned() -> None:
