@@ -62,7 +62,7 @@ class BadSteps:
             )
 
 
-@checked()
+@checked("memory")
 @dataclass(frozen=True)
 class Limits:
     """What ``watch`` may take of the time of a training, and of memory.
