@@ -581,6 +581,19 @@ def test_see_it_marks_the_cell_and_the_step_until_escape(browser: Any, address: 
 
 
 @slow
+def test_a_link_to_an_output_of_several_tensors_marks_the_first(browser: Any, tmp_path: Path) -> None:
+    """Findings name the output, rows its tensors."""
+    with start_run(tmp_path / "runs" / "attention") as writer:
+        for step in range(5):
+            writer.append("moments", Layout(["fc:output", "att:output[0]", "att:output[1]"]), {"rms": [1.0, 2.0, 3.0]}, step=step)
+    with LivePage(tmp_path / "runs") as served, opened(browser, served.address) as page:
+        go(page, f"#/run/{ids(page)['attention']}/layers?site=att%3Aoutput&step=2")
+        sync_api.expect(page.locator(".heat .cross .cell")).to_have_count(1)
+        box, heat = page.locator(".heat .cross .cell").bounding_box(), page.locator(".heat canvas").bounding_box()
+        assert abs(box["y"] - heat["y"] - heat["height"] / 3) < 2
+
+
+@slow
 def test_the_page_of_a_layer_shows_the_values_of_the_step_in_its_address(browser: Any, address: str) -> None:
     expect = sync_api.expect
     with opened(browser, address) as page:

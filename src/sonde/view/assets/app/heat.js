@@ -219,8 +219,14 @@ export function heatMap(span, { label, cell, open, height: tallest = 560, least 
     cell?.(at?.row ?? null, at?.column ?? null);
   }
 
+  // The row of a site; of one whose output holds several tensors, that of the first.
+  function rowOfSite(site) {
+    const at = data.sites.indexOf(site);
+    return at < 0 ? data.sites.findIndex((each) => each.startsWith(site) && /^[.[]/.test(each.slice(site.length))) : at;
+  }
+
   function toHome() {
-    const row = home && data?.sites ? data.sites.indexOf(home.site) : -1;
+    const row = home && data?.sites ? rowOfSite(home.site) : -1;
     at = row < 0 ? null : { row, column: columnAt(home.step) };
   }
 
