@@ -420,7 +420,8 @@ def _entries_of(stashes: Sequence[Any], rounding: Mapping[Key, float], pieces: M
             record |= {"call": stash.call, "phase": stash.phase, "tick": stash.tick._asdict(), "alias": stash.alias}
             record |= {"rounding": rounding.get(key_of(stash)), "pieces": pieces.get(site, {})}
         value, leaves = getattr(stash, "value", stash), leaves_of(stash)
-        yield entry_of(number, site, value if len(walk(value)) == len(leaves) else leaves, record, leaves)
+        has_more = sum(isinstance(leaf, Tensor) for leaf in leaves.values()) > len(walk(value))  # those of keyword arguments
+        yield entry_of(number, site, leaves if has_more else value, record, leaves)
 
 
 def _entries_of_parameters(models: Iterable[nn.Module], first: int, rounding: Mapping[Key, float]) -> Iterator[Entry]:

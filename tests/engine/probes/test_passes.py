@@ -120,5 +120,5 @@ def test_a_model_that_only_evaluates_is_said_to() -> None:
     with sonde.observe(model, Moments(), "head", passes="training") as probe:
         model(torch.ones(3, 2))
     assert [line.reason for line in probe.coverage()] == ["called, but in no training pass"]
-    with pytest.raises(ArgumentError, match="'all', 'training', 'evaluation'"):
+    with pytest.raises(ArgumentError, match="'all', 'training' or 'evaluation'"):
         sonde.observe(model, Moments(), passes="train")  # type: ignore[arg-type]

@@ -216,8 +216,9 @@ def test_one_strange_batch_is_found_at_its_step() -> None:
 def test_outputs_that_are_too_large_from_the_beginning() -> None:
     """Each of ten layers makes its input two or three times as large."""
     torch.manual_seed(0)
-    (found,) = (each for each in trainings.unscaled().findings if each.severity != "note")
-    assert (found.rule, found.first_step) == ("output_large", 0)
+    root, found = (each for each in trainings.unscaled().findings if each.severity != "note")
+    assert (root.rule, root.first_step, root.follows) == ("begins_large", 0, "")
+    assert (found.rule, found.first_step, found.follows) == ("output_large", 0, "begins_large")
     assert found.site in ("16:output", "18:output")
 
 

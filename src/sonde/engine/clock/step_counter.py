@@ -272,9 +272,9 @@ class StepCounter:
             self.foreign += 1
             self._backwards.left_gradients = False  # the pass was for this one, as that of a generator through its critic
             return
+        if self._is_nested(optimizers_running()):
+            return
         attempt = self._attempts.pop((threading.get_ident(), id(optimizer)), None)
-        if attempt is None and self._is_nested(optimizers_running()):
-            return  # one that was seen to begin is not nested
         taken = not Scaling.is_skipped(optimizer)
         if task != -1:
             if attempt is not None:
