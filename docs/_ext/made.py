@@ -1,7 +1,8 @@
 """Show what the code of a page has made: its pictures and pages, from a run of the page's own blocks.
 
 A line ``<!-- made: flow.png | Gradients through the depth -->`` in a page becomes that picture, and with ``.html`` a frame.
-GitHub shows nothing there. All Python blocks of the page run in order, in one process and an empty folder, as the tests run them.
+GitHub shows nothing there. The Python blocks above the last such line run in order, in one process and an empty folder. The tests
+run all of them.
 
 A page that is one line ``<!-- text: ../CHANGELOG.md -->`` has the text of that file, with its links led to pages.
 """
@@ -60,12 +61,12 @@ def texts(app: Any, name: str, source: list[str]) -> None:
 
 def show(app: Any, name: str, source: list[str]) -> None:
     """Put what the page's code makes in the place of its lines ``<!-- made: ... -->``."""
-    found = MADE.findall(source[0])
+    found = list(MADE.finditer(source[0]))
     if not found:
         return
     folder = Path(app.srcdir) / FOLDER / name
-    run(source[0], folder)
-    for made, _, _ in found:
+    run(source[0][: found[-1].start()], folder)
+    for made in [each[1] for each in found]:
         if not (folder / made).exists():
             raise RuntimeError(f"{name}.md shows {made}, which its code does not make")
     up = "../" * name.count("/")

@@ -111,7 +111,7 @@ class Joined(Mapping[str, Tensor]):
             held = [share.leaves[leaf] for share in self.shares if leaf in share.leaves]
             if {each.shape for each in held} == {wanted.shape}:
                 mean = torch.stack(held).mean(0)
-                return min((mean, mean * self.parts), key=lambda each: _apart(each, wanted))
+                return min((mean, mean * self.parts / self.means), key=lambda each: _apart(each, wanted))
         found = wholes[0] if wanted is None else max(wholes, key=lambda held: _apart(held, wanted))
         return found / self.means if self.means > 1 and all_wholes[0].cells > 1 else found
 
