@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import signal
 import sys
@@ -28,6 +29,15 @@ class Preempted(Exception):  # noqa: N818  # as in a program that a scheduler st
 
 def handler(number: int, frame: FrameType | None) -> None:
     raise Preempted
+
+
+@pytest.fixture(autouse=True)
+def collector_at_rest() -> Iterator[None]:
+    """Keep the collector from deleting an earlier test's observer in these steps: Python loses what is raised in a `__del__`."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @contextmanager
