@@ -11,7 +11,7 @@ NEWEST := .venv-newest
 BENCHMARKS := $(filter-out $(addprefix benchmarks/,interleaved.py models.py committed.py quick.py),$(wildcard benchmarks/*.py))
 NATIVE := CMakeLists.txt $(wildcard src/sonde/stats/kernels/source/*)
 
-.PHONY: demo test test-all test-newest check docs bench bench-quick gpu health format clean
+.PHONY: demo test test-all test-newest check check-page docs bench bench-quick gpu health format clean
 .DEFAULT_GOAL := test
 
 demo: $(VENV)/.installed
@@ -36,6 +36,10 @@ check: $(VENV)/.installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# The scripts of the page: their form. Node is the machine's own (18 or newer); what it runs comes from npm, as pinned.
+check-page: node_modules/.installed
+	node_modules/.bin/prettier --check --log-level warn 'src/sonde/view/assets/**/*.{js,css}'
+
 # The site, in docs/_build; a warning is an error, and nothing is asked of a network.
 docs: $(VENV)/.installed
 	$(BIN)/python -m sphinx -b html -W --keep-going -q docs docs/_build/html
@@ -44,6 +48,7 @@ docs: $(VENV)/.installed
 format: $(VENV)/.installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	if [ -d node_modules ]; then node_modules/.bin/prettier --write --log-level warn 'src/sonde/view/assets/**/*.{js,css}'; fi
 
 # Peers live in an environment of their own; run nothing beside this.
 bench: $(BENCH)/.installed
@@ -67,6 +72,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]' --group dev --group docs
 	touch $@
 
+node_modules/.installed: package.json package-lock.json
+	npm ci --no-audit --no-fund --silent
+	touch $@
+
 # Everything but torch has the pinned version.
 $(NEWEST)/.installed: pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -m venv $(NEWEST)
@@ -82,4 +91,4 @@ $(BENCH)/.installed: pyproject.toml constraints.txt benchmarks/requirements.txt 
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(BENCH) $(NEWEST) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache docs/_build docs/_made
+	rm -rf $(VENV) $(BENCH) $(NEWEST) node_modules .pytest_cache .mypy_cache .ruff_cache .import_linter_cache docs/_build docs/_made

@@ -3,13 +3,23 @@
 
 const count = (number) => {
   const size = Math.abs(number);
-  for (const [power, letter] of [[4, "T"], [3, "G"], [2, "M"], [1, "k"]]) {
+  for (const [power, letter] of [
+    [4, "T"],
+    [3, "G"],
+    [2, "M"],
+    [1, "k"],
+  ]) {
     if (size >= 999.5 * 1000 ** (power - 1)) return `${Number((number / 1000 ** power).toPrecision(3))} ${letter}`;
   }
   return `${Number(number.toPrecision(3))}${size < 999.5 ? " " : ""}`;
 };
 const counted = (number) => count(number).trim();
-const duration = (seconds) => (seconds < 1e-3 ? `${Math.round(seconds * 1e6)} µs` : seconds < 1 ? `${Number((seconds * 1e3).toPrecision(3))} ms` : `${Number(seconds.toPrecision(3))} s`);
+const duration = (seconds) =>
+  seconds < 1e-3
+    ? `${Math.round(seconds * 1e6)} µs`
+    : seconds < 1
+      ? `${Number((seconds * 1e3).toPrecision(3))} ms`
+      : `${Number(seconds.toPrecision(3))} s`;
 const plain = (value) => {
   if (typeof value !== "number") return String(value);
   const size = Math.abs(value);
@@ -26,20 +36,47 @@ const RECORDED = [
 
 const numbers = [
   ...RECORDED.filter(([field]) => recorded.nodes.some((node) => node[field])).map(([field, title, unit, text, zero]) => ({
-    title, label: title, unit, text, zero, steps: null, applies: (node) => node.kind === "operation" ? field !== "parameters" : node.kind === "module" || (field === "parameters" && node.kind === "parameter"),
-    of(node) { return this.applies(node) ? node[field] ?? 0 : null; },
+    title,
+    label: title,
+    unit,
+    text,
+    zero,
+    steps: null,
+    applies: (node) =>
+      node.kind === "operation"
+        ? field !== "parameters"
+        : node.kind === "module" || (field === "parameters" && node.kind === "parameter"),
+    of(node) {
+      return this.applies(node) ? (node[field] ?? 0) : null;
+    },
   })),
   ...(recorded.series ?? []).map((series) => {
     const isOfParameters = Object.keys(series.of).every((key) => key.startsWith("tensor "));
     const found = new Map();
     const all = (node) => {
       if (!isOfParameters || node.kind !== "module") return series.of[keyOf(node)] ?? null;
-      if (!found.has(node.id)) found.set(node.id, largest(parametersOf(node).map((parameter) => series.of[keyOf(parameter)]).filter(Boolean)));
+      if (!found.has(node.id))
+        found.set(
+          node.id,
+          largest(
+            parametersOf(node)
+              .map((parameter) => series.of[keyOf(parameter)])
+              .filter(Boolean),
+          ),
+        );
       return found.get(node.id);
     };
     return {
-      title: series.name, label: series.label, text: plain, zero: "exactly 0", steps: series.steps, scale: series.scale, all,
-      unit: [series.unit === "no unit" ? "" : series.unit, isOfParameters ? "largest of a layer’s parameters" : ""].filter(Boolean).join(", "),
+      title: series.name,
+      label: series.label,
+      text: plain,
+      zero: "exactly 0",
+      steps: series.steps,
+      scale: series.scale,
+      all,
+      unit: [series.unit === "no unit" ? "" : series.unit, isOfParameters ? "largest of a layer’s parameters" : ""]
+        .filter(Boolean)
+        .join(", "),
       of: (node, step) => all(node)?.[step] ?? null,
       applies: (node) => node.kind === "module" && (!isOfParameters || parametersOf(node).length > 0),
     };
@@ -73,8 +110,23 @@ const current = () => numbers.find((number) => number.title === state.number) ??
 
 // Even in lightness, also without colour vision: cividis for sizes, green to purple about zero.
 const STOPS = {
-  sequential: [[0, 34, 78], [53, 69, 108], [102, 105, 112], [148, 142, 119], [200, 184, 102], [254, 232, 56]],
-  diverging: [[0, 68, 27], [90, 174, 97], [217, 240, 211], [247, 247, 247], [231, 212, 232], [153, 112, 171], [64, 0, 75]],
+  sequential: [
+    [0, 34, 78],
+    [53, 69, 108],
+    [102, 105, 112],
+    [148, 142, 119],
+    [200, 184, 102],
+    [254, 232, 56],
+  ],
+  diverging: [
+    [0, 68, 27],
+    [90, 174, 97],
+    [217, 240, 211],
+    [247, 247, 247],
+    [231, 212, 232],
+    [153, 112, 171],
+    [64, 0, 75],
+  ],
 };
 const stopsOf = (held) => (held?.signed ? STOPS.diverging : STOPS.sequential);
 
@@ -93,7 +145,10 @@ function scaleOf(number) {
   if (number.steps) return number.scale && withShare(number.scale);
   const values = recorded.nodes.map((node) => number.of(node)).filter((value) => typeof value === "number" && value !== 0);
   if (!values.length) return null;
-  const [low, high] = values.reduce(([least, most], value) => [Math.min(least, value), Math.max(most, value)], [Infinity, -Infinity]);
+  const [low, high] = values.reduce(
+    ([least, most], value) => [Math.min(least, value), Math.max(most, value)],
+    [Infinity, -Infinity],
+  );
   return withShare({ log: low > 0 && high / low > 50, low: low > 0 && high / low <= 50 ? 0 : low, high });
 }
 
@@ -124,13 +179,17 @@ function markOf(value) {
 }
 
 function nameMarks(marks) {
-  document.getElementById("marks").replaceChildren(...Object.keys(MARKS).filter((mark) => marks.has(mark)).map((mark) => {
-    const item = make("span");
-    const swatch = make("i", mark);
-    if (mark === "below" || mark === "above") swatch.style.background = shade(mark === "below" ? 0 : 1)[0];
-    item.append(swatch, MARKS[mark]());
-    return item;
-  }));
+  document.getElementById("marks").replaceChildren(
+    ...Object.keys(MARKS)
+      .filter((mark) => marks.has(mark))
+      .map((mark) => {
+        const item = make("span");
+        const swatch = make("i", mark);
+        if (mark === "below" || mark === "above") swatch.style.background = shade(mark === "below" ? 0 : 1)[0];
+        item.append(swatch, MARKS[mark]());
+        return item;
+      }),
+  );
 }
 
 let scale = null;
@@ -138,12 +197,16 @@ let isTinted = false;
 
 function nameScale(number) {
   document.getElementById("ramp").hidden = !scale;
-  document.getElementById("unit").textContent = number ? [number.unit, scale?.log ? "logarithmic" : ""].filter(Boolean).join(", ") : "";
+  document.getElementById("unit").textContent = number
+    ? [number.unit, scale?.log ? "logarithmic" : ""].filter(Boolean).join(", ")
+    : "";
   document.getElementById("steps").hidden = !number?.steps;
   if (scale) {
     document.getElementById("low").textContent = number.text(scale.low);
     document.getElementById("high").textContent = number.text(scale.high);
-    document.querySelector("#ramp i").style.background = `linear-gradient(90deg, ${stopsOf(scale).map((rgb) => `rgb(${rgb.join(" ")})`).join(", ")})`;
+    document.querySelector("#ramp i").style.background = `linear-gradient(90deg, ${stopsOf(scale)
+      .map((rgb) => `rgb(${rgb.join(" ")})`)
+      .join(", ")})`;
   }
   if (number?.steps) {
     const slider = document.getElementById("step");
@@ -178,8 +241,16 @@ function tint() {
     const isFrame = element.classList.contains("cluster");
     const strip = element.querySelector(".strip");
     const isMany = Boolean(strip && number?.steps); // the copies of a folded block have values of their own
-    if (strip) [...analogues(node)].forEach((id, at) => tintCell(strip.children[at], isMany ? number.of(model.nodes.get(id), state.step) : null, isMany && number.applies(node), marks));
-    const value = isMany ? null : number?.of(node, state.step) ?? null;
+    if (strip)
+      [...analogues(node)].forEach((id, at) =>
+        tintCell(
+          strip.children[at],
+          isMany ? number.of(model.nodes.get(id), state.step) : null,
+          isMany && number.applies(node),
+          marks,
+        ),
+      );
+    const value = isMany ? null : (number?.of(node, state.step) ?? null);
     const mark = number && !isMany && (value !== null || number.applies(node)) ? markOf(value) : null;
     if (mark && !isFrame) marks.add(mark);
     const defect = DEFECTS[mark];

@@ -28,8 +28,14 @@ function place() {
 }
 
 const MARGIN = 24;
-const room = () => { const { width, height } = stage.getBoundingClientRect(); return [Math.max(width - 2 * MARGIN, 50), Math.max(height - 2 * MARGIN, 50)]; };
-const whole = () => { const [width, height] = room(); return Math.min(width / view.width, height / view.height); };
+const room = () => {
+  const { width, height } = stage.getBoundingClientRect();
+  return [Math.max(width - 2 * MARGIN, 50), Math.max(height - 2 * MARGIN, 50)];
+};
+const whole = () => {
+  const [width, height] = room();
+  return Math.min(width / view.width, height / view.height);
+};
 
 function isInside() {
   const { width, height } = stage.getBoundingClientRect();
@@ -41,7 +47,8 @@ function fit(least = 0.02) {
   const [width, height] = room();
   view.scale = Math.max(Math.min(whole(), 1.25), least);
   view.x = MARGIN + (width - view.width * view.scale) / 2;
-  if (view.width * view.scale > width) view.x = MARGIN + Math.min(Math.max(width / 2 - view.start * view.scale, width - view.width * view.scale), 0);
+  if (view.width * view.scale > width)
+    view.x = MARGIN + Math.min(Math.max(width / 2 - view.start * view.scale, width - view.width * view.scale), 0);
   view.y = MARGIN + Math.max((height - view.height * view.scale) / 2, 0);
   view.isFitted = true;
   place();
@@ -101,7 +108,12 @@ async function placed(isKept) {
 // Lay out what is visible and show it; *anchor*, a node, stays where it is on the screen.
 async function draw(anchor) {
   const mine = ++turn;
-  const timer = setTimeout(() => { busy.hidden = false; }, first ? 0 : 150);
+  const timer = setTimeout(
+    () => {
+      busy.hidden = false;
+    },
+    first ? 0 : 150,
+  );
   let found;
   try {
     found = await placed(anchor !== undefined);
@@ -141,7 +153,13 @@ const FULL = 250; // edges up to which each tensor has its shape beside it
 function show({ next, faces, arrangement }) {
   const { boxes, frames, edges } = arrangement;
   const made = new Map();
-  const layers = { frames: svg("g", { class: "frames" }), edges: svg("g", { class: "edges" }), shapes: svg("g", { class: "shapes" }), nodes: svg("g", { class: "nodes" }), titles: svg("g", { class: "titles" }) };
+  const layers = {
+    frames: svg("g", { class: "frames" }),
+    edges: svg("g", { class: "edges" }),
+    shapes: svg("g", { class: "shapes" }),
+    nodes: svg("g", { class: "nodes" }),
+    titles: svg("g", { class: "titles" }),
+  };
   const isSmall = edges.length <= FULL;
   const lines = isSmall ? edges.map(sampled) : [];
   const titles = [];
@@ -149,13 +167,25 @@ function show({ next, faces, arrangement }) {
     const [box] = parts;
     const group = frame[0] === "g";
     const node = group ? null : model.nodes.get(Number(frame.slice(1)));
-    const outline = svg("g", { id: frame, class: `cluster ${group ? "group" : "module"}${node?.flags.includes("failed") ? " failed" : ""}` },
-      ...parts.map((part) => svg("rect", { x: part.left, y: part.top, width: part.right - part.left, height: part.bottom - part.top, rx: 9 })));
+    const outline = svg(
+      "g",
+      { id: frame, class: `cluster ${group ? "group" : "module"}${node?.flags.includes("failed") ? " failed" : ""}` },
+      ...parts.map((part) =>
+        svg("rect", { x: part.left, y: part.top, width: part.right - part.left, height: part.bottom - part.top, rx: 9 }),
+      ),
+    );
     layers.frames.append(outline);
     made.set(frame, outline);
     const words = frameTitle(frame);
     const { x, free } = titlePlace(box, words.own, lines);
-    const title = titleElement(group ? `t${frame}` : `t${frame.slice(1)}`, group ? Number(frame.slice(1)) : copiesOf(node)?.number, words, x, box.top + 16, !free && isSmall);
+    const title = titleElement(
+      group ? `t${frame}` : `t${frame.slice(1)}`,
+      group ? Number(frame.slice(1)) : copiesOf(node)?.number,
+      words,
+      x,
+      box.top + 16,
+      !free && isSmall,
+    );
     titles.push({ left: x - 2, right: x + words.own, top: box.top + 2, bottom: box.top + TITLE });
     layers.titles.append(title);
     made.set(group ? `t${frame}` : `t${frame.slice(1)}`, title);
@@ -173,9 +203,15 @@ function show({ next, faces, arrangement }) {
   }
   if (isSmall && way.shapes) {
     const values = new Map(next.edges.map((edge) => [`${edge.from}_${edge.to}`, edge.values]));
-    for (const { text, x, y } of shapePlaces(arrangement, titles, lines, values)) layers.shapes.append(svg("text", { x, y: y + 4 }, text));
+    for (const { text, x, y } of shapePlaces(arrangement, titles, lines, values))
+      layers.shapes.append(svg("text", { x, y: y + 4 }, text));
   }
-  const hatch = svg("pattern", { id: "hatch", width: 5, height: 5, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" }, svg("rect", { width: 5, height: 5, class: "ground" }), svg("path", { d: "M0 0V5" }));
+  const hatch = svg(
+    "pattern",
+    { id: "hatch", width: 5, height: 5, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
+    svg("rect", { width: 5, height: 5, class: "ground" }),
+    svg("path", { d: "M0 0V5" }),
+  );
   picture = svg("svg", {}, svg("g", {}, ...Object.values(layers)), svg("defs", {}, hatch));
   elements = made;
   [view.width, view.height, view.start] = [arrangement.width, arrangement.height, boxes.values().next().value?.x ?? 0];
@@ -195,8 +231,17 @@ function arrow(points) {
 const ROUNDED = { module: 7, operation: 11, input: 15, output: 15 };
 
 function nodeElement(node, face, box) {
-  const element = svg("g", { id: `n${node.id}`, class: `node ${node.kind}${node.flags.includes("failed") ? " failed" : ""}${node.holds ? " holds" : ""}`, transform: `translate(${round(box.left)} ${round(box.top)})` });
-  if (face.times.startsWith("×")) element.append(...[6, 3].map((by) => svg("rect", { class: "behind", x: by, y: by, width: face.width, height: face.height, rx: ROUNDED.module })));
+  const element = svg("g", {
+    id: `n${node.id}`,
+    class: `node ${node.kind}${node.flags.includes("failed") ? " failed" : ""}${node.holds ? " holds" : ""}`,
+    transform: `translate(${round(box.left)} ${round(box.top)})`,
+  });
+  if (face.times.startsWith("×"))
+    element.append(
+      ...[6, 3].map((by) =>
+        svg("rect", { class: "behind", x: by, y: by, width: face.width, height: face.height, rx: ROUNDED.module }),
+      ),
+    );
   element.prepend(svg("rect", { class: "box", width: face.width, height: face.height, rx: ROUNDED[node.kind] ?? 2 }));
   if (element.childElementCount > 1) element.append(element.firstElementChild); // the box lies on the sheets behind it
   const left = node.kind === "operation" ? 9 : 12;
@@ -217,20 +262,34 @@ function nodeElement(node, face, box) {
 // One cell for each block that a node stands for, in which its number is shown.
 function stripElement(copies, { width, height }) {
   const wide = (width - 16) / copies.length;
-  return svg("g", { class: "strip" }, ...copies.map((id, at) => svg("rect", { x: round(8 + at * wide), y: height - 5, width: round(wide * 0.92), height: 4 })));
+  return svg(
+    "g",
+    { class: "strip" },
+    ...copies.map((id, at) => svg("rect", { x: round(8 + at * wide), y: height - 5, width: round(wide * 0.92), height: 4 })),
+  );
 }
 
 // The number of copies, which opens and closes the repetition.
 function badgeElement(group, times, x, y, width) {
-  return svg("g", { ...(group === undefined ? { class: "badge" } : { class: "badge folds", "data-group": group }), transform: `translate(${round(x)} ${round(y)})` },
-    svg("rect", { width, height: 17, rx: 8.5 }), svg("text", { x: 7, y: 12.5, class: "quiet" }, times));
+  return svg(
+    "g",
+    {
+      ...(group === undefined ? { class: "badge" } : { class: "badge folds", "data-group": group }),
+      transform: `translate(${round(x)} ${round(y)})`,
+    },
+    svg("rect", { width, height: 17, rx: 8.5 }),
+    svg("text", { x: 7, y: 12.5, class: "quiet" }, times),
+  );
 }
 
 function titleElement(id, group, { name, type, times, own }, x, y, isStruck) {
   const element = svg("g", { id, class: `title${isStruck ? " struck" : ""}`, transform: `translate(${round(x)} ${round(y)})` });
   if (isStruck) element.append(svg("rect", { class: "plate", x: -4, y: -13, width: own + 6, height: 18, rx: 4 }));
   let at = 0;
-  for (const [text, style] of [[name, "name"], [type, "quiet"]]) {
+  for (const [text, style] of [
+    [name, "name"],
+    [type, "quiet"],
+  ]) {
     if (!text) continue;
     element.append(svg("text", { x: at, y: 0, class: style }, text));
     at += widthOf(text, style) + 7;
@@ -241,13 +300,26 @@ function titleElement(id, group, { name, type, times, own }, x, y, isStruck) {
 
 // Moving and zooming
 
-stage.addEventListener("wheel", (event) => {
-  event.preventDefault();
-  const box = stage.getBoundingClientRect();
-  if (event.shiftKey) { view.x -= event.deltaX + event.deltaY; view.isFitted = false; place(); return; }
-  const lines = event.deltaMode === 1 ? 16 : 1;
-  zoom(Math.exp(-Math.max(-120, Math.min(120, event.deltaY * lines)) * (event.ctrlKey ? 0.012 : 0.0022)), event.clientX - box.left, event.clientY - box.top);
-}, { passive: false });
+stage.addEventListener(
+  "wheel",
+  (event) => {
+    event.preventDefault();
+    const box = stage.getBoundingClientRect();
+    if (event.shiftKey) {
+      view.x -= event.deltaX + event.deltaY;
+      view.isFitted = false;
+      place();
+      return;
+    }
+    const lines = event.deltaMode === 1 ? 16 : 1;
+    zoom(
+      Math.exp(-Math.max(-120, Math.min(120, event.deltaY * lines)) * (event.ctrlKey ? 0.012 : 0.0022)),
+      event.clientX - box.left,
+      event.clientY - box.top,
+    );
+  },
+  { passive: false },
+);
 
 const pointers = new Map();
 let moved = 0;
@@ -262,8 +334,12 @@ window.addEventListener("pointermove", (event) => {
   const [dx, dy] = [event.clientX - from[0], event.clientY - from[1]];
   moved += Math.abs(dx) + Math.abs(dy);
   if (pointers.size === 1) {
-    view.x += dx; view.y += dy;
-    if (moved > 4) { stage.classList.add("dragging"); view.isFitted = false; }
+    view.x += dx;
+    view.y += dy;
+    if (moved > 4) {
+      stage.classList.add("dragging");
+      view.isFitted = false;
+    }
     place();
   } else {
     const other = [...pointers].find(([id]) => id !== event.pointerId)[1];
@@ -274,7 +350,10 @@ window.addEventListener("pointermove", (event) => {
   pointers.set(event.pointerId, [event.clientX, event.clientY]);
 });
 for (const end of ["pointerup", "pointercancel"]) {
-  window.addEventListener(end, (event) => { pointers.delete(event.pointerId); stage.classList.remove("dragging"); });
+  window.addEventListener(end, (event) => {
+    pointers.delete(event.pointerId);
+    stage.classList.remove("dragging");
+  });
 }
 
 let resizing = null;

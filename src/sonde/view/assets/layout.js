@@ -4,7 +4,13 @@
 const engine = (() => {
   const asScript = (text) => URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
   // The engine is sent as text: a page opened as a file has an origin of its own, from which a worker may load nothing.
-  const started = (script) => { try { return new Worker(asScript(script)); } catch (error) { return { failed: `no worker can be started (${error.message})` }; } };
+  const started = (script) => {
+    try {
+      return new Worker(asScript(script));
+    } catch (error) {
+      return { failed: `no worker can be started (${error.message})` };
+    }
+  };
   const worker = started(`
     let engine;
     onmessage = async ({ data: { number, dot, library } }) => {
@@ -42,10 +48,13 @@ const engine = (() => {
       if (worker.failed) return Promise.reject(new Error(worker.failed));
       if (!known.has(dot)) {
         if (known.size > 40) known.delete(known.keys().next().value);
-        known.set(dot, new Promise((resolve, reject) => {
-          waiting.set(++last, { resolve, reject });
-          worker.postMessage({ number: last, dot });
-        }));
+        known.set(
+          dot,
+          new Promise((resolve, reject) => {
+            waiting.set(++last, { resolve, reject });
+            worker.postMessage({ number: last, dot });
+          }),
+        );
       }
       return known.get(dot);
     },
@@ -87,7 +96,8 @@ function faceOf(node, { costs }) {
   }
   const wide = (line) => line.reduce((sum, { text, style }) => sum + widthOf(text, style), 7 * (line.length - 1));
   const badge = times ? widthOf(times, "quiet") + 14 : 0;
-  const width = Math.max(wide(lines[0]) + (badge ? badge + 8 : 0), ...lines.slice(1).map(wide)) + (node.kind === "operation" ? 18 : 24);
+  const width =
+    Math.max(wide(lines[0]) + (badge ? badge + 8 : 0), ...lines.slice(1).map(wide)) + (node.kind === "operation" ? 18 : 24);
   return { lines, times, badge, wide, width, height: lines.length * LINE + (node.kind === "operation" ? 5 : 9) };
 }
 
@@ -97,13 +107,21 @@ function isInGroup(node) {
   return part !== undefined && isFolded(part.number) && groups[part.number].period > 1;
 }
 
-const titleOf = (node) => ({ name: shortened(isInGroup(node) ? shortName(node) : nameOf(node)), type: node.path ? shortened(node.type) : "", times: isInGroup(node) ? "" : timesOf(node) });
+const titleOf = (node) => ({
+  name: shortened(isInGroup(node) ? shortName(node) : nameOf(node)),
+  type: node.path ? shortened(node.type) : "",
+  times: isInGroup(node) ? "" : timesOf(node),
+});
 
 // Graphviz source
 
 // Ways to lay a picture out, the best first: from top to bottom with all that is known, from left to right for what is wide, and with
 // names alone for what is tall. Shapes stand beside edges that run down.
-const WAYS = [{ direction: "TB", ranks: 0.37, gap: 0.32, shapes: true, costs: true }, { direction: "LR", ranks: 0.42, gap: 0.14, shapes: false, costs: true }, { direction: "TB", ranks: 0.2, gap: 0.25, shapes: false, costs: false }];
+const WAYS = [
+  { direction: "TB", ranks: 0.37, gap: 0.32, shapes: true, costs: true },
+  { direction: "LR", ranks: 0.42, gap: 0.14, shapes: false, costs: true },
+  { direction: "TB", ranks: 0.2, gap: 0.25, shapes: false, costs: false },
+];
 const LARGE = 600; // nodes from which on Graphviz may stop polishing: half the time, and no one sees the difference
 const TITLE = 20; // height of a frame's title
 
@@ -133,11 +151,16 @@ function toDot({ nodes, edges }, faces, { direction, ranks, gap }) {
     }
     let shared = 0;
     while (shared < stack.length && stack[shared] === chain[shared]) shared += 1;
-    while (stack.length > shared) { stack.pop(); lines.push("}"); }
+    while (stack.length > shared) {
+      stack.pop();
+      lines.push("}");
+    }
     for (const frame of chain.slice(shared)) {
       stack.push(frame);
       const { width } = frameTitle(frame);
-      lines.push(`subgraph cluster_${frame} { graph [label=<<TABLE BORDER="0" FIXEDSIZE="TRUE" WIDTH="${width}" HEIGHT="${TITLE}"><TR><TD></TD></TR></TABLE>>, margin=12];`);
+      lines.push(
+        `subgraph cluster_${frame} { graph [label=<<TABLE BORDER="0" FIXEDSIZE="TRUE" WIDTH="${width}" HEIGHT="${TITLE}"><TR><TD></TD></TR></TABLE>>, margin=12];`,
+      );
     }
     if (isOpen(node)) continue;
     const { width, height } = faces.get(node.id);
@@ -155,9 +178,14 @@ const isWhole = (node) => !node.path && model.inside.get(null).filter((other) =>
 // The parts of a frame's title; width leaves room beside an edge that comes in from above.
 function frameTitle(frame) {
   const isGroup = frame[0] === "g";
-  const parts = isGroup ? { name: "", type: "", times: `× ${groups[Number(frame.slice(1))].count}` } : titleOf(model.nodes.get(Number(frame.slice(1))));
+  const parts = isGroup
+    ? { name: "", type: "", times: `× ${groups[Number(frame.slice(1))].count}` }
+    : titleOf(model.nodes.get(Number(frame.slice(1))));
   const name = parts.name ? `▾ ${parts.name}` : "";
-  const own = (name ? widthOf(name, "name") + 7 : 0) + (parts.type ? widthOf(parts.type, "quiet") + 7 : 0) + (parts.times ? widthOf(parts.times, "quiet") + 21 : 0);
+  const own =
+    (name ? widthOf(name, "name") + 7 : 0) +
+    (parts.type ? widthOf(parts.type, "quiet") + 7 : 0) +
+    (parts.times ? widthOf(parts.times, "quiet") + 21 : 0);
   return { ...parts, name, own, width: 2 * own + 36 };
 }
 
@@ -180,7 +208,14 @@ function places(text) {
   const edges = (laid.edges ?? []).map((edge) => ({
     from: named.get(edge.tail),
     to: named.get(edge.head),
-    points: edge.pos.replace(/^[es],\S+ /, "").replace(/^[es],\S+ /, "").split(" ").map((point) => { const [x, y] = point.split(","); return [Number(x), top - Number(y)]; }),
+    points: edge.pos
+      .replace(/^[es],\S+ /, "")
+      .replace(/^[es],\S+ /, "")
+      .split(" ")
+      .map((point) => {
+        const [x, y] = point.split(",");
+        return [Number(x), top - Number(y)];
+      }),
   }));
   return { nodes, frames, edges };
 }
@@ -206,7 +241,10 @@ function split(points, y) {
       if (parts[0][3][1] < y) low = middle;
       else high = middle;
     }
-    return [[...points.slice(0, at), ...parts[0]], [...parts[1], ...points.slice(at + 4)]];
+    return [
+      [...points.slice(0, at), ...parts[0]],
+      [...parts[1], ...points.slice(at + 4)],
+    ];
   }
   return null;
 }
@@ -217,7 +255,10 @@ function divided(four, share) {
   const [ab, bc, cd] = [between(a, b), between(b, c), between(c, d)];
   const [abc, bcd] = [between(ab, bc), between(bc, cd)];
   const middle = between(abc, bcd);
-  return [[a, ab, abc, middle], [middle, bcd, cd, d]];
+  return [
+    [a, ab, abc, middle],
+    [middle, bcd, cd, d],
+  ];
 }
 
 // Ranges of height that overlap, joined.
@@ -235,22 +276,38 @@ function columns(laid, faces, width, height, isSideways) {
   const frames = [...laid.frames.values()];
   const rows = [...laid.nodes].map(([id, { y }]) => [y - faces.get(id).height / 2, y + faces.get(id).height / 2]);
   const isCut = frames.length > 0 && laid.nodes.size <= LARGE && !isSideways;
-  const found = cutAt(joined([...rows, ...frames.map(({ top, bottom }) => [top, bottom])]), laid, faces, width, height, isSideways);
+  const found = cutAt(
+    joined([...rows, ...frames.map(({ top, bottom }) => [top, bottom])]),
+    laid,
+    faces,
+    width,
+    height,
+    isSideways,
+  );
   if (!isCut || found.scale >= LEGIBLE) return found;
-  const edges = frames.flatMap(({ top, bottom }) => { // a title stays with the first row below it, and the end of a frame with the last row in it
+  const edges = frames.flatMap(({ top, bottom }) => {
+    // a title stays with the first row below it, and the end of a frame with the last row in it
     const inside = rows.filter(([high, low]) => high >= top && low <= bottom);
-    return [[top, Math.min(...inside.map(([, low]) => low))], [Math.max(...inside.map(([high]) => high)), bottom]];
+    return [
+      [top, Math.min(...inside.map(([, low]) => low))],
+      [Math.max(...inside.map(([high]) => high)), bottom],
+    ];
   });
   const other = { ...cutAt(joined([...rows, ...edges]), laid, faces, width, height), isCut: true };
   return other.scale > found.scale * 1.06 || (found.placed.length === 1 && other.scale >= LEGIBLE) ? other : found;
 }
 
 function cutAt(bands, laid, faces, width, height, isSideways = false) {
-  const extent = (from, to) => { // left and right end of what lies between two heights
+  const extent = (from, to) => {
+    // left and right end of what lies between two heights
     let [left, right] = [Infinity, -Infinity];
-    for (const [id, { x, y }] of laid.nodes) if (y >= from && y <= to) [left, right] = [Math.min(left, x - faces.get(id).width / 2), Math.max(right, x + faces.get(id).width / 2)];
-    for (const frame of laid.frames.values()) if (frame.top < to && frame.bottom > from) [left, right] = [Math.min(left, frame.left), Math.max(right, frame.right)];
-    for (const { points } of laid.edges) for (const [x, y] of points) if (y >= from && y <= to) [left, right] = [Math.min(left, x), Math.max(right, x)];
+    for (const [id, { x, y }] of laid.nodes)
+      if (y >= from && y <= to)
+        [left, right] = [Math.min(left, x - faces.get(id).width / 2), Math.max(right, x + faces.get(id).width / 2)];
+    for (const frame of laid.frames.values())
+      if (frame.top < to && frame.bottom > from) [left, right] = [Math.min(left, frame.left), Math.max(right, frame.right)];
+    for (const { points } of laid.edges)
+      for (const [x, y] of points) if (y >= from && y <= to) [left, right] = [Math.min(left, x), Math.max(right, x)];
     return [left, right];
   };
   const place = (parts) => {
@@ -271,13 +328,22 @@ function cutAt(bands, laid, faces, width, height, isSideways = false) {
   const whole = place([{ from: 0, to: bands.length - 1 }]);
   let best = whole;
   if (whole.scale >= LEGIBLE || laid.nodes.size > LARGE || isSideways) return whole;
-  const gaps = bands.slice(0, -1).map(({ bottom }, index) => {
-    const cut = (bottom + bands[index + 1].top) / 2;
-    return { index, sources: new Set(laid.edges.filter(({ points }) => points[0][1] <= cut && points.at(-1)[1] >= cut).map(({ from }) => from)).size };
-  }).filter(({ sources }) => sources <= FEW);
+  const gaps = bands
+    .slice(0, -1)
+    .map(({ bottom }, index) => {
+      const cut = (bottom + bands[index + 1].top) / 2;
+      return {
+        index,
+        sources: new Set(
+          laid.edges.filter(({ points }) => points[0][1] <= cut && points.at(-1)[1] >= cut).map(({ from }) => from),
+        ).size,
+      };
+    })
+    .filter(({ sources }) => sources <= FEW);
   const single = gaps.filter(({ sources }) => sources <= 1);
   for (let count = 2; count <= Math.min(8, gaps.length + 1); count += 1) {
-    for (const held of [single, gaps]) { // between columns, a single line is better than several
+    for (const held of [single, gaps]) {
+      // between columns, a single line is better than several
       const found = place(filled(bands, held, count));
       if (found.scale > best.scale * 1.06) best = found;
       if (best.scale >= LEGIBLE) return best;
@@ -298,8 +364,11 @@ function filled(bands, gaps, count) {
     let from = 0;
     for (let at = 0; at <= gaps.length; at += 1) {
       const end = at < gaps.length ? gaps[at].index : bands.length - 1;
-      const next = at < gaps.length ? gaps[at + 1]?.index ?? bands.length - 1 : end;
-      if (at === gaps.length || bands[next].bottom - bands[from].top > most) { parts.push({ from, to: end }); from = end + 1; }
+      const next = at < gaps.length ? (gaps[at + 1]?.index ?? bands.length - 1) : end;
+      if (at === gaps.length || bands[next].bottom - bands[from].top > most) {
+        parts.push({ from, to: end });
+        from = end + 1;
+      }
     }
     return parts.filter((part) => part.from <= part.to);
   };
@@ -316,8 +385,14 @@ function filled(bands, gaps, count) {
 // The picture for a stage of this size: boxes, frames, and each edge as an SVG path with the points it runs through.
 function arranged(laid, faces, width, height, isSideways) {
   const { placed, lead, isCut = false, ...size } = columns(laid, faces, width, height, isSideways);
-  const columnAt = (y) => Math.max(0, placed.findLastIndex(({ top }) => y >= top - 1));
-  const moved = (column) => ([x, y]) => [x + placed[column].dx, y + placed[column].dy + lead];
+  const columnAt = (y) =>
+    Math.max(
+      0,
+      placed.findLastIndex(({ top }) => y >= top - 1),
+    );
+  const moved =
+    (column) =>
+    ([x, y]) => [x + placed[column].dx, y + placed[column].dy + lead];
   const boxes = new Map();
   for (const [id, { x, y }] of laid.nodes) {
     const [atX, atY] = moved(columnAt(y))([x, y]);
@@ -326,7 +401,8 @@ function arranged(laid, faces, width, height, isSideways) {
   }
   const frames = new Map();
   for (const [frame, held] of laid.frames) {
-    const parts = placed.flatMap((column, at) => { // a frame that is cut has a part in each of its columns
+    const parts = placed.flatMap((column, at) => {
+      // a frame that is cut has a part in each of its columns
       const [first, last] = [Math.max(held.top, column.top - (at ? 6 : 0)), Math.min(held.bottom, column.bottom + 6)];
       if (last - first < 12) return [];
       const [left, top] = moved(at)([held.left, first]);
@@ -338,15 +414,28 @@ function arranged(laid, faces, width, height, isSideways) {
   const lanes = placed.map(() => 0);
   const inColumn = (column) => [...boxes].filter(([id]) => columnAt(laid.nodes.get(id).y) === column);
   const held = placed.length > 1 ? placed.map((_, column) => inColumn(column)) : [];
-  const isClear = (column, id, left, right, y) => held[column].every(([other, box]) => other === id || box.right < left || box.left > right || y < box.top - 4 || y > box.bottom + 4);
+  const isClear = (column, id, left, right, y) =>
+    held[column].every(
+      ([other, box]) => other === id || box.right < left || box.left > right || y < box.top - 4 || y > box.bottom + 4,
+    );
   const edges = laid.edges.map(({ from, to, points }) => {
     let [at, rest] = [columnAt(laid.nodes.get(from).y), points];
     const end = columnAt(laid.nodes.get(to).y);
     const [source, target] = [boxes.get(from), boxes.get(to)];
     const edge = (column) => placed[column].right + placed[column].dx;
-    if (end === at + 1 && source.bottom < placed[at].bottom + placed[at].dy + lead - 8 && isClear(at, from, source.right, edge(at), source.y) && isClear(end, to, edge(at), target.left, target.y)) {
+    if (
+      end === at + 1 &&
+      source.bottom < placed[at].bottom + placed[at].dy + lead - 8 &&
+      isClear(at, from, source.right, edge(at), source.y) &&
+      isClear(end, to, edge(at), target.left, target.y)
+    ) {
       const x = edge(at) + 10 + 7 * (lanes[at]++ % 5); // a skip connection: from the side of its source to the side of its target
-      const run = [[source.right, source.y], [x, source.y], [x, target.y], [target.left, target.y]];
+      const run = [
+        [source.right, source.y],
+        [x, source.y],
+        [x, target.y],
+        [target.left, target.y],
+      ];
       return { from, to, points: run, straight: true, path: `M${round(source.right)} ${round(source.y)}${bend(...run)}` };
     }
     const pieces = [];
@@ -359,12 +448,20 @@ function arranged(laid, faces, width, height, isSideways) {
       const low = placed[at].bottom + placed[at].dy + lead + 9;
       const isLast = !pieces.length && source.bottom > low - 18;
       const trunk = `${from} ${at}`;
-      if (!trunks.has(trunk)) trunks.set(trunk, { upper: isLast ? [[source.x, source.bottom]] : upper, gutter: edge(at) + GUTTER - 12 });
+      if (!trunks.has(trunk))
+        trunks.set(trunk, { upper: isLast ? [[source.x, source.bottom]] : upper, gutter: edge(at) + GUTTER - 12 });
       const { upper: shared, gutter } = trunks.get(trunk);
       const [startX] = shared.at(-1);
       const [endX, endY] = lower[0];
       const high = Math.min(endY - 12, lead - 11);
-      const corners = [[startX, Math.min(shared.at(-1)[1], low - 9)], [startX, low], [gutter, low], [gutter, high], [endX, high], [endX, endY]];
+      const corners = [
+        [startX, Math.min(shared.at(-1)[1], low - 9)],
+        [startX, low],
+        [gutter, low],
+        [gutter, high],
+        [endX, high],
+        [endX, endY],
+      ];
       pieces.push((isLast ? `M${round(startX)} ${round(source.bottom)}` : curve(shared)) + bend(...corners));
       run.push(...corners);
       rest = parts[1];
@@ -379,17 +476,30 @@ function arranged(laid, faces, width, height, isSideways) {
 const round = (number) => Math.round(number * 10) / 10;
 function curve(points) {
   let path = `M${round(points[0][0])} ${round(points[0][1])}`;
-  for (let at = 1; at + 2 < points.length; at += 3) path += `C${points.slice(at, at + 3).map(([x, y]) => `${round(x)} ${round(y)}`).join(" ")}`;
+  for (let at = 1; at + 2 < points.length; at += 3)
+    path += `C${points
+      .slice(at, at + 3)
+      .map(([x, y]) => `${round(x)} ${round(y)}`)
+      .join(" ")}`;
   return path;
 }
 
 // Straight lines through corners, the corners rounded.
 function bend(...corners) {
-  const toward = ([x, y], [toX, toY], by) => { const far = Math.hypot(toX - x, toY - y) || 1; const share = Math.min(by / far, 0.5); return [x + (toX - x) * share, y + (toY - y) * share]; };
-  return corners.slice(1, -1).map((corner, index) => {
-    const [before, after] = [toward(corner, corners[index], 8), toward(corner, corners[index + 2], 8)];
-    return `L${before.map(round).join(" ")} Q${corner.map(round).join(" ")} ${after.map(round).join(" ")}`;
-  }).join(" ") + ` L${corners.at(-1).map(round).join(" ")}`;
+  const toward = ([x, y], [toX, toY], by) => {
+    const far = Math.hypot(toX - x, toY - y) || 1;
+    const share = Math.min(by / far, 0.5);
+    return [x + (toX - x) * share, y + (toY - y) * share];
+  };
+  return (
+    corners
+      .slice(1, -1)
+      .map((corner, index) => {
+        const [before, after] = [toward(corner, corners[index], 8), toward(corner, corners[index + 2], 8)];
+        return `L${before.map(round).join(" ")} Q${corner.map(round).join(" ")} ${after.map(round).join(" ")}`;
+      })
+      .join(" ") + ` L${corners.at(-1).map(round).join(" ")}`
+  );
 }
 
 // Places of texts that no edge strikes through
@@ -397,7 +507,8 @@ function bend(...corners) {
 function sampled({ points, straight, before = [] }) {
   if (straight) return points;
   const found = [...before];
-  for (let at = 0; at + 3 < points.length; at += 3) for (let step = 0; step < 8; step += 1) found.push(divided(points.slice(at, at + 4), step / 8)[0][3]);
+  for (let at = 0; at + 3 < points.length; at += 3)
+    for (let step = 0; step < 8; step += 1) found.push(divided(points.slice(at, at + 4), step / 8)[0][3]);
   found.push(points.at(-1));
   return found;
 }
@@ -427,12 +538,21 @@ function shapePlaces({ boxes, edges }, titles, lines, values) {
   const taken = [...boxes.values(), ...titles];
   const found = [];
   const said = new Set();
-  const isStruck = (box, line) => line.some(([x, y], at) => {
-    if (!at) return false;
-    const [fromX, fromY] = line[at - 1];
-    return Math.max(x, fromX) > box.left - 2 && Math.min(x, fromX) < box.right + 2 && Math.max(y, fromY) > box.top && Math.min(y, fromY) < box.bottom;
-  });
-  const isFree = (box) => taken.every((other) => box.right < other.left || box.left > other.right || box.bottom < other.top || box.top > other.bottom) && !lines.some((line) => isStruck(box, line));
+  const isStruck = (box, line) =>
+    line.some(([x, y], at) => {
+      if (!at) return false;
+      const [fromX, fromY] = line[at - 1];
+      return (
+        Math.max(x, fromX) > box.left - 2 &&
+        Math.min(x, fromX) < box.right + 2 &&
+        Math.max(y, fromY) > box.top &&
+        Math.min(y, fromY) < box.bottom
+      );
+    });
+  const isFree = (box) =>
+    taken.every(
+      (other) => box.right < other.left || box.left > other.right || box.bottom < other.top || box.top > other.bottom,
+    ) && !lines.some((line) => isStruck(box, line));
   for (const [place, { from, to, straight }] of edges.entries()) {
     const shapes = [...new Set(values.get(`${from}_${to}`).map(shapeOf))];
     const text = shapes.slice(0, 2).join(", ") + (shapes.length > 2 ? ` +${shapes.length - 2}` : "");
@@ -440,7 +560,11 @@ function shapePlaces({ boxes, edges }, titles, lines, values) {
     const wide = widthOf(text, "quiet");
     const line = lines[place];
     const [start, end] = [boxes.get(from), boxes.get(to)];
-    const beside = (y) => line.filter(([, atY]) => Math.abs(atY - y) < 9).flatMap(([x]) => [x + 7, x - wide - 7]).map((left) => ({ left, right: left + wide, top: y - 7, bottom: y + 6 }));
+    const beside = (y) =>
+      line
+        .filter(([, atY]) => Math.abs(atY - y) < 9)
+        .flatMap(([x]) => [x + 7, x - wide - 7])
+        .map((left) => ({ left, right: left + wide, top: y - 7, bottom: y + 6 }));
     const spot = straight ? undefined : [start.bottom + 13, start.bottom + 18, end.top - 13].flatMap(beside).find(isFree);
     if (!spot) continue;
     taken.push(spot);

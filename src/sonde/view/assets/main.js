@@ -25,29 +25,62 @@ byId("depth").addEventListener("input", (event) => toLevel(Number(event.target.v
 // One level more or less than is open; where modules were opened one by one, the next whole level.
 function shift(by) {
   const now = levelNow();
-  if (now !== null) { toLevel(now + by); return; }
-  const opened = Math.max(0, ...recorded.nodes.filter((node) => node.holds && state.open.has(node.id)).map((node) => node.depth + 1));
-  const full = [...Array(model.levels + 1).keys()].findLast((level) => recorded.nodes.every((node) => !node.holds || node.depth >= level || state.open.has(node.id)));
-  toLevel(by > 0 ? full + 1 : opened - (recorded.nodes.some((node) => node.opens && !node.holds && state.open.has(node.id)) ? 0 : 1));
+  if (now !== null) {
+    toLevel(now + by);
+    return;
+  }
+  const opened = Math.max(
+    0,
+    ...recorded.nodes.filter((node) => node.holds && state.open.has(node.id)).map((node) => node.depth + 1),
+  );
+  const full = [...Array(model.levels + 1).keys()].findLast((level) =>
+    recorded.nodes.every((node) => !node.holds || node.depth >= level || state.open.has(node.id)),
+  );
+  toLevel(
+    by > 0 ? full + 1 : opened - (recorded.nodes.some((node) => node.opens && !node.holds && state.open.has(node.id)) ? 0 : 1),
+  );
 }
 byId("fit").onclick = () => fit();
 byId("help").onclick = () => byId("keys").showModal();
 
-document.addEventListener("theme", () => { if (picture) tint(); });
+document.addEventListener("theme", () => {
+  if (picture) tint();
+});
 
 let themeBefore = null; // while the page is printed
-window.addEventListener("beforeprint", () => { themeBefore ??= document.documentElement.dataset.theme; theme("light"); select(null); fitWhole(...(window.parent === window ? [720, 860] : [640, 700])); });
-window.addEventListener("afterprint", () => { theme(themeBefore ?? "light"); themeBefore = null; fit(LEGIBLE); });
+window.addEventListener("beforeprint", () => {
+  themeBefore ??= document.documentElement.dataset.theme;
+  theme("light");
+  select(null);
+  fitWhole(...(window.parent === window ? [720, 860] : [640, 700]));
+});
+window.addEventListener("afterprint", () => {
+  theme(themeBefore ?? "light");
+  themeBefore = null;
+  fit(LEGIBLE);
+});
 
 // Colours and steps
 
 const chooser = byId("number");
-const group = (label, options) => { const made = make("optgroup"); made.label = label; made.append(...options); return options.length ? [made] : []; };
+const group = (label, options) => {
+  const made = make("optgroup");
+  made.label = label;
+  made.append(...options);
+  return options.length ? [made] : [];
+};
 const option = (number) => new Option(number.label, number.title);
-chooser.append(new Option("kind of node", ""), ...group("the run’s numbers", numbers.filter(({ steps }) => steps).map(option)), ...group("the graph’s numbers", numbers.filter(({ steps }) => !steps).map(option)));
+chooser.append(
+  new Option("kind of node", ""),
+  ...group("the run’s numbers", numbers.filter(({ steps }) => steps).map(option)),
+  ...group("the graph’s numbers", numbers.filter(({ steps }) => !steps).map(option)),
+);
 chooser.onchange = () => {
   const { other } = chooser.selectedOptions[0].dataset;
-  if (other) { window.parent.postMessage({ number: other }, "*"); return; }
+  if (other) {
+    window.parent.postMessage({ number: other }, "*");
+    return;
+  }
   state.number = chooser.value;
   recolour();
 };
@@ -58,7 +91,16 @@ window.addEventListener("message", ({ source, data }) => {
   toStep(data.step);
   const held = new Set(numbers.map(({ title }) => title.split(" (")[0]));
   const others = data.more.filter(({ id, name, minor }) => typeof id === "string" && !minor && !held.has(name));
-  chooser.append(...group("other numbers of the run", others.map(({ id, label }) => { const made = new Option(`${label} …`, id); made.dataset.other = id; return made; })));
+  chooser.append(
+    ...group(
+      "other numbers of the run",
+      others.map(({ id, label }) => {
+        const made = new Option(`${label} …`, id);
+        made.dataset.other = id;
+        return made;
+      }),
+    ),
+  );
 });
 
 function recolour() {
@@ -93,14 +135,20 @@ function stop() {
 }
 function next() {
   const steps = current()?.steps;
-  if (!steps || state.step >= steps.length - 1) { stop(); return; }
+  if (!steps || state.step >= steps.length - 1) {
+    stop();
+    return;
+  }
   toStep(state.step + 1);
   const pause = (SECONDS * 1000) / steps.length / Number(byId("speed").value);
   playing = setTimeout(next, Math.min(Math.max(pause, 30), 1000));
 }
 byId("play").onclick = () => {
   const steps = current()?.steps;
-  if (playing !== null || !steps) { stop(); return; }
+  if (playing !== null || !steps) {
+    stop();
+    return;
+  }
   if (state.step === steps.length - 1) toStep(0);
   byId("play").textContent = "❚❚";
   byId("play").setAttribute("aria-label", "Pause");
@@ -117,15 +165,23 @@ function neighbour(key) {
   const here = state.selected;
   const isDrawn = here !== null && boxOf(here);
   if (!isDrawn) return drawn.nodes.find((node) => !isOpen(node));
-  const middle = (id) => { const box = boxOf(id).getBoundingClientRect(); return [box.left + box.width / 2, box.top + box.height / 2]; };
+  const middle = (id) => {
+    const box = boxOf(id).getBoundingClientRect();
+    return [box.left + box.width / 2, box.top + box.height / 2];
+  };
   const [x, y] = middle(here);
-  const nearest = (ids, distance) => ids.map((id) => [distance(...middle(id)), id]).sort((one, other) => one[0] - other[0])[0]?.[1];
+  const nearest = (ids, distance) =>
+    ids.map((id) => [distance(...middle(id)), id]).sort((one, other) => one[0] - other[0])[0]?.[1];
   if (key === "ArrowDown" || key === "ArrowUp") {
-    const ids = drawn.edges.filter((edge) => (key === "ArrowDown" ? edge.from : edge.to) === here).map((edge) => (key === "ArrowDown" ? edge.to : edge.from));
+    const ids = drawn.edges
+      .filter((edge) => (key === "ArrowDown" ? edge.from : edge.to) === here)
+      .map((edge) => (key === "ArrowDown" ? edge.to : edge.from));
     return model.nodes.get(nearest(ids, (atX, atY) => Math.abs(atY - y) + Math.abs(atX - x)));
   }
   const side = key === "ArrowRight" ? 1 : -1;
-  const ids = drawn.nodes.filter((node) => node.id !== here && elementOf(node.id)?.classList.contains("node")).map((node) => node.id);
+  const ids = drawn.nodes
+    .filter((node) => node.id !== here && elementOf(node.id)?.classList.contains("node"))
+    .map((node) => node.id);
   const beside = ids.filter((id) => (middle(id)[0] - x) * side > 1 && Math.abs(middle(id)[1] - y) < 60 * view.scale + 40);
   return model.nodes.get(nearest(beside, (atX, atY) => Math.abs(atX - x) + 3 * Math.abs(atY - y)));
 }
@@ -139,14 +195,40 @@ function step(key) {
 }
 
 const KEYS = {
-  "/": () => { search.focus(); search.select(); },
+  "/": () => {
+    search.focus();
+    search.select();
+  },
   "?": () => byId("keys").showModal(),
-  "+": () => zoom(1.25), "=": () => zoom(1.25), "-": () => zoom(0.8), "−": () => zoom(0.8),
-  f: () => fit(), 0: () => fit(), 1: () => { fit(1); }, e: () => shift(1), c: () => shift(-1), t: () => byId("theme").click(),
-  p: () => byId("parameters").click(), v: () => byId("small").click(), r: repeat, n: () => another(1), N: () => another(-1),
-  "[": () => toStep(state.step - 1), "]": () => toStep(state.step + 1), " ": () => byId("play").click(), "<": () => faster(-1), ">": () => faster(1),
-  ArrowUp: () => step("ArrowUp"), ArrowDown: () => step("ArrowDown"), ArrowLeft: () => step("ArrowLeft"), ArrowRight: () => step("ArrowRight"),
-  Enter: () => { if (state.selected !== null) toggle(model.nodes.get(state.selected)); },
+  "+": () => zoom(1.25),
+  "=": () => zoom(1.25),
+  "-": () => zoom(0.8),
+  "−": () => zoom(0.8),
+  f: () => fit(),
+  0: () => fit(),
+  1: () => {
+    fit(1);
+  },
+  e: () => shift(1),
+  c: () => shift(-1),
+  t: () => byId("theme").click(),
+  p: () => byId("parameters").click(),
+  v: () => byId("small").click(),
+  r: repeat,
+  n: () => another(1),
+  N: () => another(-1),
+  "[": () => toStep(state.step - 1),
+  "]": () => toStep(state.step + 1),
+  " ": () => byId("play").click(),
+  "<": () => faster(-1),
+  ">": () => faster(1),
+  ArrowUp: () => step("ArrowUp"),
+  ArrowDown: () => step("ArrowDown"),
+  ArrowLeft: () => step("ArrowLeft"),
+  ArrowRight: () => step("ArrowRight"),
+  Enter: () => {
+    if (state.selected !== null) toggle(model.nodes.get(state.selected));
+  },
   Backspace: () => {
     const frame = state.selected === null ? undefined : model.nodes.get(state.selected).parent;
     if (frame === undefined) return;
@@ -181,17 +263,25 @@ document.addEventListener("keydown", (event) => {
 
 // The beginning
 
-const KINDS = [["module", "module"], ["operation", "operation"], ["input", "input, output"], ["parameter", "parameter"], ["constant", "buffer, constant"]];
+const KINDS = [
+  ["module", "module"],
+  ["operation", "operation"],
+  ["input", "input, output"],
+  ["parameter", "parameter"],
+  ["constant", "buffer, constant"],
+];
 function nameKinds() {
   const there = new Set(drawn.nodes.map(({ kind }) => (kind === "buffer" ? "constant" : kind === "output" ? "input" : kind)));
-  byId("legend").replaceChildren(...KINDS.filter(([kind]) => there.has(kind)).map(([kind, title]) => {
-    const item = make("span");
-    const swatch = make("i");
-    swatch.style.background = `var(--${kind})`;
-    swatch.style.borderColor = `var(--${kind}-line)`;
-    item.append(swatch, title);
-    return item;
-  }));
+  byId("legend").replaceChildren(
+    ...KINDS.filter(([kind]) => there.has(kind)).map(([kind, title]) => {
+      const item = make("span");
+      const swatch = make("i");
+      swatch.style.background = `var(--${kind})`;
+      swatch.style.borderColor = `var(--${kind}-line)`;
+      item.append(swatch, title);
+      return item;
+    }),
+  );
 }
 const outer = recorded.nodes.find((node) => node.kind === "module") ?? {};
 byId("totals").textContent = [
@@ -200,7 +290,9 @@ byId("totals").textContent = [
   outer.flops ? `${count(outer.flops)}FLOP` : "",
   `${recorded.nodes.filter((node) => node.kind === "module").length} module calls`,
   `${recorded.nodes.filter((node) => node.kind === "operation").length} operations`,
-].filter(Boolean).join(" · ");
+]
+  .filter(Boolean)
+  .join(" · ");
 byId("totals").title = byId("totals").textContent;
 if (recorded.error) byId("totals").classList.add("warn");
 
@@ -211,7 +303,9 @@ async function firstLevel() {
   for (let level = model.frames || model.levels; level > 1; level -= 1) {
     openTo(level);
     if (visible().nodes.length > MOST) continue;
-    const { arrangement: { width, height, isCut } } = await placed(true); // a level is open at first only with all that is known of it
+    const {
+      arrangement: { width, height, isCut },
+    } = await placed(true); // a level is open at first only with all that is known of it
     [view.width, view.height] = [width, height];
     if (whole() < LEGIBLE) continue;
     if (!isCut) return level;
@@ -221,11 +315,20 @@ async function firstLevel() {
 }
 
 async function begin() {
-  if (recorded.series?.length) { state.number = recorded.series[0].name; chooser.value = state.number; byId("legend").hidden = true; }
+  if (recorded.series?.length) {
+    state.number = recorded.series[0].name;
+    chooser.value = state.number;
+    byId("legend").hidden = true;
+  }
   let level = Math.min(1, model.levels);
-  try { level = await firstLevel(); } catch { /* drawing fails likewise, and says so */ }
+  try {
+    level = await firstLevel();
+  } catch {
+    /* drawing fails likewise, and says so */
+  }
   openTo(level);
-  if (recorded.error) for (const node of recorded.nodes) if (node.flags.includes("failed")) for (const frame of above(node)) state.open.add(frame);
+  if (recorded.error)
+    for (const node of recorded.nodes) if (node.flags.includes("failed")) for (const frame of above(node)) state.open.add(frame);
   boxes();
   await draw();
 }

@@ -36,17 +36,34 @@ const model = (() => {
 })();
 
 // Operations on constants and buffers alone, as a mask made of arange: no data of the inputs or parameters reaches them.
-const reached = new Set(recorded.nodes.filter((node) => node.kind === "input" || node.kind === "parameter").map((node) => node.id));
+const reached = new Set(
+  recorded.nodes.filter((node) => node.kind === "input" || node.kind === "parameter").map((node) => node.id),
+);
 for (const pending = [...reached]; pending.length;) {
-  for (const [target] of model.readers.get(pending.pop())) if (!reached.has(target)) { reached.add(target); pending.push(target); }
+  for (const [target] of model.readers.get(pending.pop()))
+    if (!reached.has(target)) {
+      reached.add(target);
+      pending.push(target);
+    }
 }
 
-const state = { open: new Set(), unfolded: new Set(), parameters: false, constants: false, small: false, repeats: true, selected: null, number: "", step: 0 };
+const state = {
+  open: new Set(),
+  unfolded: new Set(),
+  parameters: false,
+  constants: false,
+  small: false,
+  repeats: true,
+  selected: null,
+  number: "",
+  step: 0,
+};
 
 // Groups of equal blocks in a row: member.get(id) is the group, the copy and the place in the copy of each outermost node of a copy.
 const groups = recorded.repeats.map(([count, ...ids]) => ({ count, period: ids.length / count, ids }));
 const member = new Map();
-for (const [number, group] of groups.entries()) group.ids.forEach((id, at) => member.set(id, { number, copy: Math.floor(at / group.period), at: at % group.period }));
+for (const [number, group] of groups.entries())
+  group.ids.forEach((id, at) => member.set(id, { number, copy: Math.floor(at / group.period), at: at % group.period }));
 const isFolded = (number) => state.repeats && !state.unfolded.has(number);
 
 const above = (node) => {
@@ -75,7 +92,8 @@ function folding() {
 }
 
 // Whether an edge joins two copies of one folded group, or lies in a copy that is not drawn.
-const isRepeated = (one, other) => one.length > 0 && one.some(([number, copy]) => other.some(([also, as]) => also === number && (copy || as)));
+const isRepeated = (one, other) =>
+  one.length > 0 && one.some(([number, copy]) => other.some(([also, as]) => also === number && (copy || as)));
 
 const exact = /^(u?int|bool)/;
 const isHiddenSource = (node) => (node.kind === "parameter" ? !state.parameters : isSource(node) && !state.constants);
@@ -87,25 +105,45 @@ function isHiddenOperation(node) {
   if (state.small) return false;
   if (!model.readers.get(node.id).length) return true;
   if (node.flags.includes("inplace")) return false;
-  return node.flags.includes("view") || node.flags.includes("same") || (node.outputs.length > 0 && node.outputs.every((value) => exact.test(recorded.values[value][1])));
+  return (
+    node.flags.includes("view") ||
+    node.flags.includes("same") ||
+    (node.outputs.length > 0 && node.outputs.every((value) => exact.test(recorded.values[value][1])))
+  );
 }
 
 let empty = new Set(); // modules in which every operation is hidden: drawn as one node
 function findEmpty() {
-  empty = new Set(recorded.nodes.filter((node) => node.opens && !node.holds && model.inside.get(node.id).every((child) => isSource(child) || isHiddenOperation(child))).map((node) => node.id));
+  empty = new Set(
+    recorded.nodes
+      .filter(
+        (node) =>
+          node.opens && !node.holds && model.inside.get(node.id).every((child) => isSource(child) || isHiddenOperation(child)),
+      )
+      .map((node) => node.id),
+  );
 }
 
 const isOpen = (node) => node.opens && state.open.has(node.id) && !empty.has(node.id);
 
 // A level is a number of opened modules around a node; layers, which hold operations only, open at the last level.
 function openTo(level) {
-  state.open = new Set(recorded.nodes.filter((node) => node.opens && (level >= model.levels || (node.holds && node.depth < level))).map((node) => node.id));
+  state.open = new Set(
+    recorded.nodes
+      .filter((node) => node.opens && (level >= model.levels || (node.holds && node.depth < level)))
+      .map((node) => node.id),
+  );
 }
 
 // The level that is open; null where modules were opened one by one.
 function levelNow() {
   for (let level = 0; level <= model.levels; level += 1) {
-    if (recorded.nodes.every((node) => !node.opens || state.open.has(node.id) === (level >= model.levels || (node.holds && node.depth < level)))) return level;
+    if (
+      recorded.nodes.every(
+        (node) => !node.opens || state.open.has(node.id) === (level >= model.levels || (node.holds && node.depth < level)),
+      )
+    )
+      return level;
   }
   return null;
 }
@@ -126,20 +164,33 @@ function visible() {
     const parent = node.parent ?? null;
     const held = like.get(node.id);
     if (held !== node.id) shown.set(node.id, shown.get(held));
-    else if (isSource(node) && parent !== null && !isHiddenSource(node) && shown.get(parent) === parent && !model.nodes.get(parent).holds) shown.set(node.id, node.id); // beside its layer
+    else if (
+      isSource(node) &&
+      parent !== null &&
+      !isHiddenSource(node) &&
+      shown.get(parent) === parent &&
+      !model.nodes.get(parent).holds
+    )
+      shown.set(node.id, node.id); // beside its layer
     else if (parent === null || (shown.get(parent) === parent && isOpen(model.nodes.get(parent)))) shown.set(node.id, node.id);
     else shown.set(node.id, shown.get(parent));
   }
-  const gone = new Set(recorded.nodes.filter((node) => shown.get(node.id) === node.id && (isHiddenSource(node) || isHiddenOperation(node))).map((node) => node.id));
+  const gone = new Set(
+    recorded.nodes
+      .filter((node) => shown.get(node.id) === node.id && (isHiddenSource(node) || isHiddenOperation(node)))
+      .map((node) => node.id),
+  );
   const into = new Map(); // what flows into each drawn or hidden node
   for (const [source, target, value] of recorded.edges) {
     const [from, to] = [shown.get(source), shown.get(target)];
-    if (from === to || isRepeated(copies.get(source), copies.get(target)) || (gone.has(from) && isSource(model.nodes.get(from)))) continue;
+    if (from === to || isRepeated(copies.get(source), copies.get(target)) || (gone.has(from) && isSource(model.nodes.get(from))))
+      continue;
     if (!into.has(to)) into.set(to, []);
     into.get(to).push([from, value]);
   }
   const origins = new Map();
-  const originsOf = (hidden) => { // without recursion, since hidden operations may form long chains
+  const originsOf = (hidden) => {
+    // without recursion, since hidden operations may form long chains
     for (const pending = [hidden]; pending.length;) {
       const at = pending.at(-1);
       if (!origins.has(at)) {
@@ -148,7 +199,11 @@ function visible() {
         continue;
       }
       pending.pop();
-      if (origins.get(at) === null) origins.set(at, (into.get(at) ?? []).flatMap(([from, value]) => (gone.has(from) ? origins.get(from) ?? [] : [[from, value]])));
+      if (origins.get(at) === null)
+        origins.set(
+          at,
+          (into.get(at) ?? []).flatMap(([from, value]) => (gone.has(from) ? (origins.get(from) ?? []) : [[from, value]])),
+        );
     }
     return origins.get(hidden);
   };
@@ -162,7 +217,10 @@ function visible() {
       if (!edges.get(key).values.includes(value)) edges.get(key).values.push(value);
     }
   }
-  return { nodes: recorded.nodes.filter((node) => shown.get(node.id) === node.id && !gone.has(node.id)), edges: [...edges.values()] };
+  return {
+    nodes: recorded.nodes.filter((node) => shown.get(node.id) === node.id && !gone.has(node.id)),
+    edges: [...edges.values()],
+  };
 }
 
 // Words
@@ -173,7 +231,7 @@ const shapeOf = (value) => recorded.values[value][0].join("×") || "scalar";
 function shortName(node) {
   if (node.kind !== "module" && node.kind !== "parameter" && node.kind !== "buffer") return node.name;
   if (!node.path) return node.type || node.name;
-  const outer = node.parent === undefined ? "" : model.nodes.get(node.parent).path ?? "";
+  const outer = node.parent === undefined ? "" : (model.nodes.get(node.parent).path ?? "");
   return outer && node.path.startsWith(`${outer}.`) ? node.path.slice(outer.length + 1) : node.path;
 }
 
@@ -182,7 +240,13 @@ function copiesOf(node) {
   const part = member.get(node.id);
   if (!part || !state.repeats) return null;
   const group = groups[part.number];
-  return { number: part.number, count: group.count, copy: part.copy, folded: isFolded(part.number), last: model.nodes.get(group.ids[(group.count - 1) * group.period + part.at]) };
+  return {
+    number: part.number,
+    count: group.count,
+    copy: part.copy,
+    folded: isFolded(part.number),
+    last: model.nodes.get(group.ids[(group.count - 1) * group.period + part.at]),
+  };
 }
 
 // The nodes that a node stands for, in the copies of the outermost folded group that it lies in; else the node alone.
@@ -192,7 +256,10 @@ function analogues(node) {
     if (!part || !isFolded(part.number)) continue;
     const { ids, count, period } = groups[part.number];
     const offset = node.place - model.nodes.get(id).place;
-    return Array.from({ length: count }, (_, copy) => recorded.nodes[model.nodes.get(ids[copy * period + part.at]).place + offset].id);
+    return Array.from(
+      { length: count },
+      (_, copy) => recorded.nodes[model.nodes.get(ids[copy * period + part.at]).place + offset].id,
+    );
   }
   return [node.id];
 }
@@ -203,7 +270,8 @@ function nameOf(node) {
   const copies = copiesOf(node);
   if (!copies?.folded || node.kind !== "module" || !node.path) return name;
   const last = shortName(copies.last);
-  if (last === shortName(node)) return copies.last.call ? `${shortName(node)} (calls ${node.call ?? 0} … ${copies.last.call})` : name;
+  if (last === shortName(node))
+    return copies.last.call ? `${shortName(node)} (calls ${node.call ?? 0} … ${copies.last.call})` : name;
   const shared = last.slice(0, last.lastIndexOf(".") + 1);
   return `${name} … ${shared && name.startsWith(shared) ? last.slice(shared.length) : last}`;
 }
@@ -211,7 +279,10 @@ function nameOf(node) {
 // The class of a module. "Sequential" says nothing of a network: a closed one is named by the classes of the modules that it holds.
 function typeOf(node) {
   if (node.type !== "Sequential" || !node.holds || isOpen(node)) return node.type;
-  const held = model.inside.get(node.id).filter(({ kind }) => kind === "module").map(({ type }) => type);
+  const held = model.inside
+    .get(node.id)
+    .filter(({ kind }) => kind === "module")
+    .map(({ type }) => type);
   const kinds = [...new Set(held)];
   const words = kinds.length > 1 || held.length === 1 ? kinds.join(", ") : `${held.length} × ${kinds[0]}`;
   return words.length > LONGEST ? `Sequential of ${held.length}` : words;
@@ -226,5 +297,7 @@ function timesOf(node) {
 // What a module costs: its parameters and FLOPs, of one copy.
 function costOf(node) {
   if (node.kind !== "module") return "";
-  return [node.parameters ? `${counted(node.parameters)} params` : "", node.flops ? `${count(node.flops)}FLOP` : ""].filter(Boolean).join(" · ");
+  return [node.parameters ? `${counted(node.parameters)} params` : "", node.flops ? `${count(node.flops)}FLOP` : ""]
+    .filter(Boolean)
+    .join(" · ");
 }

@@ -12,7 +12,7 @@ const make = (tag, className, text) => {
 
 const nodeAt = (target) => {
   const element = target.closest?.("g.node, g.title");
-  return element ? model.nodes.get(Number(element.id.slice(1))) ?? null : null;
+  return element ? (model.nodes.get(Number(element.id.slice(1))) ?? null) : null;
 };
 
 // Details
@@ -21,9 +21,18 @@ function card(node, full) {
   const box = make("div", "card");
   const called = node.path || node.type || node.name;
   box.append(make("h3", "", node.kind === "operation" ? node.name : node.kind === "module" ? called : node.name));
-  const where = node.kind === "operation" ? `operation in ${node.path || "the model itself"}` : node.kind === "module" ? node.type : `${node.kind}${node.path ? ` ${node.path}` : ""}`;
+  const where =
+    node.kind === "operation"
+      ? `operation in ${node.path || "the model itself"}`
+      : node.kind === "module"
+        ? node.type
+        : `${node.kind}${node.path ? ` ${node.path}` : ""}`;
   const copies = copiesOf(node);
-  const repeated = copies?.folded ? `, the first of ${copies.count} equal blocks up to ${copies.last.path || copies.last.name}` : (node.repeat ?? 1) > 1 ? `, ${node.repeat} in a row` : "";
+  const repeated = copies?.folded
+    ? `, the first of ${copies.count} equal blocks up to ${copies.last.path || copies.last.name}`
+    : (node.repeat ?? 1) > 1
+      ? `, ${node.repeat} in a row`
+      : "";
   box.append(make("p", "kind", where + (node.call ? `, call ${node.call}` : "") + repeated));
   const list = make("dl");
   const row = (name, value) => {
@@ -32,7 +41,11 @@ function card(node, full) {
     item.append(make("code", "", value));
     list.append(make("dt", "", name), item);
   };
-  const values = (held) => [...new Set(held)].slice(0, full ? 12 : 3).map((value) => `${shapeOf(value)} ${recorded.values[value][1]}`).join("\n");
+  const values = (held) =>
+    [...new Set(held)]
+      .slice(0, full ? 12 : 3)
+      .map((value) => `${shapeOf(value)} ${recorded.values[value][1]}`)
+      .join("\n");
   const number = current();
   const alike = analogues(node);
   if (number?.steps) row(number.label, plain(number.of(node, state.step) ?? ""));
@@ -48,8 +61,20 @@ function card(node, full) {
   row("memory", node.bytes ? `${count(node.bytes)}B` : "");
   row("time", node.seconds ? duration(node.seconds) : "");
   if (full) row("site", node.site);
-  const words = { view: "shares its input’s memory", inplace: "writes into its input", same: "returns its input", read: "copies a value to Python", unseen: "found in the autograd graph only" };
-  row("", node.flags.map((flag) => words[flag]).filter(Boolean).join("\n"));
+  const words = {
+    view: "shares its input’s memory",
+    inplace: "writes into its input",
+    same: "returns its input",
+    read: "copies a value to Python",
+    unseen: "found in the autograd graph only",
+  };
+  row(
+    "",
+    node.flags
+      .map((flag) => words[flag])
+      .filter(Boolean)
+      .join("\n"),
+  );
   box.append(list);
   if (node.flags.includes("failed")) box.append(make("p", "warn", recorded.error));
   if (number?.steps) box.append(...line(number, node));
@@ -59,14 +84,21 @@ function card(node, full) {
     close.setAttribute("aria-label", "Close the details");
     close.onclick = () => select(null);
     box.prepend(close);
-    for (const [title, links] of [["from", incoming(node)], ["to", outgoing(node)]]) {
+    for (const [title, links] of [
+      ["from", incoming(node)],
+      ["to", outgoing(node)],
+    ]) {
       const others = [...new Set(links.map(([other]) => other))].slice(0, 8);
       if (!others.length) continue;
       const part = make("div", "links");
       part.append(make("span", "kind", title));
       for (const other of others) {
         const held = model.nodes.get(other);
-        const link = make("button", "", held.kind === "operation" ? `${held.name}${held.path ? ` in ${held.path}` : ""}` : held.path || held.name);
+        const link = make(
+          "button",
+          "",
+          held.kind === "operation" ? `${held.name}${held.path ? ` in ${held.path}` : ""}` : held.path || held.name,
+        );
         link.onclick = () => reveal(held);
         part.append(link);
       }
@@ -79,15 +111,22 @@ function card(node, full) {
 // Buttons for what can be done with a node: open or close it, fold or unfold its copies.
 function acts(node) {
   const made = [];
-  const button = (text, act) => { const one = make("button", "act", text); one.onclick = act; made.push(one); };
-  if (node.opens && !empty.has(node.id)) button(isOpen(node) ? "close" : node.holds ? "open" : "show its operations", () => toggle(node));
+  const button = (text, act) => {
+    const one = make("button", "act", text);
+    one.onclick = act;
+    made.push(one);
+  };
+  if (node.opens && !empty.has(node.id))
+    button(isOpen(node) ? "close" : node.holds ? "open" : "show its operations", () => toggle(node));
   const copies = copiesOf(node);
-  if (copies) button(copies.folded ? `show all ${copies.count} copies` : `fold the ${copies.count} copies`, () => unfold(copies.number));
+  if (copies)
+    button(copies.folded ? `show all ${copies.count} copies` : `fold the ${copies.count} copies`, () => unfold(copies.number));
   return made;
 }
 
 // The edges of all that a node stands for.
-const within = (node) => (node.kind === "module" ? recorded.nodes.filter((other) => other === node || above(other).includes(node.id)) : [node]);
+const within = (node) =>
+  node.kind === "module" ? recorded.nodes.filter((other) => other === node || above(other).includes(node.id)) : [node];
 function across(node, edges) {
   const members = new Set(within(node).map((other) => other.id));
   return [...members].flatMap((id) => edges.get(id).filter(([other]) => !members.has(other)));
@@ -107,8 +146,14 @@ function line(number, node) {
   const at = (value) => (log ? Math.log(value) : value);
   const [left, right, top, bottom] = [62, 262, 10, 74];
   const x = (index) => left + (index / (held.length - 1)) * (right - left);
-  const y = (value) => (high > low ? bottom - ((at(value) - at(low)) / (at(high) - at(low))) * (bottom - top) : (top + bottom) / 2);
-  const made = svg("svg", { viewBox: "0 0 270 98", class: "line", role: "img", "aria-label": `${number.label} from ${plain(low)} to ${plain(high)} over steps ${number.steps[0]} to ${number.steps.at(-1)}` });
+  const y = (value) =>
+    high > low ? bottom - ((at(value) - at(low)) / (at(high) - at(low))) * (bottom - top) : (top + bottom) / 2;
+  const made = svg("svg", {
+    viewBox: "0 0 270 98",
+    class: "line",
+    role: "img",
+    "aria-label": `${number.label} from ${plain(low)} to ${plain(high)} over steps ${number.steps[0]} to ${number.steps.at(-1)}`,
+  });
   made.append(svg("path", { class: "axis", d: `M${left} ${top - 4}V${bottom + 4}H${right}` }));
   const text = (value, atX, atY, anchor) => made.append(svg("text", { x: atX, y: atY, "text-anchor": anchor }, value));
   if (high > low) text(plain(high), left - 6, top + 5, "end");
@@ -120,7 +165,8 @@ function line(number, node) {
   held.forEach((value, index) => {
     const there = typeof value === "number" && (!log || value > 0);
     if (there) path += `${pen ? "L" : "M"}${x(index).toFixed(1)} ${y(value).toFixed(1)}`;
-    else if (value !== null) made.append(svg("path", { class: value === 0 ? "zero" : "defect", d: `M${x(index).toFixed(1)} ${bottom + 1}v6` }));
+    else if (value !== null)
+      made.append(svg("path", { class: value === 0 ? "zero" : "defect", d: `M${x(index).toFixed(1)} ${bottom + 1}v6` }));
     if (there || value !== null) pen = there; // a step without a value does not break the curve
   });
   made.append(svg("path", { class: "curve", d: path }));
@@ -147,7 +193,12 @@ function mark(node) {
   picture.classList.toggle("focused", Boolean(node) && state.selected === node.id);
   marked = [];
   if (!node) return;
-  const set = (element, name) => { if (element) { element.classList.add(name); marked.push(element); } };
+  const set = (element, name) => {
+    if (element) {
+      element.classList.add(name);
+      marked.push(element);
+    }
+  };
   for (const kind of ["n", "c", "t"]) set(elements.get(`${kind}${node.id}`), "selected");
   for (const { from, to } of drawn.edges) {
     if (from !== node.id && to !== node.id) continue;
@@ -164,14 +215,21 @@ function decorate() {
   const level = levelNow();
   nameKinds();
   if (level !== null) byId("depth").value = String(level);
-  byId("level").textContent = level === null ? `${state.open.size} open` : level === model.levels && model.levels > model.frames ? "operations" : `level ${level}`;
+  byId("level").textContent =
+    level === null
+      ? `${state.open.size} open`
+      : level === model.levels && model.levels > model.frames
+        ? "operations"
+        : `level ${level}`;
 }
 
 function toggle(node) {
   if (!node.opens) return;
   if (!state.open.delete(node.id)) state.open.add(node.id);
   tip.hidden = true;
-  draw(node.id).then(() => { if (state.selected === node.id) select(node); });
+  draw(node.id).then(() => {
+    if (state.selected === node.id) select(node);
+  });
 }
 
 // Show all copies of a group of equal blocks, or fold them again.
@@ -179,7 +237,9 @@ function unfold(number) {
   if (!state.unfolded.delete(number)) state.unfolded.add(number);
   tip.hidden = true;
   const kept = model.nodes.get(groups[number].ids[0]);
-  draw(kept.id).then(() => { if (state.selected !== null) select(boxOf(state.selected) ? model.nodes.get(state.selected) : kept); });
+  draw(kept.id).then(() => {
+    if (state.selected !== null) select(boxOf(state.selected) ? model.nodes.get(state.selected) : kept);
+  });
 }
 
 async function reveal(node) {
@@ -187,11 +247,25 @@ async function reveal(node) {
   const chain = [node.id, ...above(node)];
   for (const id of chain) {
     const part = member.get(id);
-    if (part && part.copy && isFolded(part.number)) { state.unfolded.add(part.number); isChanged = true; }
+    if (part && part.copy && isFolded(part.number)) {
+      state.unfolded.add(part.number);
+      isChanged = true;
+    }
   }
-  for (const frame of chain.slice(1)) if (!state.open.has(frame)) { state.open.add(frame); isChanged = true; }
-  if (isHiddenSource(node)) { state[node.kind === "parameter" ? "parameters" : "constants"] = true; isChanged = true; }
-  if (isHiddenOperation(node)) { state.small = true; if (!reached.has(node.id)) state.constants = true; isChanged = true; }
+  for (const frame of chain.slice(1))
+    if (!state.open.has(frame)) {
+      state.open.add(frame);
+      isChanged = true;
+    }
+  if (isHiddenSource(node)) {
+    state[node.kind === "parameter" ? "parameters" : "constants"] = true;
+    isChanged = true;
+  }
+  if (isHiddenOperation(node)) {
+    state.small = true;
+    if (!reached.has(node.id)) state.constants = true;
+    isChanged = true;
+  }
   boxes();
   if (isChanged) await draw();
   select(node);
@@ -201,9 +275,15 @@ async function reveal(node) {
 stage.addEventListener("click", (event) => {
   if (moved > 4) return;
   const badge = event.target.closest?.(".folds");
-  if (badge) { unfold(Number(badge.dataset.group)); return; }
+  if (badge) {
+    unfold(Number(badge.dataset.group));
+    return;
+  }
   const node = nodeAt(event.target);
-  if (!node) { select(null); return; }
+  if (!node) {
+    select(null);
+    return;
+  }
   if (node.holds || isOpen(node)) toggle(node);
   else select(node);
 });
@@ -213,12 +293,18 @@ stage.addEventListener("dblclick", (event) => {
 });
 stage.addEventListener("contextmenu", (event) => {
   const node = nodeAt(event.target);
-  if (node) { event.preventDefault(); select(node); }
+  if (node) {
+    event.preventDefault();
+    select(node);
+  }
 });
 stage.addEventListener("pointermove", (event) => {
   const node = pointers.size ? null : nodeAt(event.target);
   tip.hidden = !node || node.id === state.selected;
-  if (!node) { if (state.selected === null) mark(null); return; }
+  if (!node) {
+    if (state.selected === null) mark(null);
+    return;
+  }
   if (tip.dataset.node !== `${node.id} ${state.step} ${state.number}`) {
     tip.dataset.node = `${node.id} ${state.step} ${state.number}`;
     tip.replaceChildren(card(node, false));
@@ -229,7 +315,9 @@ stage.addEventListener("pointermove", (event) => {
   tip.style.left = `${Math.min(event.clientX + 14, innerWidth - box.width - 8)}px`;
   tip.style.top = `${Math.min(event.clientY + 14, innerHeight - box.height - 8)}px`;
 });
-stage.addEventListener("pointerleave", () => { tip.hidden = true; });
+stage.addEventListener("pointerleave", () => {
+  tip.hidden = true;
+});
 
 // Searching
 
@@ -257,7 +345,10 @@ function seek() {
       const item = make("li", "", node.kind === "module" ? node.path || node.type : node.name);
       item.setAttribute("role", "option");
       item.append(make("span", "", node.kind === "module" ? node.type : `${node.kind}${node.path ? ` · ${node.path}` : ""}`));
-      item.onpointerdown = (event) => { event.preventDefault(); go(matches.indexOf(node)); };
+      item.onpointerdown = (event) => {
+        event.preventDefault();
+        go(matches.indexOf(node));
+      };
       return item;
     }),
     ...(matches.length > 40 ? [make("li", "", `… ${matches.length} in all`)] : []),
@@ -276,12 +367,19 @@ async function go(index) {
 }
 
 search.addEventListener("input", seek);
-search.addEventListener("focus", () => { found.hidden = !matches.length; });
-search.addEventListener("blur", () => { found.hidden = true; });
+search.addEventListener("focus", () => {
+  found.hidden = !matches.length;
+});
+search.addEventListener("blur", () => {
+  found.hidden = true;
+});
 search.addEventListener("keydown", (event) => {
   if (event.key === "Enter" || event.key === "ArrowDown") go(match + (event.shiftKey ? -1 : 1));
   else if (event.key === "ArrowUp") go(match - 1);
-  else if (event.key === "Escape") { search.value = ""; seek(); stage.focus(); }
-  else return;
+  else if (event.key === "Escape") {
+    search.value = "";
+    seek();
+    stage.focus();
+  } else return;
   event.preventDefault();
 });

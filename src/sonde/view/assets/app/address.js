@@ -2,7 +2,13 @@
 
 export function here() {
   const [place, settings = ""] = location.hash.replace(/^#\/?/, "").split("?");
-  const [kind = "", run = "", view = "", ...rest] = place.split("/").map((part) => { try { return decodeURIComponent(part); } catch { return part; } });
+  const [kind = "", run = "", view = "", ...rest] = place.split("/").map((part) => {
+    try {
+      return decodeURIComponent(part);
+    } catch {
+      return part;
+    }
+  });
   const args = Object.fromEntries(new URLSearchParams(settings));
   if (kind === "compare") return { view: "compare", run: "", rest: "", args };
   if (kind !== "run") return { view: "runs", run: "", rest: "", args };
@@ -11,7 +17,8 @@ export function here() {
 
 export function linkTo(view, run = "", args = {}, rest = "") {
   const given = new URLSearchParams();
-  for (const [name, value] of Object.entries(args)) if (value !== null && value !== undefined && value !== "") given.set(name, value);
+  for (const [name, value] of Object.entries(args))
+    if (value !== null && value !== undefined && value !== "") given.set(name, value);
   const settings = given.toString() ? `?${given}` : "";
   if (view === "runs") return `#/${settings}`;
   if (view === "compare") return `#/compare${settings}`;

@@ -24,9 +24,18 @@ function lineOf(steps, values, x, y) {
 
 function envelopeOf(steps, low, high, x, y) {
   let text = "";
-  for (let place = 0; place < steps.length; ) {
-    const there = (at) => at < steps.length && low[at] !== null && high[at] !== null && Number.isFinite(low[at]) && Number.isFinite(high[at]) && !(y.log && high[at] <= 0);
-    if (!there(place)) { place += 1; continue; }
+  for (let place = 0; place < steps.length;) {
+    const there = (at) =>
+      at < steps.length &&
+      low[at] !== null &&
+      high[at] !== null &&
+      Number.isFinite(low[at]) &&
+      Number.isFinite(high[at]) &&
+      !(y.log && high[at] <= 0);
+    if (!there(place)) {
+      place += 1;
+      continue;
+    }
     let until = place;
     while (there(until)) until += 1;
     const [forth, back] = [[], []];
@@ -43,13 +52,21 @@ function envelopeOf(steps, low, high, x, y) {
 
 // The single points: a line of one point is a dot.
 function dotsOf({ steps, values }, x, y) {
-  const there = (at) => at >= 0 && at < steps.length && values[at] !== null && Number.isFinite(values[at]) && !(y.log && values[at] <= 0);
-  return steps.map((_, at) => at).filter((at) => there(at) && !there(at - 1) && !there(at + 1)).map((at) => [x.at(steps[at]), y.at(values[at])]);
+  const there = (at) =>
+    at >= 0 && at < steps.length && values[at] !== null && Number.isFinite(values[at]) && !(y.log && values[at] <= 0);
+  return steps
+    .map((_, at) => at)
+    .filter((at) => there(at) && !there(at - 1) && !there(at + 1))
+    .map((at) => [x.at(steps[at]), y.at(values[at])]);
 }
 
 export const nearest = (steps, step) => {
   let [low, high] = [0, steps.length - 1];
-  while (high - low > 1) { const middle = (low + high) >> 1; if (steps[middle] < step) low = middle; else high = middle; }
+  while (high - low > 1) {
+    const middle = (low + high) >> 1;
+    if (steps[middle] < step) low = middle;
+    else high = middle;
+  }
   return Math.abs(steps[low] - step) <= Math.abs(steps[high] - step) ? low : high;
 };
 
@@ -66,8 +83,10 @@ function clustered(markers, x) {
     const at = x.at(marker.step);
     if (at < x.first - 1 || at > x.last + 1) continue;
     const last = found.at(-1);
-    if (last && at - last.at < 15) { last.all.push(marker); if (marker.severity === "bad") last.severity = "bad"; }
-    else found.push({ at, severity: marker.severity, all: [marker] });
+    if (last && at - last.at < 15) {
+      last.all.push(marker);
+      if (marker.severity === "bad") last.severity = "bad";
+    } else found.push({ at, severity: marker.severity, all: [marker] });
   }
   return found;
 }
@@ -75,16 +94,37 @@ function clustered(markers, x) {
 const SHAPES = { bad: "M-4.5-4.5h9v9h-9z", warn: "M0-5.5 5.5 4.5h-11z", note: "M0-5 5 0 0 5-5 0z" };
 
 // Return {element, show(data)}. Data: {series: [{name, colour, steps, values, low, high, marks, quiet}], unit, log, markers, lines, band}.
-export function lineChart(span, { height = 190, label, onmarker, onclick, gutter, axisName = () => "step", where = (at) => `step ${whole(Math.round(at))}` } = {}) {
+export function lineChart(
+  span,
+  {
+    height = 190,
+    label,
+    onmarker,
+    onclick,
+    gutter,
+    axisName = () => "step",
+    where = (at) => `step ${whole(Math.round(at))}`,
+  } = {},
+) {
   let [left, right] = MARGINS;
-  const element = make("div", { class: "chart", tabindex: 0, role: "group", "aria-roledescription": "line chart", "aria-label": label, style: { height: `${height}px` } });
+  const element = make("div", {
+    class: "chart",
+    tabindex: 0,
+    role: "group",
+    "aria-roledescription": "line chart",
+    "aria-label": label,
+    style: { height: `${height}px` },
+  });
   const svg = draw("svg", { width: "100%", height });
   const brush = draw("rect", { class: "brush", visibility: "hidden" });
   element.append(svg);
   let width = 0;
   let data = { series: [] };
   let [x, y] = [axis(0, 1, left, left + 1), axis(0, 1, 1, 0)];
-  const hasLane = ({ values, marks }) => (marks ? marks.some((mark) => mark > 1 && mark !== 5) : values.some((value) => typeof value === "number" && !Number.isFinite(value)));
+  const hasLane = ({ values, marks }) =>
+    marks
+      ? marks.some((mark) => mark > 1 && mark !== 5)
+      : values.some((value) => typeof value === "number" && !Number.isFinite(value));
   const top = () => (data.markers?.length ? 20 : 8) + laned;
   const bottom = height - 24;
   let [lanes, laned] = [0, 0];
@@ -100,7 +140,16 @@ export function lineChart(span, { height = 190, label, onmarker, onclick, gutter
     const shown = data.series.map((series) => inSpan(series));
     const count = shown.filter(hasLane).length;
     laned = count ? count * LANE + 6 : 0;
-    const [low, high] = data.ends ?? ends([...shown.flatMap(({ values, low, high }) => (low ? [values, low, high] : [values])), (data.lines ?? []).map((line) => line.value), data.band ? [data.band.low, data.band.high] : []], data.log);
+    const [low, high] =
+      data.ends ??
+      ends(
+        [
+          ...shown.flatMap(({ values, low, high }) => (low ? [values, low, high] : [values])),
+          (data.lines ?? []).map((line) => line.value),
+          data.band ? [data.band.low, data.band.high] : [],
+        ],
+        data.log,
+      );
     y = axis(low, high, bottom, top(), data.log);
     const clip = `clip-${(lineChart.count = (lineChart.count ?? 0) + 1)}`;
     const plot = draw("g", { "clip-path": `url(#${clip})` });
@@ -108,41 +157,113 @@ export function lineChart(span, { height = 190, label, onmarker, onclick, gutter
     for (const [value, text] of ticks(y, Math.max(2, Math.floor((bottom - top()) / 34)))) {
       const at = y.at(value);
       if (at < top() - 1 || at > bottom + 1) continue;
-      back.append(draw("line", { x1: left, x2: x.last, y1: at, y2: at }), draw("text", { x: left - 8, y: at + 4, "text-anchor": "end" }, text));
+      back.append(
+        draw("line", { x1: left, x2: x.last, y1: at, y2: at }),
+        draw("text", { x: left - 8, y: at + 4, "text-anchor": "end" }, text),
+      );
     }
     for (const [value, text] of stepTicks(x, Math.max(2, Math.floor((x.last - left) / 90)))) {
-      back.append(draw("text", { x: x.at(value), y: bottom + 17, "text-anchor": x.at(value) > x.last - 30 ? "end" : "middle" }, text));
+      back.append(
+        draw("text", { x: x.at(value), y: bottom + 17, "text-anchor": x.at(value) > x.last - 30 ? "end" : "middle" }, text),
+      );
     }
     back.append(axisText(axisName(), left, x.last, bottom + 17));
     back.append(draw("line", { class: "base", x1: left, x2: x.last, y1: bottom, y2: bottom }));
     if (data.band) {
       const [above, below] = [Math.max(y.at(data.band.high), top()), Math.min(y.at(data.band.low), bottom)];
-      if (below > above) plot.append(draw("rect", { class: "band", x: left, width: x.last - left, y: above, height: below - above }));
+      if (below > above)
+        plot.append(draw("rect", { class: "band", x: left, width: x.last - left, y: above, height: below - above }));
     }
     for (const line of data.lines ?? []) {
       const at = y.at(line.value);
       if (at < top() || at > bottom) continue;
-      plot.append(draw("line", { class: "limit", x1: left, x2: x.last, y1: at, y2: at }), draw("text", { class: "limit", x: x.last - 4, y: at - 4, "text-anchor": "end" }, line.text));
+      plot.append(
+        draw("line", { class: "limit", x1: left, x2: x.last, y1: at, y2: at }),
+        draw("text", { class: "limit", x: x.last - 4, y: at - 4, "text-anchor": "end" }, line.text),
+      );
     }
     shown.forEach((series, place) => {
       const { colour, quiet } = data.series[place];
-      if (series.low) plot.append(draw("path", { class: "envelope", fill: colour, d: envelopeOf(series.steps, series.low, series.high, x, y), opacity: quiet ? 0.1 : 0.2 }));
+      if (series.low)
+        plot.append(
+          draw("path", {
+            class: "envelope",
+            fill: colour,
+            d: envelopeOf(series.steps, series.low, series.high, x, y),
+            opacity: quiet ? 0.1 : 0.2,
+          }),
+        );
     });
     shown.forEach((series, place) => {
       const { colour, quiet, dash } = data.series[place];
-      plot.append(draw("path", { class: "line", stroke: colour, d: lineOf(series.steps, series.values, x, y), opacity: quiet ? 0.55 : 1, "stroke-width": quiet ? 1 : 1.6, "stroke-dasharray": dash }));
+      plot.append(
+        draw("path", {
+          class: "line",
+          stroke: colour,
+          d: lineOf(series.steps, series.values, x, y),
+          opacity: quiet ? 0.55 : 1,
+          "stroke-width": quiet ? 1 : 1.6,
+          "stroke-dasharray": dash,
+        }),
+      );
       for (const [at, value] of dotsOf(series, x, y)) plot.append(draw("circle", { cx: at, cy: value, r: 2.2, fill: colour }));
       plot.append(...marksOf(series, colour));
     });
     const signs = draw("g", { class: "markers" });
     for (const { at, severity, all } of clustered(data.markers ?? [], x)) {
       const names = all.map((each) => `step ${whole(each.step)}: ${each.text}`);
-      signs.append(draw("a", { class: `marker ${severity}`, href: all[0].href, "aria-label": names.join("; "), transform: `translate(${at.toFixed(1)} 9)`,
-        onpointerenter: (event) => showTip(event, make("div", null, names.slice(0, 6).map((text) => make("p", null, text)), names.length > 6 ? make("p", { class: "quiet" }, `and ${names.length - 6} more`) : null)),
-        onpointerleave: hideTip, onclick: () => { hideTip(); onmarker?.(all[0]); } },
-        draw("line", { y1: 8, y2: bottom - 9 }), draw("path", { d: SHAPES[severity] ?? SHAPES.note }), draw("rect", { x: -8, y: -8, width: 16, height: 16, fill: "transparent" }), all.length > 1 ? draw("text", { x: 7, y: 4 }, String(all.length)) : null));
+      signs.append(
+        draw(
+          "a",
+          {
+            class: `marker ${severity}`,
+            href: all[0].href,
+            "aria-label": names.join("; "),
+            transform: `translate(${at.toFixed(1)} 9)`,
+            onpointerenter: (event) =>
+              showTip(
+                event,
+                make(
+                  "div",
+                  null,
+                  names.slice(0, 6).map((text) => make("p", null, text)),
+                  names.length > 6 ? make("p", { class: "quiet" }, `and ${names.length - 6} more`) : null,
+                ),
+              ),
+            onpointerleave: hideTip,
+            onclick: () => {
+              hideTip();
+              onmarker?.(all[0]);
+            },
+          },
+          draw("line", { y1: 8, y2: bottom - 9 }),
+          draw("path", { d: SHAPES[severity] ?? SHAPES.note }),
+          draw("rect", { x: -8, y: -8, width: 16, height: 16, fill: "transparent" }),
+          all.length > 1 ? draw("text", { x: 7, y: 4 }, String(all.length)) : null,
+        ),
+      );
     }
-    svg.replaceChildren(draw("defs", null, draw("clipPath", { id: clip }, draw("rect", { x: left - 1, y: top() - laned - 1, width: Math.max(x.last - left + 2, 0), height: bottom - top() + laned + 2 }))), back, plot, signs, cursorGroup, brush);
+    svg.replaceChildren(
+      draw(
+        "defs",
+        null,
+        draw(
+          "clipPath",
+          { id: clip },
+          draw("rect", {
+            x: left - 1,
+            y: top() - laned - 1,
+            width: Math.max(x.last - left + 2, 0),
+            height: bottom - top() + laned + 2,
+          }),
+        ),
+      ),
+      back,
+      plot,
+      signs,
+      cursorGroup,
+      brush,
+    );
     point();
   }
 
@@ -155,7 +276,13 @@ export function lineChart(span, { height = 190, label, onmarker, onclick, gutter
     let end = steps.length;
     while (end > start + 1 && steps[end - 2] > span.to) end -= 1;
     const cut = (list) => list && list.slice(start, end);
-    return { steps: cut(steps), values: cut(series.values), low: cut(series.low), high: cut(series.high), marks: cut(series.marks) };
+    return {
+      steps: cut(steps),
+      values: cut(series.values),
+      low: cut(series.low),
+      high: cut(series.high),
+      marks: cut(series.marks),
+    };
   }
 
   // What is no number stands on the upper edge, exact zeros on the lower one: off the axis.
@@ -164,10 +291,17 @@ export function lineChart(span, { height = 190, label, onmarker, onclick, gutter
     let last = null;
     for (let place = 0; place < steps.length; place += 1) {
       let mark = marks?.[place] ?? 0;
-      if (!marks && typeof values[place] === "number" && !Number.isFinite(values[place])) mark = Number.isNaN(values[place]) ? 2 : values[place] > 0 ? 3 : 4;
-      if (mark < 2 || (mark === 5 && !y.log)) { last = null; continue; }
+      if (!marks && typeof values[place] === "number" && !Number.isFinite(values[place]))
+        mark = Number.isNaN(values[place]) ? 2 : values[place] > 0 ? 3 : 4;
+      if (mark < 2 || (mark === 5 && !y.log)) {
+        last = null;
+        continue;
+      }
       const at = x.at(steps[place]);
-      if (last && last.mark === mark) { last.to = at; continue; }
+      if (last && last.mark === mark) {
+        last.to = at;
+        continue;
+      }
       last = { mark, from: at, to: at };
       found.push(last);
     }
@@ -179,8 +313,23 @@ export function lineChart(span, { height = 190, label, onmarker, onclick, gutter
       const edge = mark === 5 ? bottom - LANE + 1 : top() - laned + lane * LANE;
       const isNew = !named.has(mark);
       named.add(mark);
-      return draw("g", { class: mark === 5 ? "mark zero" : "mark" }, draw("rect", { x: from - 1.5, width: to - from + 3, y: edge, height: LANE - 1, fill: `rgb(${colour.join(" ")})` }), place === 0 && mark !== 5 ? draw("rect", { x: from - 6, width: 4, y: edge, height: LANE - 1, fill: own }) : null,
-        isNew ? draw("text", { x: mark === 5 ? Math.max(from, left + 2) : Math.max(from - 8, left + 2), y: mark === 5 ? bottom - 7 : edge + 8, "text-anchor": mark === 5 || from < left + 60 ? "start" : "end" }, glyph) : null);
+      return draw(
+        "g",
+        { class: mark === 5 ? "mark zero" : "mark" },
+        draw("rect", { x: from - 1.5, width: to - from + 3, y: edge, height: LANE - 1, fill: `rgb(${colour.join(" ")})` }),
+        place === 0 && mark !== 5 ? draw("rect", { x: from - 6, width: 4, y: edge, height: LANE - 1, fill: own }) : null,
+        isNew
+          ? draw(
+              "text",
+              {
+                x: mark === 5 ? Math.max(from, left + 2) : Math.max(from - 8, left + 2),
+                y: mark === 5 ? bottom - 7 : edge + 8,
+                "text-anchor": mark === 5 || from < left + 60 ? "start" : "end",
+              },
+              glyph,
+            )
+          : null,
+      );
     });
   }
 
@@ -194,30 +343,55 @@ export function lineChart(span, { height = 190, label, onmarker, onclick, gutter
       if (!series.steps.length) continue;
       const place = nearest(series.steps, span.cursor);
       const value = series.values[place];
-      if (value !== null && Number.isFinite(value) && !(y.log && value <= 0)) cursorGroup.append(draw("circle", { cx: x.at(series.steps[place]), cy: y.at(value), r: 3.4, fill: series.colour }));
+      if (value !== null && Number.isFinite(value) && !(y.log && value <= 0))
+        cursorGroup.append(draw("circle", { cx: x.at(series.steps[place]), cy: y.at(value), r: 3.4, fill: series.colour }));
     }
   }
 
   function describe(step, event) {
-    const rows = data.series.filter((series) => series.steps.length).map((series) => {
-      const place = nearest(series.steps, step);
-      const mark = series.marks?.[place] ?? 0;
-      const value = mark > 1 && mark < 5 ? MARKS[mark].name : plain(series.values[place]);
-      const spread = series.low && series.high && series.low[place] !== series.high[place] && Number.isFinite(series.low[place]) && series.low[place] !== null ? ` (${plain(series.low[place], 3)} to ${plain(series.high[place], 3)})` : "";
-      return [make("dt", null, make("i", { class: "swatch", style: { background: series.colour } }), series.name), make("dd", null, value + spread)];
-    });
+    const rows = data.series
+      .filter((series) => series.steps.length)
+      .map((series) => {
+        const place = nearest(series.steps, step);
+        const mark = series.marks?.[place] ?? 0;
+        const value = mark > 1 && mark < 5 ? MARKS[mark].name : plain(series.values[place]);
+        const spread =
+          series.low &&
+          series.high &&
+          series.low[place] !== series.high[place] &&
+          Number.isFinite(series.low[place]) &&
+          series.low[place] !== null
+            ? ` (${plain(series.low[place], 3)} to ${plain(series.high[place], 3)})`
+            : "";
+        return [
+          make("dt", null, make("i", { class: "swatch", style: { background: series.colour } }), series.name),
+          make("dd", null, value + spread),
+        ];
+      });
     const first = data.series.find((series) => series.steps.length);
     const shownStep = first ? first.steps[nearest(first.steps, step)] : step;
     showTip(event ?? element, make("div", null, make("p", { class: "quiet" }, where(shownStep)), make("dl", null, rows)));
   }
 
-  const nearestTo = (step) => { const { steps } = data.series.find((series) => series.steps.length) ?? { steps: [step] }; return Math.round(steps[nearest(steps, step)]); };
+  const nearestTo = (step) => {
+    const { steps } = data.series.find((series) => series.steps.length) ?? { steps: [step] };
+    return Math.round(steps[nearest(steps, step)]);
+  };
 
   gestures(element, {
-    span, brush,
+    span,
+    brush,
     box: () => ({ left: left, top: top(), width: Math.max(x.last - left, 1), height: bottom - top() }),
-    point: (at, _, event) => { if (event.target.closest?.("a")) return; const step = x.back(at + left); span.point(step); describe(step, event); },
-    leave: () => { span.leave(); hideTip(); },
+    point: (at, _, event) => {
+      if (event.target.closest?.("a")) return;
+      const step = x.back(at + left);
+      span.point(step);
+      describe(step, event);
+    },
+    leave: () => {
+      span.leave();
+      hideTip();
+    },
     click: (at) => onclick?.(nearestTo(x.back(at + left))),
   });
   element.addEventListener("keydown", (event) => {
@@ -225,18 +399,40 @@ export function lineChart(span, { height = 190, label, onmarker, onclick, gutter
     const steps = data.series.find((series) => series.steps.length)?.steps;
     if (!by || !steps || event.altKey || event.ctrlKey || event.metaKey) return;
     event.preventDefault();
-    const place = span.cursor === null ? (by > 0 ? nearest(steps, span.from) : nearest(steps, span.to)) : nearest(steps, span.cursor) + by * (event.shiftKey ? 10 : 1);
+    const place =
+      span.cursor === null
+        ? by > 0
+          ? nearest(steps, span.from)
+          : nearest(steps, span.to)
+        : nearest(steps, span.cursor) + by * (event.shiftKey ? 10 : 1);
     const step = steps[Math.min(Math.max(place, 0), steps.length - 1)];
     if (step < span.from || step > span.to) span.move(by * 0.3);
     span.point(step);
     describe(step);
   });
-  element.addEventListener("blur", () => { span.leave(); hideTip(); });
+  element.addEventListener("blur", () => {
+    span.leave();
+    hideTip();
+  });
   const repaint = once(paint);
   span.on("move", repaint);
   span.on("point", once(point));
-  onWidth(element, (now) => { width = now; }, paint);
-  return { element, show(next) { data = next; repaint(); }, again: repaint, frame: paint };
+  onWidth(
+    element,
+    (now) => {
+      width = now;
+    },
+    paint,
+  );
+  return {
+    element,
+    show(next) {
+      data = next;
+      repaint();
+    },
+    again: repaint,
+    frame: paint,
+  };
 }
 
 // A small line without axes: the history of a number beside its name.
@@ -247,6 +443,11 @@ export function sparkline({ values, marks, log }, width = 150, height = 30) {
   const [x, y] = [axis(0, Math.max(values.length - 1, 1), 2, width - 2), axis(low, high, height - 5, 5, log)];
   svg.append(draw("path", { d: lineOf(steps, values, x, y) }));
   for (const [at, value] of dotsOf({ steps, values }, x, y)) svg.append(draw("circle", { cx: at, cy: value, r: 1.8 }));
-  (marks ?? []).forEach((mark, place) => { if (mark > 1 && mark < 5) svg.append(draw("rect", { x: x.at(place) - 1, y: 0, width: 2, height: 4, style: { fill: `rgb(${MARKS[mark].colour.join(" ")})` } })); });
+  (marks ?? []).forEach((mark, place) => {
+    if (mark > 1 && mark < 5)
+      svg.append(
+        draw("rect", { x: x.at(place) - 1, y: 0, width: 2, height: 4, style: { fill: `rgb(${MARKS[mark].colour.join(" ")})` } }),
+      );
+  });
   return svg;
 }

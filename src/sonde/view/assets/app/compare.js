@@ -19,7 +19,10 @@ export async function compareView({ root, source, listed, args, isShown }) {
   const readable = listed.runs.filter(canBeRead);
   const ids = [...new Set(asked)].filter((id) => readable.some((run) => run.id === id));
   if (ids.length < 2) {
-    const why = asked.length > 1 ? "Fewer than two of the runs in this address are here and have data." : "Tick two runs or more in the list, then press Compare.";
+    const why =
+      asked.length > 1
+        ? "Fewer than two of the runs in this address are here and have data."
+        : "Tick two runs or more in the list, then press Compare.";
     root.append(unable("Choose two runs or more", why));
     return null;
   }
@@ -27,16 +30,42 @@ export async function compareView({ root, source, listed, args, isShown }) {
   const hidden = new Set((args.off ?? "").split(",").filter(Boolean));
   let runs = [];
   function look(now) {
-    runs = ids.map((id) => now.runs.find((run) => run.id === id && canBeRead(run))).filter(Boolean).map((run, place) => {
-      const own = { ...run, first: Math.max(run.first ?? 0, 0) };
-      const [to, back] = ALIGNMENTS[alignment].on(own);
-      return { ...own, title: run.name, place, to, back, get colour() { return lineColour(place); }, dash: lineDash(place), get isOn() { return !hidden.has(run.id); } };
-    });
-    return [Math.min(...runs.map((run) => run.to(run.first))), Math.max(...runs.map((run) => run.to(Math.max(run.last, run.first + 1))))];
+    runs = ids
+      .map((id) => now.runs.find((run) => run.id === id && canBeRead(run)))
+      .filter(Boolean)
+      .map((run, place) => {
+        const own = { ...run, first: Math.max(run.first ?? 0, 0) };
+        const [to, back] = ALIGNMENTS[alignment].on(own);
+        return {
+          ...own,
+          title: run.name,
+          place,
+          to,
+          back,
+          get colour() {
+            return lineColour(place);
+          },
+          dash: lineDash(place),
+          get isOn() {
+            return !hidden.has(run.id);
+          },
+        };
+      });
+    return [
+      Math.min(...runs.map((run) => run.to(run.first))),
+      Math.max(...runs.map((run) => run.to(Math.max(run.last, run.first + 1)))),
+    ];
   }
   const ends = look(listed);
   const span = new Span(...ends, args.from ? Number(args.from) : null, args.to ? Number(args.to) : null);
-  const [bar, legend, said, pictures, settings, findings] = [make("div", { class: "bar" }), make("div", { class: "chosen" }), make("div"), make("div", { class: "pictures" }), make("div", { class: "table-wrap settings-differ" }), make("div", { class: "beside" })];
+  const [bar, legend, said, pictures, settings, findings] = [
+    make("div", { class: "bar" }),
+    make("div", { class: "chosen" }),
+    make("div"),
+    make("div", { class: "pictures" }),
+    make("div", { class: "table-wrap settings-differ" }),
+    make("div", { class: "beside" }),
+  ];
   const charts = new Map();
   const swatch = (run) => make("i", { class: "line", style: { background: run.colour } });
   const named = (run) => make("span", { class: "sign" }, swatch(run), run.title);
@@ -46,46 +75,193 @@ export async function compareView({ root, source, listed, args, isShown }) {
     const [from, to] = [Math.max(Math.floor(run.back(span.from)), run.first), Math.min(Math.ceil(run.back(span.to)), run.last)];
     return from <= to ? { from, to } : null;
   };
-  const beside = besideEachOther({ source, span, args, isShown, partOf, swatch, axisName: () => ALIGNMENTS[alignment].axis, where: (at) => placeWords(alignment, at) });
+  const beside = besideEachOther({
+    source,
+    span,
+    args,
+    isShown,
+    partOf,
+    swatch,
+    axisName: () => ALIGNMENTS[alignment].axis,
+    where: (at) => placeWords(alignment, at),
+  });
 
   function controls() {
     const others = listed.runs.filter((run) => readable.includes(run) && !ids.includes(run.id));
-    fill(bar, make("h1", null, many(runs.length, "run")),
-      make("label", null, "time axis ", make("select", { "aria-label": "Time axis", onchange: (event) => { alignment = event.target.value; keep({ axis: alignment === "step" ? "" : alignment, from: "", to: "" }); const [first, last] = look(listed); span.grow(first, last); span.whole(); draw(); } },
-        Object.entries(ALIGNMENTS).map(([name, { title }]) => make("option", { value: name, selected: name === alignment }, title)))),
-      others.length ? make("label", null, "add ", make("select", { "aria-label": "Add a run", onchange: (event) => go([...ids, event.target.value]) }, make("option", { value: "" }, "a run …"), others.map((run) => make("option", { value: run.id }, run.name)))) : null,
-      make("span", { class: "space" }), make("button", { class: "whole", hidden: span.isWhole, onclick: () => span.whole() }, "whole training"));
-    fill(legend, runs.map((run) => make("span", { class: `choice${run.isOn ? "" : " off"}` },
-      make("button", { class: "plain", "aria-pressed": String(run.isOn), title: run.isOn ? "Hide this run" : "Show this run", onclick: () => { if (!hidden.delete(run.id)) hidden.add(run.id); keep({ off: [...hidden].join(",") }); controls(); draw(); } }, swatch(run), make("b", null, run.title)),
-      healthOf(run), make("a", { href: linkTo("overview", run.id), class: "quiet", title: run.end?.words ?? null }, run.state === "ended" || (run.state === "failed" && !run.findings) ? null : [stateDot(run), ` ${run.state} · `], `step ${whole(run.last)}`),
-      ids.length > 2 ? make("button", { class: "plain quiet", "aria-label": `Leave out ${run.title}`, title: "Leave this run out", onclick: () => go(ids.filter((id) => id !== run.id)) }, "×") : null)));
+    fill(
+      bar,
+      make("h1", null, many(runs.length, "run")),
+      make(
+        "label",
+        null,
+        "time axis ",
+        make(
+          "select",
+          {
+            "aria-label": "Time axis",
+            onchange: (event) => {
+              alignment = event.target.value;
+              keep({ axis: alignment === "step" ? "" : alignment, from: "", to: "" });
+              const [first, last] = look(listed);
+              span.grow(first, last);
+              span.whole();
+              draw();
+            },
+          },
+          Object.entries(ALIGNMENTS).map(([name, { title }]) =>
+            make("option", { value: name, selected: name === alignment }, title),
+          ),
+        ),
+      ),
+      others.length
+        ? make(
+            "label",
+            null,
+            "add ",
+            make(
+              "select",
+              { "aria-label": "Add a run", onchange: (event) => go([...ids, event.target.value]) },
+              make("option", { value: "" }, "a run …"),
+              others.map((run) => make("option", { value: run.id }, run.name)),
+            ),
+          )
+        : null,
+      make("span", { class: "space" }),
+      make("button", { class: "whole", hidden: span.isWhole, onclick: () => span.whole() }, "whole training"),
+    );
+    fill(
+      legend,
+      runs.map((run) =>
+        make(
+          "span",
+          { class: `choice${run.isOn ? "" : " off"}` },
+          make(
+            "button",
+            {
+              class: "plain",
+              "aria-pressed": String(run.isOn),
+              title: run.isOn ? "Hide this run" : "Show this run",
+              onclick: () => {
+                if (!hidden.delete(run.id)) hidden.add(run.id);
+                keep({ off: [...hidden].join(",") });
+                controls();
+                draw();
+              },
+            },
+            swatch(run),
+            make("b", null, run.title),
+          ),
+          healthOf(run),
+          make(
+            "a",
+            { href: linkTo("overview", run.id), class: "quiet", title: run.end?.words ?? null },
+            run.state === "ended" || (run.state === "failed" && !run.findings) ? null : [stateDot(run), ` ${run.state} · `],
+            `step ${whole(run.last)}`,
+          ),
+          ids.length > 2
+            ? make(
+                "button",
+                {
+                  class: "plain quiet",
+                  "aria-label": `Leave out ${run.title}`,
+                  title: "Leave this run out",
+                  onclick: () => go(ids.filter((id) => id !== run.id)),
+                },
+                "×",
+              )
+            : null,
+        ),
+      ),
+    );
   }
-  const go = (chosen) => { location.hash = linkTo("compare", "", { ...args, a: "", b: "", runs: chosen.join(","), axis: alignment === "step" ? "" : alignment }); };
+  const go = (chosen) => {
+    location.hash = linkTo("compare", "", {
+      ...args,
+      a: "",
+      b: "",
+      runs: chosen.join(","),
+      axis: alignment === "step" ? "" : alignment,
+    });
+  };
 
   // Where each run parts from the first one.
   async function partings() {
     const [first, ...rest] = runs;
-    const answers = await Promise.all(rest.map((run) => source.compare(first.id, run.id).catch((error) => ({ error: error.message }))));
+    const answers = await Promise.all(
+      rest.map((run) => source.compare(first.id, run.id).catch((error) => ({ error: error.message }))),
+    );
     if (!isShown()) return [];
     const sections = answers.map((answer, place) => {
       const run = rest[place];
       const at = answer.first;
       const tone = answer.error ? "note" : at || answer.partings?.length ? "warn" : "ok";
-      return make("section", { class: `verdict ${tone}` }, make("h2", null, named(first), make("span", { class: "quiet" }, "and"), named(run)),
+      return make(
+        "section",
+        { class: `verdict ${tone}` },
+        make("h2", null, named(first), make("span", { class: "quiet" }, "and"), named(run)),
         make("p", null, answer.error ? `They cannot be compared step by step: ${answer.error}` : answer.text),
-        at?.layer ? make("p", null, make("a", { href: linkTo("layer", first.id, { step: at.step }, at.layer) }, `${at.layer} in ${first.title}`), " · ", make("a", { href: linkTo("layer", run.id, { step: at.step }, at.layer) }, `in ${run.title}`)) : null,
-        answer.layers?.length || answer.notes?.length ? make("p", { class: "quiet" }, [...answer.layers, ...answer.notes].join(" · ")) : null);
+        at?.layer
+          ? make(
+              "p",
+              null,
+              make("a", { href: linkTo("layer", first.id, { step: at.step }, at.layer) }, `${at.layer} in ${first.title}`),
+              " · ",
+              make("a", { href: linkTo("layer", run.id, { step: at.step }, at.layer) }, `in ${run.title}`),
+            )
+          : null,
+        answer.layers?.length || answer.notes?.length
+          ? make("p", { class: "quiet" }, [...answer.layers, ...answer.notes].join(" · "))
+          : null,
+      );
     });
     fill(said, sections);
     return answers;
   }
 
   function differing(overviews) {
-    const tables = overviews.map(({ settings: own, environment }) => new Map([...own, ...environment.map(([name, value]) => [`environment: ${name}`, value])]));
-    const names = [...new Set(tables.flatMap((table) => [...table.keys()]))].filter((name) => new Set(tables.map((table) => table.get(name) ?? "–")).size > 1);
-    fill(settings, names.length
-      ? make("details", { open: names.length <= FEW_SETTINGS }, make("summary", null, many(names.length, "setting differs", "settings differ")), make("table", null, make("thead", null, make("tr", null, make("th", null, "setting"), runs.map((run) => make("th", null, named(run))))), make("tbody", null, names.map((name) => make("tr", null, make("td", { class: "name" }, name), tables.map((table) => make("td", null, table.get(name) ?? "–")))))))
-      : make("p", { class: "quiet" }, "No setting differs."));
+    const tables = overviews.map(
+      ({ settings: own, environment }) =>
+        new Map([...own, ...environment.map(([name, value]) => [`environment: ${name}`, value])]),
+    );
+    const names = [...new Set(tables.flatMap((table) => [...table.keys()]))].filter(
+      (name) => new Set(tables.map((table) => table.get(name) ?? "–")).size > 1,
+    );
+    fill(
+      settings,
+      names.length
+        ? make(
+            "details",
+            { open: names.length <= FEW_SETTINGS },
+            make("summary", null, many(names.length, "setting differs", "settings differ")),
+            make(
+              "table",
+              null,
+              make(
+                "thead",
+                null,
+                make(
+                  "tr",
+                  null,
+                  make("th", null, "setting"),
+                  runs.map((run) => make("th", null, named(run))),
+                ),
+              ),
+              make(
+                "tbody",
+                null,
+                names.map((name) =>
+                  make(
+                    "tr",
+                    null,
+                    make("td", { class: "name" }, name),
+                    tables.map((table) => make("td", null, table.get(name) ?? "–")),
+                  ),
+                ),
+              ),
+            ),
+          )
+        : make("p", { class: "quiet" }, "No setting differs."),
+    );
   }
 
   function scalars(overviews, parted) {
@@ -95,30 +271,80 @@ export async function compareView({ root, source, listed, args, isShown }) {
         if (!held.has(scalar.name)) held.set(scalar.name, { ...scalar, log: false, series: [] });
         const known = held.get(scalar.name);
         known.log ||= scalar.log;
-        if (runs[place].isOn) known.series.push({ ...scalar, name: runs[place].title, steps: scalar.steps.map(runs[place].to), colour: runs[place].colour, dash: runs[place].dash });
+        if (runs[place].isOn)
+          known.series.push({
+            ...scalar,
+            name: runs[place].title,
+            steps: scalar.steps.map(runs[place].to),
+            colour: runs[place].colour,
+            dash: runs[place].dash,
+          });
       }
     });
     const sorted = [...held.values()].sort((one, other) => GROUP_ORDER.indexOf(one.group) - GROUP_ORDER.indexOf(other.group));
     for (const scalar of sorted) {
       if (!charts.has(scalar.name)) {
         const caption = make("h3");
-        const chart = lineChart(span, { height: scalar.group === "loss" ? 240 : 180, label: `${scalar.name} of all runs`, axisName: () => ALIGNMENTS[alignment].axis, where: (at) => placeWords(alignment, at) });
+        const chart = lineChart(span, {
+          height: scalar.group === "loss" ? 240 : 180,
+          label: `${scalar.name} of all runs`,
+          axisName: () => ALIGNMENTS[alignment].axis,
+          where: (at) => placeWords(alignment, at),
+        });
         charts.set(scalar.name, { caption, chart });
-        pictures.append(make("figure", { class: scalar.group === "loss" ? "wide" : "" }, make("figcaption", null, caption), chart.element));
+        pictures.append(
+          make("figure", { class: scalar.group === "loss" ? "wide" : "" }, make("figcaption", null, caption), chart.element),
+        );
       }
       const { caption, chart } = charts.get(scalar.name);
       const lacking = runs.filter((run, place) => run.isOn && !overviews[place].scalars.some(({ name }) => name === scalar.name));
-      caption.replaceChildren(make("span", null, scalar.name.replaceAll("_", " ")), make("span", { class: "quiet" }, ` ${[scalar.unit, scalar.log ? "logarithmic" : "linear", lacking.length ? `not recorded by ${lacking.map(({ title }) => title).join(", ")}` : ""].filter(Boolean).join(", ")}`));
-      const markers = scalar.group !== "loss" ? [] : parted.flatMap((answer, place) => (answer.first ? [{ step: runs[0].to(answer.first.step), severity: "warn", text: `${runs[place + 1].title} parts from ${runs[0].title}${answer.first.layer ? ` in ${answer.first.layer}` : ""}`, href: location.hash }] : []));
+      caption.replaceChildren(
+        make("span", null, scalar.name.replaceAll("_", " ")),
+        make(
+          "span",
+          { class: "quiet" },
+          ` ${[scalar.unit, scalar.log ? "logarithmic" : "linear", lacking.length ? `not recorded by ${lacking.map(({ title }) => title).join(", ")}` : ""].filter(Boolean).join(", ")}`,
+        ),
+      );
+      const markers =
+        scalar.group !== "loss"
+          ? []
+          : parted.flatMap((answer, place) =>
+              answer.first
+                ? [
+                    {
+                      step: runs[0].to(answer.first.step),
+                      severity: "warn",
+                      text: `${runs[place + 1].title} parts from ${runs[0].title}${answer.first.layer ? ` in ${answer.first.layer}` : ""}`,
+                      href: location.hash,
+                    },
+                  ]
+                : [],
+            );
       chart.show({ series: scalar.series, log: scalar.log, markers });
     }
   }
 
   function found(overviews) {
-    fill(findings, runs.map((run, place) => {
-      const all = overviews[place].findings;
-      return make("section", null, make("h3", null, named(run)), all.length ? storyOf(all).slice(0, FEW_FINDINGS).map((each) => chapter(run, each, true)) : make("p", { class: "quiet" }, ["no findings", ...overviews[place].shortfalls].join(" · ")), storyOf(all).length > FEW_FINDINGS ? make("a", { href: linkTo("findings", run.id) }, `all ${whole(all.length)} findings`) : null);
-    }));
+    fill(
+      findings,
+      runs.map((run, place) => {
+        const all = overviews[place].findings;
+        return make(
+          "section",
+          null,
+          make("h3", null, named(run)),
+          all.length
+            ? storyOf(all)
+                .slice(0, FEW_FINDINGS)
+                .map((each) => chapter(run, each, true))
+            : make("p", { class: "quiet" }, ["no findings", ...overviews[place].shortfalls].join(" · ")),
+          storyOf(all).length > FEW_FINDINGS
+            ? make("a", { href: linkTo("findings", run.id) }, `all ${whole(all.length)} findings`)
+            : null,
+        );
+      }),
+    );
   }
 
   let [known, parted] = [[], []];
@@ -129,7 +355,12 @@ export async function compareView({ root, source, listed, args, isShown }) {
     beside.read(runs);
   }
   async function read() {
-    const answers = await Promise.all(runs.map(async (run) => { const part = partOf(run); return part && source.ask(run.id, "overview", { points: 500, ...part }); }));
+    const answers = await Promise.all(
+      runs.map(async (run) => {
+        const part = partOf(run);
+        return part && source.ask(run.id, "overview", { points: 500, ...part });
+      }),
+    );
     if (!isShown()) return;
     known = answers.map((answer, place) => answer ?? { ...known[place], scalars: [] });
     controls();
@@ -138,14 +369,27 @@ export async function compareView({ root, source, listed, args, isShown }) {
   fill(said, make("p", { class: "quiet" }, "comparing …"));
   root.append(bar, legend, said, settings, pictures, beside.element, make("h2", null, "Findings"), findings);
   await read();
-  partings().then((answers) => { if (isShown()) { parted = answers; scalars(known, parted); } });
-  span.on("move", () => { bar.querySelector(".whole").hidden = span.isWhole; });
-  span.on("rest", () => { keep(span.isWhole ? { from: "", to: "" } : { from: span.from.toFixed(2), to: span.to.toFixed(2) }); if (source.isLive) read(); });
+  partings().then((answers) => {
+    if (isShown()) {
+      parted = answers;
+      scalars(known, parted);
+    }
+  });
+  span.on("move", () => {
+    bar.querySelector(".whole").hidden = span.isWhole;
+  });
+  span.on("rest", () => {
+    keep(span.isWhole ? { from: "", to: "" } : { from: span.from.toFixed(2), to: span.to.toFixed(2) });
+    if (source.isLive) read();
+  });
   return {
     refresh: async (_, now) => {
       listed = now;
       const [first, last] = look(now);
-      if (runs.length < 2) { root.replaceChildren(unable("Runs are gone", "Fewer than two of the runs that were compared are still here.")); return; }
+      if (runs.length < 2) {
+        root.replaceChildren(unable("Runs are gone", "Fewer than two of the runs that were compared are still here."));
+        return;
+      }
       span.grow(first, last);
       await read();
       parted = await partings();

@@ -13,25 +13,64 @@ export async function distributionView({ root, source, run, args, isShown }) {
   const listed = await source.ask(run.id, "distribution", { site: args.site ?? "" }).catch((error) => ({ error }));
   if (!isShown()) return null;
   if (listed.error) {
-    root.append(notice("No distribution to show", listed.error.message, "A training records it with a lens beside the others:", code("lenses = [*sonde.lens.default_lenses(), sonde.lens.exponents()]\n\nwith sonde.watch(model, optimizer, lenses=lenses):\n    train()")));
+    root.append(
+      notice(
+        "No distribution to show",
+        listed.error.message,
+        "A training records it with a lens beside the others:",
+        code(
+          "lenses = [*sonde.lens.default_lenses(), sonde.lens.exponents()]\n\nwith sonde.watch(model, optimizer, lenses=lenses):\n    train()",
+        ),
+      ),
+    );
     return null;
   }
   let answer = listed;
   const span = Span.of(run, args);
-  const [title, facts, legend, chooserPlace, under] = [make("h2"), make("p", { class: "quiet" }), make("div"), make("span"), make("h3")];
+  const [title, facts, legend, chooserPlace, under] = [
+    make("h2"),
+    make("p", { class: "quiet" }),
+    make("div"),
+    make("span"),
+    make("h3"),
+  ];
   const map = heatMap(span, {
     label: "The share of elements with each power of two, over the steps. Arrow keys move over the cells.",
-    rowHeight: 9, height: 460, onlayout: () => chart.again(), least: 220, gutter: 84,
-    rowText: (row, stride) => { const power = answer.powers[answer.powers.length - 1 - row]; return power % (stride > 3 ? 16 : 8) === 0 ? `2${raised(power)}` : ""; },
+    rowHeight: 9,
+    height: 460,
+    onlayout: () => chart.again(),
+    least: 220,
+    gutter: 84,
+    rowText: (row, stride) => {
+      const power = answer.powers[answer.powers.length - 1 - row];
+      return power % (stride > 3 ? 16 : 8) === 0 ? `2${raised(power)}` : "";
+    },
     guides: () => limits(),
     describe: (data, row, column) => {
       const power = answer.powers[answer.powers.length - 1 - row];
       const share = data.values[row * data.columns + column];
-      return make("div", null, make("strong", null, `2${raised(power)} to 2${raised(power + 1)}`), make("dl", null, make("dt", null, "magnitude"), make("dd", null, `${plain(2 ** power, 3)} to ${plain(2 ** (power + 1), 3)}`), make("dt", null, "share of elements"), make("dd", null, data.marks[row * data.columns + column] ? "none" : percent(share))), make("p", { class: "quiet" }, stepsOf(data, column)));
+      return make(
+        "div",
+        null,
+        make("strong", null, `2${raised(power)} to 2${raised(power + 1)}`),
+        make(
+          "dl",
+          null,
+          make("dt", null, "magnitude"),
+          make("dd", null, `${plain(2 ** power, 3)} to ${plain(2 ** (power + 1), 3)}`),
+          make("dt", null, "share of elements"),
+          make("dd", null, data.marks[row * data.columns + column] ? "none" : percent(share)),
+        ),
+        make("p", { class: "quiet" }, stepsOf(data, column)),
+      );
     },
   });
   map.element.classList.add("plain");
-  const chart = lineChart(span, { height: 150, gutter: () => map.plot, label: "Share of elements that are exactly zero, NaN or infinite" });
+  const chart = lineChart(span, {
+    height: 150,
+    gutter: () => map.plot,
+    label: "Share of elements that are exactly zero, NaN or infinite",
+  });
 
   function limits() {
     const rowOfPower = (power) => answer.powers[answer.powers.length - 1] + 1 - power;
@@ -51,32 +90,118 @@ export async function distributionView({ root, source, run, args, isShown }) {
       }
     }
     const data = {
-      ...withSpikes({ values, marks }), rows, columns, steps: answer.steps, ends: answer.ends, id: answer.site, names: answer.powers.map((power) => `2${raised(power)}`).reverse(), label: "share of elements",
+      ...withSpikes({ values, marks }),
+      rows,
+      columns,
+      steps: answer.steps,
+      ends: answer.ends,
+      id: answer.site,
+      names: answer.powers.map((power) => `2${raised(power)}`).reverse(),
+      label: "share of elements",
       scale: { log: true, diverging: false, low: 1e-6, high: Math.min(1, Math.max(most, 1e-3)), least: null, most: null },
     };
     title.replaceChildren(`Powers of two of ${answer.site}`);
-    facts.replaceChildren([most > FEWEST ? "" : "every element is exactly 0, NaN or infinite", answer.dtype, "share of the elements with each power of two", "lines: limits of number formats"].filter(Boolean).join(" · "));
+    facts.replaceChildren(
+      [
+        most > FEWEST ? "" : "every element is exactly 0, NaN or infinite",
+        answer.dtype,
+        "share of the elements with each power of two",
+        "lines: limits of number formats",
+      ]
+        .filter(Boolean)
+        .join(" · "),
+    );
     legend.replaceChildren(legendOf({ ...data, unit: "no unit", shownMarks: [] }, "empty: no element"));
     map.show(data, span.isWhole);
     const middles = middlesOf(answer.steps, answer.ends);
-    const series = [["exactly 0", answer.zeros], ["NaN or infinite", answer.nonfinite]].filter(([, values]) => values).map(([name, values], place) => ({ name, colour: lineColour(place ? 3 : 0), steps: middles, values }));
-    chart.show({ log: false, ends: [0, Math.max(0.01, ...series.flatMap(({ values }) => values.filter((value) => value !== null))) * 1.08], series });
-    under.replaceChildren(make("span", null, "Elements without a power"), make("span", { class: "quiet" }, " share of all elements, linear"), make("span", { class: "signs" }, series.map(({ name, colour }) => make("span", { class: "sign" }, make("i", { class: "line", style: { background: colour } }), name))));
+    const series = [
+      ["exactly 0", answer.zeros],
+      ["NaN or infinite", answer.nonfinite],
+    ]
+      .filter(([, values]) => values)
+      .map(([name, values], place) => ({ name, colour: lineColour(place ? 3 : 0), steps: middles, values }));
+    chart.show({
+      log: false,
+      ends: [0, Math.max(0.01, ...series.flatMap(({ values }) => values.filter((value) => value !== null))) * 1.08],
+      series,
+    });
+    under.replaceChildren(
+      make("span", null, "Elements without a power"),
+      make("span", { class: "quiet" }, " share of all elements, linear"),
+      make(
+        "span",
+        { class: "signs" },
+        series.map(({ name, colour }) =>
+          make("span", { class: "sign" }, make("i", { class: "line", style: { background: colour } }), name),
+        ),
+      ),
+    );
   }
 
   async function read() {
-    const next = await source.ask(run.id, "distribution", { site: answer.site, columns: Math.min(500, innerWidth - 200), ...map.part });
+    const next = await source.ask(run.id, "distribution", {
+      site: answer.site,
+      columns: Math.min(500, innerWidth - 200),
+      ...map.part,
+    });
     if (!isShown()) return;
     answer = next;
     fill();
   }
   const sites = answer.sites ?? [answer.site];
-  const chooser = make("input", { list: "sites", "aria-label": "Site", value: answer.site, class: "wide", spellcheck: "false", autocomplete: "off", onchange: () => { if (sites.includes(chooser.value)) { answer = { ...answer, site: chooser.value }; keep({ site: chooser.value }); read(); } else chooser.value = answer.site; } });
-  const step = (by) => { const next = sites[(sites.indexOf(answer.site) + by + sites.length) % sites.length]; chooser.value = next; chooser.dispatchEvent(new Event("change")); };
-  chooserPlace.append(make("label", null, "site ", chooser), make("datalist", { id: "sites" }, sites.map((site) => make("option", { value: site }))),
-    make("button", { "data-key": "back", "aria-label": "The site before", title: "The site before ([)", onclick: () => step(-1) }, "‹"), make("button", { "data-key": "forward", "aria-label": "The next site", title: "The next site (])", onclick: () => step(1) }, "›"), make("span", { class: "quiet" }, ` ${whole(sites.length)} sites, in the order of execution`));
-  root.append(make("div", { class: "bar" }, chooserPlace), make("figure", null, make("figcaption", null, title, facts), map.element, legend), make("figure", null, make("figcaption", null, under), chart.element));
+  const chooser = make("input", {
+    list: "sites",
+    "aria-label": "Site",
+    value: answer.site,
+    class: "wide",
+    spellcheck: "false",
+    autocomplete: "off",
+    onchange: () => {
+      if (sites.includes(chooser.value)) {
+        answer = { ...answer, site: chooser.value };
+        keep({ site: chooser.value });
+        read();
+      } else chooser.value = answer.site;
+    },
+  });
+  const step = (by) => {
+    const next = sites[(sites.indexOf(answer.site) + by + sites.length) % sites.length];
+    chooser.value = next;
+    chooser.dispatchEvent(new Event("change"));
+  };
+  chooserPlace.append(
+    make("label", null, "site ", chooser),
+    make(
+      "datalist",
+      { id: "sites" },
+      sites.map((site) => make("option", { value: site })),
+    ),
+    make(
+      "button",
+      { "data-key": "back", "aria-label": "The site before", title: "The site before ([)", onclick: () => step(-1) },
+      "‹",
+    ),
+    make(
+      "button",
+      { "data-key": "forward", "aria-label": "The next site", title: "The next site (])", onclick: () => step(1) },
+      "›",
+    ),
+    make("span", { class: "quiet" }, ` ${whole(sites.length)} sites, in the order of execution`),
+  );
+  root.append(
+    make("div", { class: "bar" }, chooserPlace),
+    make("figure", null, make("figcaption", null, title, facts), map.element, legend),
+    make("figure", null, make("figcaption", null, under), chart.element),
+  );
   fill();
-  span.on("rest", () => { keepZoom(span.words); if (source.isLive) read(); });
-  return { refresh: (now) => { span.grow(now.first, now.last); return read(); } };
+  span.on("rest", () => {
+    keepZoom(span.words);
+    if (source.isLive) read();
+  });
+  return {
+    refresh: (now) => {
+      span.grow(now.first, now.last);
+      return read();
+    },
+  };
 }

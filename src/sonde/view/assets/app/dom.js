@@ -26,7 +26,10 @@ export function fill(element, ...children) {
   const next = furnish(element.cloneNode(false), null, children);
   if (given.get(element)?.isEqualNode(next)) return;
   given.set(element, next.cloneNode(true));
-  const [focus, opened] = [keysOf(element).get(document.activeElement), new Map([...element.querySelectorAll("details")].map((one) => [one.firstElementChild.textContent, one.open]))];
+  const [focus, opened] = [
+    keysOf(element).get(document.activeElement),
+    new Map([...element.querySelectorAll("details")].map((one) => [one.firstElementChild.textContent, one.open])),
+  ];
   element.replaceChildren(...next.childNodes);
   for (const one of element.querySelectorAll("details")) one.open = opened.get(one.firstElementChild.textContent) ?? one.open;
   if (focus !== undefined) [...keysOf(element)].find(([, key]) => key === focus)?.[0].focus({ preventScroll: true });
@@ -35,11 +38,13 @@ export function fill(element, ...children) {
 // What each control within an element is called: its counterpart among other children has the same name.
 function keysOf(element) {
   const seen = new Map();
-  return new Map([...element.querySelectorAll(CONTROLS)].map((one) => {
-    const name = one.getAttribute("href") ?? one.getAttribute("aria-label") ?? one.dataset.sort ?? one.textContent;
-    seen.set(name, (seen.get(name) ?? 0) + 1);
-    return [one, `${name} ${seen.get(name)}`];
-  }));
+  return new Map(
+    [...element.querySelectorAll(CONTROLS)].map((one) => {
+      const name = one.getAttribute("href") ?? one.getAttribute("aria-label") ?? one.dataset.sort ?? one.textContent;
+      seen.set(name, (seen.get(name) ?? 0) + 1);
+      return [one, `${name} ${seen.get(name)}`];
+    }),
+  );
 }
 
 // Numbers
@@ -55,7 +60,8 @@ export function plain(value, digits = 4) {
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
   const size = Math.abs(value);
   if (Number.isInteger(value) && size < 1e6) return minus(value.toLocaleString("en"));
-  if (size >= 1e-3 && size < 1e6) return minus(Number(value.toPrecision(digits)).toLocaleString("en", { maximumFractionDigits: 20 }));
+  if (size >= 1e-3 && size < 1e6)
+    return minus(Number(value.toPrecision(digits)).toLocaleString("en", { maximumFractionDigits: 20 }));
   const [head, power] = value.toExponential(Math.max(digits - 2, 0)).split("e");
   return minus(`${Number(head)}`) + `·10${raised(Number(power))}`;
 }
@@ -65,7 +71,12 @@ export const percent = (share) => `${Number((share * 100).toPrecision(3))} %`;
 
 export function amount(number, unit = "") {
   const size = Math.abs(number);
-  for (const [power, letter] of [[4, "T"], [3, "G"], [2, "M"], [1, "k"]]) {
+  for (const [power, letter] of [
+    [4, "T"],
+    [3, "G"],
+    [2, "M"],
+    [1, "k"],
+  ]) {
     if (size >= 999.5 * 1000 ** (power - 1)) return `${Number((number / 1000 ** power).toPrecision(3))} ${letter}${unit}`;
   }
   return `${Number(number.toPrecision(3))}${unit ? ` ${unit}` : ""}`;
@@ -76,7 +87,9 @@ export const many = (number, one, more = `${one}s`) => `${whole(number)} ${numbe
 // Times: in seconds since 1970, by the clock of the server, which need not be that of the browser.
 
 let behind = 0;
-export function setClock(now) { if (now) behind = Date.now() / 1000 - now; }
+export function setClock(now) {
+  if (now) behind = Date.now() / 1000 - now;
+}
 
 export function since(seconds) {
   if (!seconds) return "–";
@@ -91,7 +104,9 @@ export function lasting(seconds) {
   if (!(seconds >= 0)) return "–";
   if (seconds < 60) return `${Math.round(seconds)} s`;
   if (seconds < 3600) return `${Math.floor(seconds / 60)} min`;
-  return seconds < 86400 ? `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min` : `${Number((seconds / 86400).toPrecision(2))} days`;
+  return seconds < 86400
+    ? `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`
+    : `${Number((seconds / 86400).toPrecision(2))} days`;
 }
 
 // Names of sites: "lstm:output[0]" is the layer "lstm" at "output[0]". A colon within a name is escaped.
@@ -136,7 +151,12 @@ export const stateDot = (run) => make("i", { class: `dot ${run.state}`, "aria-hi
 
 // A notice in place of a picture: what there is, and what to do.
 export function notice(title, ...lines) {
-  return make("div", { class: "notice" }, make("h2", null, title), lines.map((line) => (typeof line === "string" ? make("p", null, line) : line)));
+  return make(
+    "div",
+    { class: "notice" },
+    make("h2", null, title),
+    lines.map((line) => (typeof line === "string" ? make("p", null, line) : line)),
+  );
 }
 
 export const code = (text) => make("pre", null, make("code", null, text));

@@ -11,26 +11,64 @@ import { hideTip, showTip } from "./tip.js";
 
 export async function flowView({ root, source, run, args, isShown }) {
   const about = await source.ask(run.id, "numbers");
-  if (!about.numbers.length) { root.append(nothingYet(run)); return null; }
-  const first = ["grad_output", "grad", "output"].map((port) => about.numbers.find((each) => each.port === port && each.number === "rms")).find(Boolean) ?? about.numbers[0];
+  if (!about.numbers.length) {
+    root.append(nothingYet(run));
+    return null;
+  }
+  const first =
+    ["grad_output", "grad", "output"]
+      .map((port) => about.numbers.find((each) => each.port === port && each.number === "rms"))
+      .find(Boolean) ?? about.numbers[0];
   let number = about.numbers.some((each) => each.id === args.number) ? args.number : first.id;
   const [title, facts, legend] = [make("h2"), make("p", { class: "quiet" }), make("div")];
   const place = make("div");
-  const picture = make("div", { class: "flow", tabindex: 0, role: "application", "aria-roledescription": "dot plot", "aria-label": "One number of every layer at one step, from the first layer to the last. Arrow keys move over the layers, enter opens the layer." });
+  const picture = make("div", {
+    class: "flow",
+    tabindex: 0,
+    role: "application",
+    "aria-roledescription": "dot plot",
+    "aria-label":
+      "One number of every layer at one step, from the first layer to the last. Arrow keys move over the layers, enter opens the layer.",
+  });
   const svg = draw("svg", { width: "100%" });
   const band = draw("g", { class: "cross" });
   picture.append(svg);
   let [found, rows, control, column] = [null, [], null, 0];
   let [exact, timer] = [null, 0]; // the values at the step itself, where a column of the heat-map joins several steps
-  root.append(make("div", { class: "bar" }, make("label", null, "number ", numberChooser(about.numbers, number, (id) => { number = id; keep({ number, step: "" }); args.step = null; control = null; read(); })), place),
-    make("figure", null, make("figcaption", null, title, facts), picture, legend));
+  root.append(
+    make(
+      "div",
+      { class: "bar" },
+      make(
+        "label",
+        null,
+        "number ",
+        numberChooser(about.numbers, number, (id) => {
+          number = id;
+          keep({ number, step: "" });
+          args.step = null;
+          control = null;
+          read();
+        }),
+      ),
+      place,
+    ),
+    make("figure", null, make("figcaption", null, title, facts), picture, legend),
+  );
 
   async function read() {
     let answer;
     let extremes;
     try {
-      [answer, extremes] = await Promise.all([source.ask(run.id, "heatmap", { number, columns: 600 }), source.ask(run.id, "flow", { number })]);
-    } catch (error) { picture.hidden = true; legend.replaceChildren(notice("Nothing to draw", error.message)); return; }
+      [answer, extremes] = await Promise.all([
+        source.ask(run.id, "heatmap", { number, columns: 600 }),
+        source.ask(run.id, "flow", { number }),
+      ]);
+    } catch (error) {
+      picture.hidden = true;
+      legend.replaceChildren(notice("Nothing to draw", error.message));
+      return;
+    }
     if (!isShown()) return;
     picture.hidden = false;
     found = matrixOf(answer);
@@ -39,18 +77,31 @@ export async function flowView({ root, source, run, args, isShown }) {
     found.labels = found.names.map((name, row) => rowLabel(name, found.kinds?.[row]));
     rows = found.sites.map((_, row) => {
       const held = rowOf(found, row);
-      const there = held.values.filter((value) => value !== null && (!found.scale.log || value > 0)).sort((one, other) => one - other);
+      const there = held.values
+        .filter((value) => value !== null && (!found.scale.log || value > 0))
+        .sort((one, other) => one - other);
       const at = (share) => there[Math.min(Math.floor(share * there.length), there.length - 1)];
       const joined = isJoined();
       const positive = (value, other) => (value === null || (found.scale.log && value <= 0) ? other : value);
-      return { ...held, low: positive(extremes.low[row], there[0] ?? null), lower: joined ? null : at(0.25) ?? null, upper: joined ? null : at(0.75) ?? null, high: positive(extremes.high[row], there.at(-1) ?? null) };
+      return {
+        ...held,
+        low: positive(extremes.low[row], there[0] ?? null),
+        lower: joined ? null : (at(0.25) ?? null),
+        upper: joined ? null : (at(0.75) ?? null),
+        high: positive(extremes.high[row], there.at(-1) ?? null),
+      };
     });
     const steps = found.steps.slice(0, -1).map((edge, at) => found.ends?.[at] ?? Math.ceil(edge));
     const described = about.numbers.find((each) => each.id === number);
     title.replaceChildren(`${described.title} through depth`);
     if (!control) {
       const wanted = args.step ? steps.findLastIndex((step) => step <= Number(args.step)) : steps.length - 1;
-      control = player(steps, 0, (at) => { column = at; keep({ step: at === steps.length - 1 ? "" : steps[at] }); readExactly(); repaint(); });
+      control = player(steps, 0, (at) => {
+        column = at;
+        keep({ step: at === steps.length - 1 ? "" : steps[at] });
+        readExactly();
+        repaint();
+      });
       place.replaceChildren(control.element);
       control.to(Math.max(wanted, 0));
     } else control.grow(steps);
@@ -78,8 +129,14 @@ export async function flowView({ root, source, run, args, isShown }) {
 
   function say() {
     if (!found) return;
-    const dots = exact ? `dots: step ${whole(exact.step)}` : isJoined() ? `dots: the median of ${stepsOf(found, column)}` : `dots: step ${whole(found.ends?.[column] ?? Math.ceil(found.steps[column]))}`;
-    facts.replaceChildren(`${many(found.rows, "row")}, first layer on top${/@grad/.test(number) ? ": gradients that shrink row by row upwards vanish, those that grow explode" : ""} · ${dots} · bars: least to greatest of the training${isJoined() ? "" : ", thick: the middle half"}`);
+    const dots = exact
+      ? `dots: step ${whole(exact.step)}`
+      : isJoined()
+        ? `dots: the median of ${stepsOf(found, column)}`
+        : `dots: step ${whole(found.ends?.[column] ?? Math.ceil(found.steps[column]))}`;
+    facts.replaceChildren(
+      `${many(found.rows, "row")}, first layer on top${/@grad/.test(number) ? ": gradients that shrink row by row upwards vanish, those that grow explode" : ""} · ${dots} · bars: least to greatest of the training${isJoined() ? "" : ", thick: the middle half"}`,
+    );
   }
 
   const geometry = { left: 0, each: 0, top: 8, x: null };
@@ -100,26 +157,66 @@ export async function flowView({ root, source, run, args, isShown }) {
     for (const [value, text] of ticks(x, Math.max(3, Math.floor((right - left) / 80)))) {
       const at = x.at(value);
       if (at < left - 1 || at > right + 1) continue;
-      shell.append(draw("line", { x1: at, x2: at, y1: top, y2: top + height }), draw("text", { x: at, y: top + height + 17, "text-anchor": "middle" }, text));
+      shell.append(
+        draw("line", { x1: at, x2: at, y1: top, y2: top + height }),
+        draw("text", { x: at, y: top + height + 17, "text-anchor": "middle" }, text),
+      );
     }
     const stride = Math.max(1, Math.ceil(15 / each));
     const letters = Math.floor((left - 14) / 6.7);
-    for (let row = 0; row < found.rows; row += stride) shell.append(draw("text", { x: left - 8, y: top + (row + 0.5) * each + 4, "text-anchor": "end" }, shortened(found.labels[row], letters)));
+    for (let row = 0; row < found.rows; row += stride)
+      shell.append(
+        draw(
+          "text",
+          { x: left - 8, y: top + (row + 0.5) * each + 4, "text-anchor": "end" },
+          shortened(found.labels[row], letters),
+        ),
+      );
     let [thin, thick, dots] = ["", "", ""];
     const asides = [];
     rows.forEach(({ low, lower, upper, high, values, marks }, row) => {
       const y = (top + (row + 0.5) * each).toFixed(1);
-      if (low !== null) { thin += `M${x.at(low).toFixed(1)} ${y}H${x.at(high).toFixed(1)}`; if (lower !== null) thick += `M${x.at(lower).toFixed(1)} ${y}H${x.at(upper).toFixed(1)}`; }
+      if (low !== null) {
+        thin += `M${x.at(low).toFixed(1)} ${y}H${x.at(high).toFixed(1)}`;
+        if (lower !== null) thick += `M${x.at(lower).toFixed(1)} ${y}H${x.at(upper).toFixed(1)}`;
+      }
       const [value, mark] = exact ? [exact.values[row], exact.marks[row]] : [values[column], marks[column]];
-      if (value !== null && !(found.scale.log && value <= 0)) { const at = x.at(value); dots += `M${(at - 0.01).toFixed(2)} ${y}h.02`; }
-      if (mark > 1 && (mark !== 5 || found.scale.log)) asides.push(draw("text", { class: "glyph", x: mark === 5 ? left + 4 : right + 6, y: Number(y) + 4 }, MARKS[mark].glyph));
+      if (value !== null && !(found.scale.log && value <= 0)) {
+        const at = x.at(value);
+        dots += `M${(at - 0.01).toFixed(2)} ${y}h.02`;
+      }
+      if (mark > 1 && (mark !== 5 || found.scale.log))
+        asides.push(draw("text", { class: "glyph", x: mark === 5 ? left + 4 : right + 6, y: Number(y) + 4 }, MARKS[mark].glyph));
     });
     const colour = lineColour(0);
-    svg.replaceChildren(band, shell, draw("path", { d: thin, stroke: colour, "stroke-width": 1, opacity: 0.35 }), draw("path", { d: thick, stroke: colour, "stroke-width": Math.max(Math.min(each * 0.35, 6), 1), opacity: 0.35 }),
-      draw("path", { d: dots, stroke: colour, "stroke-width": Math.max(Math.min(each * 0.5, 8), 2.4), "stroke-linecap": "round" }), ...asides,
-      draw("text", { class: "title", x: right, y: top + height + 36, "text-anchor": "end" }, `${found.axis ?? found.label}, ${found.scale.log ? "logarithmic" : "linear"}`));
+    svg.replaceChildren(
+      band,
+      shell,
+      draw("path", { d: thin, stroke: colour, "stroke-width": 1, opacity: 0.35 }),
+      draw("path", { d: thick, stroke: colour, "stroke-width": Math.max(Math.min(each * 0.35, 6), 1), opacity: 0.35 }),
+      draw("path", {
+        d: dots,
+        stroke: colour,
+        "stroke-width": Math.max(Math.min(each * 0.5, 8), 2.4),
+        "stroke-linecap": "round",
+      }),
+      ...asides,
+      draw(
+        "text",
+        { class: "title", x: right, y: top + height + 36, "text-anchor": "end" },
+        `${found.axis ?? found.label}, ${found.scale.log ? "logarithmic" : "linear"}`,
+      ),
+    );
     const seen = new Set(exact ? exact.marks : rows.map(({ marks }) => marks[column]));
-    legend.replaceChildren(make("div", { class: "legend" }, MARKS.map((mark, at) => [mark, at]).filter(([mark, at]) => mark && seen.has(at) && at > 1 && (at !== 5 || found.scale.log)).map(([mark, at]) => make("span", null, make("b", { class: "glyph" }, mark.glyph), ` ${mark.name}`))));
+    legend.replaceChildren(
+      make(
+        "div",
+        { class: "legend" },
+        MARKS.map((mark, at) => [mark, at])
+          .filter(([mark, at]) => mark && seen.has(at) && at > 1 && (at !== 5 || found.scale.log))
+          .map(([mark, at]) => make("span", null, make("b", { class: "glyph" }, mark.glyph), ` ${mark.name}`)),
+      ),
+    );
   }
   const repaint = once(paint);
   onWidth(picture, () => {}, paint);
@@ -130,19 +227,54 @@ export async function flowView({ root, source, run, args, isShown }) {
     const { low, high } = rows[row];
     const [value, mark] = exact ? [exact.values[row], exact.marks[row]] : [rows[row].values[column], rows[row].marks[column]];
     const around = picture.getBoundingClientRect();
-    const beside = { getBoundingClientRect: () => ({ right: around.right, top: around.top + geometry.top + row * geometry.each }) };
-    band.replaceChildren(draw("rect", { class: "row", x: 0, width: around.width, y: geometry.top + row * geometry.each, height: geometry.each }));
-    showTip(event ?? beside, make("div", null, make("strong", null, found.names[row]), make("dl", null, make("dt", null, found.label), make("dd", null, mark > 1 && mark !== 5 ? `${MARKS[mark].name} elements` : plain(value)), make("dt", null, "over the training"), make("dd", null, low === null ? "–" : `${plain(low, 3)} to ${plain(high, 3)}`))));
+    const beside = {
+      getBoundingClientRect: () => ({ right: around.right, top: around.top + geometry.top + row * geometry.each }),
+    };
+    band.replaceChildren(
+      draw("rect", { class: "row", x: 0, width: around.width, y: geometry.top + row * geometry.each, height: geometry.each }),
+    );
+    showTip(
+      event ?? beside,
+      make(
+        "div",
+        null,
+        make("strong", null, found.names[row]),
+        make(
+          "dl",
+          null,
+          make("dt", null, found.label),
+          make("dd", null, mark > 1 && mark !== 5 ? `${MARKS[mark].name} elements` : plain(value)),
+          make("dt", null, "over the training"),
+          make("dd", null, low === null ? "–" : `${plain(low, 3)} to ${plain(high, 3)}`),
+        ),
+      ),
+    );
   }
-  function leave() { chosen = null; band.replaceChildren(); hideTip(); }
-  const open = (row) => { location.hash = linkTo("layer", run.id, { number }, partsOf(found.sites[row])[0]); };
-  picture.addEventListener("pointermove", (event) => { const row = rowAt(event); if (there(row)) point(row, event); else leave(); });
+  function leave() {
+    chosen = null;
+    band.replaceChildren();
+    hideTip();
+  }
+  const open = (row) => {
+    location.hash = linkTo("layer", run.id, { number }, partsOf(found.sites[row])[0]);
+  };
+  picture.addEventListener("pointermove", (event) => {
+    const row = rowAt(event);
+    if (there(row)) point(row, event);
+    else leave();
+  });
   picture.addEventListener("pointerleave", leave);
   picture.addEventListener("blur", leave);
-  picture.addEventListener("click", (event) => { const row = rowAt(event); if (there(row)) open(row); });
+  picture.addEventListener("click", (event) => {
+    const row = rowAt(event);
+    if (there(row)) open(row);
+  });
   picture.addEventListener("keydown", (event) => {
     if (!found || event.altKey || event.ctrlKey || event.metaKey) return;
-    if (event.key === "Enter" && chosen !== null) { open(chosen); return; }
+    if (event.key === "Enter" && chosen !== null) {
+      open(chosen);
+      return;
+    }
     const by = { ArrowUp: -1, ArrowDown: 1 }[event.key];
     if (!by) return;
     event.preventDefault();

@@ -31,27 +31,65 @@ function imagesOf({ columns, shown, shownMarks, stands, scale }, first, last, si
         const at = row * columns + column;
         const mark = shownMarks[at] === 5 && !isZeroShown ? 0 : shownMarks[at];
         if (RANK[mark] > RANK[worst]) worst = mark;
-        if (mark === 0 && stands[at] >= isSpike && (stands[at] > isSpike || !(Math.abs(shown[at]) <= Math.abs(most)))) [most, isSpike] = [shown[at], stands[at]];
+        if (mark === 0 && stands[at] >= isSpike && (stands[at] > isSpike || !(Math.abs(shown[at]) <= Math.abs(most))))
+          [most, isSpike] = [shown[at], stands[at]];
       }
       if (MARKS[worst]?.hatch) {
-        if (!hatched.has(worst)) { const cells = new ImageData(image.width, image.height); hatched.set(worst, { cells, pixels: new Uint32Array(cells.data.buffer) }); }
+        if (!hatched.has(worst)) {
+          const cells = new ImageData(image.width, image.height);
+          hatched.set(worst, { cells, pixels: new Uint32Array(cells.data.buffer) });
+        }
         hatched.get(worst).pixels[line * columns + column] = 255 << 24;
       }
-      pixels[line * columns + column] = worst === 0 ? packed[Math.min(Math.max(Math.round(share(most) * 255), 0), 255)] : special[worst];
+      pixels[line * columns + column] =
+        worst === 0 ? packed[Math.min(Math.max(Math.round(share(most) * 255), 0), 255)] : special[worst];
     }
   }
-  const asCanvas = (of) => { const held = make("canvas", { width: of.width, height: of.height }); held.getContext("2d").putImageData(of, 0, 0); return held; };
-  return { columns, lines: (last - first) / size, colours: asCanvas(image), hatched: [...hatched].map(([mark, { cells }]) => [mark, asCanvas(cells)]) };
+  const asCanvas = (of) => {
+    const held = make("canvas", { width: of.width, height: of.height });
+    held.getContext("2d").putImageData(of, 0, 0);
+    return held;
+  };
+  return {
+    columns,
+    lines: (last - first) / size,
+    colours: asCanvas(image),
+    hatched: [...hatched].map(([mark, { cells }]) => [mark, asCanvas(cells)]),
+  };
 }
 
 // Return {element, show(data), cell}. Data: {rows, columns, values, marks, steps (columns + 1 edges), names, scale, unit}.
 // Options: cell(row, column) is called with the cell under the pointer or cursor, or null; open(row, column) when one is chosen.
-export function heatMap(span, { label, cell, open, height: tallest = 560, least = 150, rowHeight = 19, describe, guides, gutter = 220, rowText, onlayout, onrows, onhold, shownRows: held = null, axisName = () => "step" } = {}) {
+export function heatMap(
+  span,
+  {
+    label,
+    cell,
+    open,
+    height: tallest = 560,
+    least = 150,
+    rowHeight = 19,
+    describe,
+    guides,
+    gutter = 220,
+    rowText,
+    onlayout,
+    onrows,
+    onhold,
+    shownRows: held = null,
+    axisName = () => "step",
+  } = {},
+) {
   const canvas = make("canvas", { "aria-hidden": "true" });
   const svg = draw("svg", { width: "100%", height: "100%" });
   const brush = draw("rect", { class: "brush", visibility: "hidden" });
   const cross = draw("g", { class: "cross" });
-  const element = make("div", { class: "heat", tabindex: 0, role: "application", "aria-roledescription": "heat-map", "aria-label": label }, canvas, svg);
+  const element = make(
+    "div",
+    { class: "heat", tabindex: 0, role: "application", "aria-roledescription": "heat-map", "aria-label": label },
+    canvas,
+    svg,
+  );
   let width = 0;
   let data = null;
   let rows = held; // the rows shown, from and to; null: all
@@ -63,8 +101,12 @@ export function heatMap(span, { label, cell, open, height: tallest = 560, least 
   let plot = { left: 0, top: 4, width: 1, height: 1 };
   let [wide, start] = [0, 0]; // of the plot, as last told to the pictures that stand on the same axis
 
-  const shownRows = () => { const [from, to] = rows ?? [0, data.rows]; return [Math.max(0, Math.min(from, data.rows - 1)), Math.min(to, data.rows)]; };
-  const left = (width) => Math.min(gutter, Math.max(70, width * 0.24), 24 + 7 * Math.max(...data.labels.map((name) => name.length), 4));
+  const shownRows = () => {
+    const [from, to] = rows ?? [0, data.rows];
+    return [Math.max(0, Math.min(from, data.rows - 1)), Math.min(to, data.rows)];
+  };
+  const left = (width) =>
+    Math.min(gutter, Math.max(70, width * 0.24), 24 + 7 * Math.max(...data.labels.map((name) => name.length), 4));
 
   function paint() {
     if (!width || !data) return;
@@ -76,13 +118,21 @@ export function heatMap(span, { label, cell, open, height: tallest = 560, least 
     const density = window.devicePixelRatio || 1;
     const [across, down] = [Math.round(plot.width * density), Math.round(height * density)];
     if (canvas.width !== across || canvas.height !== down) [canvas.width, canvas.height] = [across, down];
-    Object.assign(canvas.style, { left: `${plot.left}px`, top: `${plot.top}px`, width: `${plot.width}px`, height: `${height}px` });
+    Object.assign(canvas.style, {
+      left: `${plot.left}px`,
+      top: `${plot.top}px`,
+      width: `${plot.width}px`,
+      height: `${height}px`,
+    });
     const size = Math.max(1, Math.ceil((last - first) / down));
     const pen = canvas.getContext("2d");
     const x = axis(span.from, span.to, 0, across);
     const below = data.isWhole ? null : whole;
     pen.clearRect(0, 0, across, down);
-    if (!data.isWhole && !below) { pen.fillStyle = isDark() ? "#2a2e39" : "#e7e9ef"; pen.fillRect(0, 0, across, down); } // not known yet
+    if (!data.isWhole && !below) {
+      pen.fillStyle = isDark() ? "#2a2e39" : "#e7e9ef";
+      pen.fillRect(0, 0, across, down);
+    } // not known yet
     for (const held of pictures.keys()) if (held !== data && held !== below) pictures.delete(held);
     for (const held of below ? [below, data] : [data]) {
       const [start, end] = [x.at(held.steps[0]), x.at(held.steps[held.columns])];
@@ -102,17 +152,22 @@ export function heatMap(span, { label, cell, open, height: tallest = 560, least 
       }
     }
     furniture(width, first, last);
-    if (onlayout && (wide !== plot.width || start !== plot.left)) { [wide, start] = [plot.width, plot.left]; onlayout(); }
+    if (onlayout && (wide !== plot.width || start !== plot.left)) {
+      [wide, start] = [plot.width, plot.left];
+      onlayout();
+    }
   }
 
   // Edges of bins lie on one line as a rule; where a training was logged unevenly, each column has its own place.
   function stretch(pen, image, { steps, columns }, lines, x, across, down) {
     pen.imageSmoothingEnabled = false;
     if (isEven(steps)) pen.drawImage(image, 0, 0, columns, lines, x.at(steps[0]), 0, x.at(steps[columns]) - x.at(steps[0]), down);
-    else for (let column = 0; column < columns; column += 1) {
-      const [start, end] = [x.at(steps[column]), x.at(steps[column + 1])];
-      if (end >= 0 && start <= across) pen.drawImage(image, column, 0, 1, lines, Math.floor(start), 0, Math.max(Math.ceil(end) - Math.floor(start), 1), down);
-    }
+    else
+      for (let column = 0; column < columns; column += 1) {
+        const [start, end] = [x.at(steps[column]), x.at(steps[column + 1])];
+        if (end >= 0 && start <= across)
+          pen.drawImage(image, column, 0, 1, lines, Math.floor(start), 0, Math.max(Math.ceil(end) - Math.floor(start), 1), down);
+      }
   }
 
   function furniture(width, first, last) {
@@ -123,12 +178,25 @@ export function heatMap(span, { label, cell, open, height: tallest = 560, least 
     const letters = Math.floor((plot.left - 12) / 6.7);
     for (let row = first; row < last; row += stride) {
       const text = rowText ? rowText(row, stride) : data.labels[row];
-      if (text) shell.append(draw("text", { x: plot.left - 8, y: plot.top + (row - first + 0.5) * each + 4, "text-anchor": "end" }, shortened(text, letters)));
+      if (text)
+        shell.append(
+          draw(
+            "text",
+            { x: plot.left - 8, y: plot.top + (row - first + 0.5) * each + 4, "text-anchor": "end" },
+            shortened(text, letters),
+          ),
+        );
     }
     for (const [value, text] of stepTicks(x, Math.max(2, Math.floor(plot.width / 90)))) {
       const there = x.at(value);
-      shell.append(draw("line", { class: "tick", x1: there, x2: there, y1: plot.top + plot.height, y2: plot.top + plot.height + 4 }),
-        draw("text", { x: there, y: plot.top + plot.height + 18, "text-anchor": there > plot.left + plot.width - 24 ? "end" : "middle" }, text));
+      shell.append(
+        draw("line", { class: "tick", x1: there, x2: there, y1: plot.top + plot.height, y2: plot.top + plot.height + 4 }),
+        draw(
+          "text",
+          { x: there, y: plot.top + plot.height + 18, "text-anchor": there > plot.left + plot.width - 24 ? "end" : "middle" },
+          text,
+        ),
+      );
     }
     shell.append(axisText(axisName(), plot.left, plot.left + plot.width, plot.top + plot.height + 18));
     // Beside each row with marks in the shown steps stands their sign: colour alone tells nobody.
@@ -147,12 +215,27 @@ export function heatMap(span, { label, cell, open, height: tallest = 560, least 
       const there = plot.top + (guide.row - first) * each;
       if (there < plot.top || there > plot.top + plot.height) continue;
       const line = there + (guide.below ? 13 : -4);
-      shell.append(draw("line", { class: "guide", x1: plot.left, x2: plot.left + plot.width, y1: there, y2: there }),
-        draw("text", { class: "guide", x: plot.left + plot.width - 5 - 150 * written.filter((other) => Math.abs(other - line) < 13).length, y: line, "text-anchor": "end" }, guide.text));
+      shell.append(
+        draw("line", { class: "guide", x1: plot.left, x2: plot.left + plot.width, y1: there, y2: there }),
+        draw(
+          "text",
+          {
+            class: "guide",
+            x: plot.left + plot.width - 5 - 150 * written.filter((other) => Math.abs(other - line) < 13).length,
+            y: line,
+            "text-anchor": "end",
+          },
+          guide.text,
+        ),
+      );
       written.push(line);
     }
     svg.replaceChildren(
-      shell, draw("rect", { class: "outline", x: plot.left - 0.5, y: plot.top - 0.5, width: plot.width + 1, height: plot.height + 1 }), cross, brush);
+      shell,
+      draw("rect", { class: "outline", x: plot.left - 0.5, y: plot.top - 0.5, width: plot.width + 1, height: plot.height + 1 }),
+      cross,
+      brush,
+    );
     mark();
   }
 
@@ -178,7 +261,11 @@ export function heatMap(span, { label, cell, open, height: tallest = 560, least 
   const columnAt = (step) => {
     const { steps, columns } = data;
     let [low, high] = [0, columns];
-    while (high - low > 1) { const middle = (low + high) >> 1; if (steps[middle] <= step) low = middle; else high = middle; }
+    while (high - low > 1) {
+      const middle = (low + high) >> 1;
+      if (steps[middle] <= step) low = middle;
+      else high = middle;
+    }
     return Math.min(low, columns - 1);
   };
 
@@ -189,7 +276,8 @@ export function heatMap(span, { label, cell, open, height: tallest = 560, least 
     const x = axis(span.from, span.to, plot.left, plot.left + plot.width);
     const each = plot.height / (last - first);
     const inside = (step) => step >= span.from && step <= span.to;
-    if (span.cursor !== null && inside(span.cursor)) cross.append(draw("line", { x1: x.at(span.cursor), x2: x.at(span.cursor), y1: plot.top, y2: plot.top + plot.height }));
+    if (span.cursor !== null && inside(span.cursor))
+      cross.append(draw("line", { x1: x.at(span.cursor), x2: x.at(span.cursor), y1: plot.top, y2: plot.top + plot.height }));
     if (!at || at.row < first || at.row >= last) return;
     const [start, end] = [Math.max(data.steps[at.column], span.from), Math.min(data.steps[at.column + 1], span.to)];
     const top = plot.top + (at.row - first) * each;
@@ -198,7 +286,10 @@ export function heatMap(span, { label, cell, open, height: tallest = 560, least 
     if (end >= start) cross.append(draw("rect", { class: "halo", ...place }), draw("rect", { class: "cell", ...place }));
     if (each < 15) {
       const text = shortened(data.labels[at.row], Math.floor((plot.left - 12) / 6.7));
-      cross.append(draw("rect", { class: "label", x: 0, y: top + each / 2 - 9, width: plot.left - 3, height: 18 }), draw("text", { x: plot.left - 8, y: top + each / 2 + 4, "text-anchor": "end" }, text));
+      cross.append(
+        draw("rect", { class: "label", x: 0, y: top + each / 2 - 9, width: plot.left - 3, height: 18 }),
+        draw("text", { x: plot.left - 8, y: top + each / 2 + 4, "text-anchor": "end" }, text),
+      );
     }
   }
 
@@ -206,7 +297,10 @@ export function heatMap(span, { label, cell, open, height: tallest = 560, least 
     const moved = !at || at.row !== row || at.column !== column;
     at = { row, column };
     span.point((data.steps[column] + data.steps[column + 1]) / 2);
-    if (moved) { mark(); cell?.(row, column); }
+    if (moved) {
+      mark();
+      cell?.(row, column);
+    }
     showTip(event, describe ? describe(data, row, column) : described(data, row, column));
   }
 
@@ -250,9 +344,20 @@ export function heatMap(span, { label, cell, open, height: tallest = 560, least 
   };
 
   gestures(element, {
-    span, brush, box: () => plot,
-    point: (x, y, event) => { if (data) go(...found(x, y), event); },
-    leave, click: (x, y) => { if (data) { const [row, column] = found(x, y); keepCell(row, column); open?.(row, column); } },
+    span,
+    brush,
+    box: () => plot,
+    point: (x, y, event) => {
+      if (data) go(...found(x, y), event);
+    },
+    leave,
+    click: (x, y) => {
+      if (data) {
+        const [row, column] = found(x, y);
+        keepCell(row, column);
+        open?.(row, column);
+      }
+    },
     rows: (top, bottom) => {
       if (top === null) rows = null;
       else {
@@ -272,14 +377,20 @@ export function heatMap(span, { label, cell, open, height: tallest = 560, least 
       const [start, end] = columnsShown();
       const stride = event.shiftKey ? 10 : 1;
       const held = at ?? { row: first, column: by[1] < 0 ? end : start - by[1] };
-      const [row, column] = [Math.min(Math.max(held.row + (at ? by[0] * stride : 0), first), last - 1), held.column + by[1] * stride];
+      const [row, column] = [
+        Math.min(Math.max(held.row + (at ? by[0] * stride : 0), first), last - 1),
+        held.column + by[1] * stride,
+      ];
       if (column < start) span.move(-0.25);
       if (column >= end) span.move(0.25);
       go(row, Math.min(Math.max(column, 0), data.columns - 1));
       keepCell(row, at.column);
     } else if (event.key === "Enter" && at) open?.(at.row, at.column);
-    else if (event.key === "Escape") { hold(null); onhold?.("", ""); leave(); }
-    else return;
+    else if (event.key === "Escape") {
+      hold(null);
+      onhold?.("", "");
+      leave();
+    } else return;
     event.preventDefault();
     event.stopPropagation();
   });
@@ -287,24 +398,70 @@ export function heatMap(span, { label, cell, open, height: tallest = 560, least 
   const repaint = once(paint);
   span.on("move", repaint);
   span.on("point", once(mark));
-  onWidth(element, (now) => { width = now; }, paint);
+  onWidth(
+    element,
+    (now) => {
+      width = now;
+    },
+    paint,
+  );
   return {
     element,
-    get cell() { return at; },
-    show(next, isWhole = true) { if (data && next.rows !== data.rows) { rows = null; at = null; } data = { isWhole, ...next, labels: next.names.map((name, row) => rowLabel(name, next.kinds?.[row])), signs: next.shownMarks.some((mark) => mark > 1 && (mark !== 5 || next.scale.log)) }; if (isWhole) whole = data; else if (!isAlike(whole, data)) whole = null; if (home) toHome(); repaint(); },
+    get cell() {
+      return at;
+    },
+    show(next, isWhole = true) {
+      if (data && next.rows !== data.rows) {
+        rows = null;
+        at = null;
+      }
+      data = {
+        isWhole,
+        ...next,
+        labels: next.names.map((name, row) => rowLabel(name, next.kinds?.[row])),
+        signs: next.shownMarks.some((mark) => mark > 1 && (mark !== 5 || next.scale.log)),
+      };
+      if (isWhole) whole = data;
+      else if (!isAlike(whole, data)) whole = null;
+      if (home) toHome();
+      repaint();
+    },
     // The whole training, below the part that is shown.
-    showBelow(next) { if (isAlike(next, data)) whole = { ...next, isWhole: true }; repaint(); },
-    get isKnownWhole() { return whole !== null; },
+    showBelow(next) {
+      if (isAlike(next, data)) whole = { ...next, isWhole: true };
+      repaint();
+    },
+    get isKnownWhole() {
+      return whole !== null;
+    },
     // The part of the training that a question should be about: whole columns, so that none at its ends is empty.
     get part() {
       if (span.isWhole || !whole?.ends) return span.part;
-      const columnOf = (step) => Math.max(whole.steps.findLastIndex((edge, column) => column < whole.columns && edge <= step), 0);
+      const columnOf = (step) =>
+        Math.max(
+          whole.steps.findLastIndex((edge, column) => column < whole.columns && edge <= step),
+          0,
+        );
       return { from: Math.ceil(whole.steps[columnOf(span.from)]), to: whole.ends[columnOf(span.to)] };
     },
-    hold(site, step) { hold(site, step); if (data) { toHome(); mark(); } },
-    get plot() { return plot; },
-    follow(row) { at = row === null || !data ? null : { row, column: columnAt(span.cursor ?? span.from) }; mark(); },
-    showRows(from, to) { rows = from === null ? null : [from, to]; repaint(); },
+    hold(site, step) {
+      hold(site, step);
+      if (data) {
+        toHome();
+        mark();
+      }
+    },
+    get plot() {
+      return plot;
+    },
+    follow(row) {
+      at = row === null || !data ? null : { row, column: columnAt(span.cursor ?? span.from) };
+      mark();
+    },
+    showRows(from, to) {
+      rows = from === null ? null : [from, to];
+      repaint();
+    },
     frame: paint,
   };
 }
@@ -318,17 +475,39 @@ function isEven(steps) {
 }
 
 export function stepsOf(data, column) {
-  const [first, last] = [data.firsts?.[column] ?? Math.ceil(data.steps[column]), data.ends?.[column] ?? Math.ceil(data.steps[column + 1]) - 1];
+  const [first, last] = [
+    data.firsts?.[column] ?? Math.ceil(data.steps[column]),
+    data.ends?.[column] ?? Math.ceil(data.steps[column + 1]) - 1,
+  ];
   return last > first ? `steps ${whole(first)} to ${whole(last)}` : `step ${whole(first)}`;
 }
 
 function described(data, row, column) {
   const place = row * data.columns + column;
   const mark = data.marks[place];
-  const value = mark && mark !== 5 ? (mark === 1 && data.absent) || MARKS[mark].name : mark === 5 ? "exactly 0" : plain(data.values[place], data.digits);
-  const spike = data.stands[place] ? [make("dt", null, "one step stands out"), make("dd", null, plain(data.shown[place], data.digits))] : null;
-  return make("div", null, make("strong", null, data.names[row]), data.kinds?.[row] ? make("span", { class: "quiet" }, ` ${data.kinds[row]}`) : null,
-    make("dl", null, make("dt", null, spike ? `median ${data.label ?? "value"}` : data.label ?? "value"), make("dd", null, value), spike), make("p", { class: "quiet" }, stepsOf(data, column)));
+  const value =
+    mark && mark !== 5
+      ? (mark === 1 && data.absent) || MARKS[mark].name
+      : mark === 5
+        ? "exactly 0"
+        : plain(data.values[place], data.digits);
+  const spike = data.stands[place]
+    ? [make("dt", null, "one step stands out"), make("dd", null, plain(data.shown[place], data.digits))]
+    : null;
+  return make(
+    "div",
+    null,
+    make("strong", null, data.names[row]),
+    data.kinds?.[row] ? make("span", { class: "quiet" }, ` ${data.kinds[row]}`) : null,
+    make(
+      "dl",
+      null,
+      make("dt", null, spike ? `median ${data.label ?? "value"}` : (data.label ?? "value")),
+      make("dd", null, value),
+      spike,
+    ),
+    make("p", { class: "quiet" }, stepsOf(data, column)),
+  );
 }
 
 // The legend of a scale of colours: ends, unit, whether it is logarithmic, and the marks that occur.
@@ -338,15 +517,46 @@ export function legendOf({ scale, unit, label, shownMarks: marks, logged, column
   const bar = make("span", { class: "ramp", style: { background: gradient(scale.diverging ? "diverging" : "sequential") } });
   const share = shareOn(scale);
   const shown = ticks(held, 4).filter(([value]) => value >= scale.low && value <= scale.high);
-  const labels = make("span", { class: "ramp-ticks" }, shown.map(([value, text]) => make("span", { style: { left: `${share(value) * 100}%` } }, text)));
+  const labels = make(
+    "span",
+    { class: "ramp-ticks" },
+    shown.map(([value, text]) => make("span", { style: { left: `${share(value) * 100}%` } }, text)),
+  );
   const beyond = [];
-  if (scale.least !== null && scale.least < scale.low && !(scale.log && scale.least <= 0)) beyond.push(`below: down to ${plain(scale.least, 3)}`);
+  if (scale.least !== null && scale.least < scale.low && !(scale.log && scale.least <= 0))
+    beyond.push(`below: down to ${plain(scale.least, 3)}`);
   if (scale.most !== null && scale.most > scale.high) beyond.push(`above: up to ${plain(scale.most, 3)}`);
-  const signs = MARKS.map((mark, place) => [mark, place]).filter(([mark, place]) => mark && seen.has(place) && (place !== 5 || scale.log || scale.diverging)).map(([mark, place]) =>
-    make("span", { class: "sign" }, make("i", { class: place === 1 ? "void" : "", style: mark.colour ? { background: `url(${hatchOf(place).toDataURL()}) rgb(${mark.colour.join(" ")})` } : null }), (place === 1 && absent) || mark.name));
-  return make("div", { class: "legend" },
+  const signs = MARKS.map((mark, place) => [mark, place])
+    .filter(([mark, place]) => mark && seen.has(place) && (place !== 5 || scale.log || scale.diverging))
+    .map(([mark, place]) =>
+      make(
+        "span",
+        { class: "sign" },
+        make("i", {
+          class: place === 1 ? "void" : "",
+          style: mark.colour ? { background: `url(${hatchOf(place).toDataURL()}) rgb(${mark.colour.join(" ")})` } : null,
+        }),
+        (place === 1 && absent) || mark.name,
+      ),
+    );
+  return make(
+    "div",
+    { class: "legend" },
     make("span", { class: "scale" }, bar, labels),
-    make("span", { class: "unit" }, [label, unit ? `(${unit})` : "", scale.log ? "· logarithmic" : "· linear"].filter(Boolean).join(" ")),
-    beyond.map((text) => make("span", { class: "quiet" }, text)), signs,
-    logged > columns ? make("span", { class: "quiet" }, `a column is the median of ${Math.ceil(logged / columns)} logged steps; its worst mark is kept${spikes ? `, and a step that stands out has its own colour (${many(spikes, "cell")})` : ""}`) : null, note ? make("span", { class: "quiet" }, note) : null);
+    make(
+      "span",
+      { class: "unit" },
+      [label, unit ? `(${unit})` : "", scale.log ? "· logarithmic" : "· linear"].filter(Boolean).join(" "),
+    ),
+    beyond.map((text) => make("span", { class: "quiet" }, text)),
+    signs,
+    logged > columns
+      ? make(
+          "span",
+          { class: "quiet" },
+          `a column is the median of ${Math.ceil(logged / columns)} logged steps; its worst mark is kept${spikes ? `, and a step that stands out has its own colour (${many(spikes, "cell")})` : ""}`,
+        )
+      : null,
+    note ? make("span", { class: "quiet" }, note) : null,
+  );
 }

@@ -14,25 +14,56 @@ export async function layerView({ root, source, run, rest, args, isShown }) {
   let step = span.held; // whose values stand in the table; null: the last one's
   let number = args.number;
   let held = null;
-  const [head, findings, tables, title] = [make("div"), make("div", { class: "findings" }), make("div", { class: "tables" }), make("h3")];
+  const [head, findings, tables, title] = [
+    make("div"),
+    make("div", { class: "findings" }),
+    make("div", { class: "tables" }),
+    make("h3"),
+  ];
   const counts = make("input", { type: "checkbox", onchange: () => tables.classList.toggle("with-counts", counts.checked) });
-  const chart = lineChart(span, { height: 260, label: "History of one number of this layer. A click shows all numbers at that step.", onclick: at });
+  const chart = lineChart(span, {
+    height: 260,
+    label: "History of one number of this layer. A click shows all numbers at that step.",
+    onclick: at,
+  });
   const figure = make("figure", null, make("figcaption", null, title), chart.element);
   const when = make("span", { class: "quiet" });
   const name = (entry) => entry.title ?? entry.label;
   const keyOf = (entry) => `${entry.number} ${entry.site}`;
 
   async function history() {
-    const entry = held.numbers.find((each) => keyOf(each) === number || each.number === number) ?? held.numbers.find((each) => each.port === "output" && each.label === "rms") ?? held.numbers.find((each) => !each.minor) ?? held.numbers[0];
-    if (!entry) { figure.hidden = true; return; }
+    const entry =
+      held.numbers.find((each) => keyOf(each) === number || each.number === number) ??
+      held.numbers.find((each) => each.port === "output" && each.label === "rms") ??
+      held.numbers.find((each) => !each.minor) ??
+      held.numbers[0];
+    if (!entry) {
+      figure.hidden = true;
+      return;
+    }
     number = keyOf(entry);
     for (const row of tables.querySelectorAll("tr[data-number]")) row.classList.toggle("picked", row.dataset.number === number);
     const answer = await source.ask(run.id, "lines", { number: entry.number, site: [entry.site], points: 800, ...span.part });
     if (!isShown()) return;
     const log = answer.scale?.log ?? entry.log;
-    title.replaceChildren(make("span", null, name(entry)), make("span", { class: "quiet" }, ` ${[answer.axis ?? answer.unit, log ? "logarithmic" : "linear"].filter(Boolean).join(", ")}`));
+    title.replaceChildren(
+      make("span", null, name(entry)),
+      make(
+        "span",
+        { class: "quiet" },
+        ` ${[answer.axis ?? answer.unit, log ? "logarithmic" : "linear"].filter(Boolean).join(", ")}`,
+      ),
+    );
     chart.show({
-      log, markers: held.findings.filter((finding) => finding.site === entry.site).map((finding) => ({ step: finding.first_step ?? finding.step, severity: finding.severity, text: finding.message ?? finding.text, href: location.hash })),
+      log,
+      markers: held.findings
+        .filter((finding) => finding.site === entry.site)
+        .map((finding) => ({
+          step: finding.first_step ?? finding.step,
+          severity: finding.severity,
+          text: finding.message ?? finding.text,
+          href: location.hash,
+        })),
       series: answer.lines.map((line, place) => ({ ...line, name: name(entry), colour: lineColour(place) })),
     });
   }
@@ -48,43 +79,145 @@ export async function layerView({ root, source, run, rest, args, isShown }) {
   async function read() {
     held = await source.ask(run.id, "layer", { layer: rest, step });
     if (!isShown()) return;
-    const facts = [held.kind, typeof held.parameters === "number" && held.parameters ? `${amount(held.parameters)} parameters` : "", held.shape ?? "", held.dtype ?? ""].filter(Boolean).join(" · ");
+    const facts = [
+      held.kind,
+      typeof held.parameters === "number" && held.parameters ? `${amount(held.parameters)} parameters` : "",
+      held.shape ?? "",
+      held.dtype ?? "",
+    ]
+      .filter(Boolean)
+      .join(" · ");
     const number_ = args.number && !args.number.includes(" ") ? args.number : "";
-    fill(head,
-      make("p", { class: "crumbs" }, make("a", { href: linkTo("layers", run.id, { number: number_ }) }, "← heat-map"), (held.before ? make("a", { href: linkTo("layer", run.id, {}, held.before), "data-key": "back", title: "The layer before ([)" }, `‹ ${held.before}`) : null), (held.after ? make("a", { href: linkTo("layer", run.id, {}, held.after), "data-key": "forward", title: "The next layer (])" }, `${held.after} ›`) : null)),
-      make("h1", null, rest || "(root)"), make("p", { class: "quiet" }, facts),
-      held.children?.length ? make("p", { class: "crumbs" }, make("span", { class: "quiet" }, "holds"), held.children.slice(0, 24).map((child) => make("a", { href: linkTo("layer", run.id, {}, child) }, child)), held.children.length > 24 ? make("span", { class: "quiet" }, `and ${held.children.length - 24} more`) : null) : null);
-    fill(findings, held.findings.map((finding) => card(run, finding)));
+    fill(
+      head,
+      make(
+        "p",
+        { class: "crumbs" },
+        make("a", { href: linkTo("layers", run.id, { number: number_ }) }, "← heat-map"),
+        held.before
+          ? make(
+              "a",
+              { href: linkTo("layer", run.id, {}, held.before), "data-key": "back", title: "The layer before ([)" },
+              `‹ ${held.before}`,
+            )
+          : null,
+        held.after
+          ? make(
+              "a",
+              { href: linkTo("layer", run.id, {}, held.after), "data-key": "forward", title: "The next layer (])" },
+              `${held.after} ›`,
+            )
+          : null,
+      ),
+      make("h1", null, rest || "(root)"),
+      make("p", { class: "quiet" }, facts),
+      held.children?.length
+        ? make(
+            "p",
+            { class: "crumbs" },
+            make("span", { class: "quiet" }, "holds"),
+            held.children.slice(0, 24).map((child) => make("a", { href: linkTo("layer", run.id, {}, child) }, child)),
+            held.children.length > 24 ? make("span", { class: "quiet" }, `and ${held.children.length - 24} more`) : null,
+          )
+        : null,
+    );
+    fill(
+      findings,
+      held.findings.map((finding) => card(run, finding)),
+    );
     // One box for each tensor; numbers that only count stand behind a switch.
     const groups = new Map();
     const families = new Set(held.numbers.filter(({ label }) => label === "rms").map(({ family }) => family)); // the size comes first
     const place = (entry) => [ORDER.indexOf(entry.port), entry.site, families.has(entry.family) ? 0 : 1, Number(entry.minor)];
-    const sorted = [...held.numbers].sort((one, other) => { const [a, b] = [place(one), place(other)]; const at = a.findIndex((each, index) => each !== b[index]); return at < 0 ? 0 : a[at] < b[at] ? -1 : 1; });
+    const sorted = [...held.numbers].sort((one, other) => {
+      const [a, b] = [place(one), place(other)];
+      const at = a.findIndex((each, index) => each !== b[index]);
+      return at < 0 ? 0 : a[at] < b[at] ? -1 : 1;
+    });
     for (const entry of sorted) {
       if (!groups.has(entry.site)) groups.set(entry.site, []);
       groups.get(entry.site).push(entry);
     }
-    const boxes = [...groups].map(([site, entries]) => make("section", { class: "numbers" },
-      make("h3", null, portWords(entries[0]), make("span", { class: "quiet" }, ` ${[partsOf(site)[0] === rest ? "" : partsOf(site)[0], entries[0].unit].filter(Boolean).join(", ")}`)),
-      make("table", null, make("tbody", null, entries.map(line)))));
+    const boxes = [...groups].map(([site, entries]) =>
+      make(
+        "section",
+        { class: "numbers" },
+        make(
+          "h3",
+          null,
+          portWords(entries[0]),
+          make(
+            "span",
+            { class: "quiet" },
+            ` ${[partsOf(site)[0] === rest ? "" : partsOf(site)[0], entries[0].unit].filter(Boolean).join(", ")}`,
+          ),
+        ),
+        make("table", null, make("tbody", null, entries.map(line))),
+      ),
+    );
     fill(tables, boxes.length ? boxes : notice("No numbers of this layer", "The coverage says why."));
     const shown = held.numbers.find((each) => each.shown_step !== undefined)?.shown_step ?? step;
-    fill(when, step === null ? `at the last step of each` : `at step ${whole(shown)} `, step === null ? null : make("button", { onclick: () => at(null) }, "the last step"));
+    fill(
+      when,
+      step === null ? `at the last step of each` : `at step ${whole(shown)} `,
+      step === null ? null : make("button", { onclick: () => at(null) }, "the last step"),
+    );
     await history();
   }
 
   function line(entry) {
     const key = keyOf(entry);
     const mark = (step === null ? entry.last_mark : entry.shown_mark) ?? 0;
-    const choose = () => { number = key; keep({ number: entry.number }); history(); };
-    return make("tr", { "data-number": key, class: entry.minor ? "minor" : null, onclick: choose },
-      make("td", null, make("button", { class: "plain", title: entry.title, onclick: (event) => { event.stopPropagation(); choose(); } }, entry.label ?? entry.title)),
-      make("td", { class: "right" }, plain(step === null ? entry.last : entry.shown), mark > 1 && mark !== 5 ? make("b", { class: "glyph" }, ` ${MARKS[mark].glyph}`) : null),
-      make("td", null, entry.values ? sparkline(entry) : null));
+    const choose = () => {
+      number = key;
+      keep({ number: entry.number });
+      history();
+    };
+    return make(
+      "tr",
+      { "data-number": key, class: entry.minor ? "minor" : null, onclick: choose },
+      make(
+        "td",
+        null,
+        make(
+          "button",
+          {
+            class: "plain",
+            title: entry.title,
+            onclick: (event) => {
+              event.stopPropagation();
+              choose();
+            },
+          },
+          entry.label ?? entry.title,
+        ),
+      ),
+      make(
+        "td",
+        { class: "right" },
+        plain(step === null ? entry.last : entry.shown),
+        mark > 1 && mark !== 5 ? make("b", { class: "glyph" }, ` ${MARKS[mark].glyph}`) : null,
+      ),
+      make("td", null, entry.values ? sparkline(entry) : null),
+    );
   }
 
   await read();
-  root.append(head, findings, figure, make("div", { class: "bar" }, make("h2", null, "All numbers"), when, make("label", null, counts, "counts, too")), tables);
-  span.on("rest", () => { keepZoom(span.words); if (source.isLive) history(); });
-  return { refresh: (now) => { span.grow(now.first, now.last); return read(); } };
+  root.append(
+    head,
+    findings,
+    figure,
+    make("div", { class: "bar" }, make("h2", null, "All numbers"), when, make("label", null, counts, "counts, too")),
+    tables,
+  );
+  span.on("rest", () => {
+    keepZoom(span.words);
+    if (source.isLive) history();
+  });
+  return {
+    refresh: (now) => {
+      span.grow(now.first, now.last);
+      return read();
+    },
+  };
 }

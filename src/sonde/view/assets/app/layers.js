@@ -14,18 +14,56 @@ export function numberChooser(numbers, chosen, onchange) {
     if (!groups.has(number.port)) groups.set(number.port, []);
     groups.get(number.port).push(number);
   }
-  const words = { input: "inputs", output: "outputs", grad_output: "gradients of outputs", grad_input: "gradients of inputs", grad: "gradients of parameters", param: "parameters", update: "updates of parameters" };
+  const words = {
+    input: "inputs",
+    output: "outputs",
+    grad_output: "gradients of outputs",
+    grad_input: "gradients of inputs",
+    grad: "gradients of parameters",
+    param: "parameters",
+    update: "updates of parameters",
+  };
   const families = new Set(numbers.map((number) => number.family));
-  const select = make("select", { "aria-label": "Number", onchange: () => onchange(select.value) },
-    [...groups].map(([port, held]) => make("optgroup", { label: words[port] ?? port }, [...held].sort((one, other) => one.minor - other.minor).map((number) =>
-      make("option", { value: number.id, selected: number.id === chosen }, `${number.title}${families.size > 1 && held.filter((other) => other.label === number.label).length > 1 ? ` (${number.family})` : ""}`)))));
+  const select = make(
+    "select",
+    { "aria-label": "Number", onchange: () => onchange(select.value) },
+    [...groups].map(([port, held]) =>
+      make(
+        "optgroup",
+        { label: words[port] ?? port },
+        [...held]
+          .sort((one, other) => one.minor - other.minor)
+          .map((number) =>
+            make(
+              "option",
+              { value: number.id, selected: number.id === chosen },
+              `${number.title}${families.size > 1 && held.filter((other) => other.label === number.label).length > 1 ? ` (${number.family})` : ""}`,
+            ),
+          ),
+      ),
+    ),
+  );
   return select;
 }
 
 // The number that is shown first: the size of outputs, which every layer has.
-export const firstNumber = (about) => (about.numbers.find((number) => number.number === "rms" && number.port === "output") ?? about.numbers.find((number) => number.id === about.main) ?? about.numbers[0])?.id;
+export const firstNumber = (about) =>
+  (
+    about.numbers.find((number) => number.number === "rms" && number.port === "output") ??
+    about.numbers.find((number) => number.id === about.main) ??
+    about.numbers[0]
+  )?.id;
 
-export const portWords = (number) => ({ input: "inputs", output: "outputs", grad_output: "gradients of outputs", grad_input: "gradients of inputs", grad: "gradients of parameters", param: "parameters", update: "updates" })[number.port] ?? number.port;
+export const portWords = (number) =>
+  ({
+    input: "inputs",
+    output: "outputs",
+    grad_output: "gradients of outputs",
+    grad_input: "gradients of inputs",
+    grad: "gradients of parameters",
+    param: "parameters",
+    update: "updates",
+  })[number.port] ?? number.port;
 
 // As many columns as a screen has room for; finer data is fetched for a part of the training.
 export const columnsFor = (element) => Math.min(1200, Math.max(300, Math.round((element.clientWidth || innerWidth) - 200)));
@@ -44,21 +82,50 @@ export async function cellsOf({ source, run, about, question, asked, map, span, 
   if (!isWhole && !map.isKnownWhole && source.isLive) map.showBelow(matrixOf(await of(isMuch ? FEW_COLUMNS : 400, {})));
 }
 
-const rowsOf = (text) => { const found = /^(\d+)-(\d+)$/.exec(text ?? ""); return found && Number(found[1]) < Number(found[2]) ? [Number(found[1]), Number(found[2])] : null; };
+const rowsOf = (text) => {
+  const found = /^(\d+)-(\d+)$/.exec(text ?? "");
+  return found && Number(found[1]) < Number(found[2]) ? [Number(found[1]), Number(found[2])] : null;
+};
 
 export async function layersView({ root, source, run, args, isShown, ready }) {
   const about = await source.ask(run.id, "numbers");
-  if (!about.numbers.length) { root.append(nothingYet(run)); return null; }
+  if (!about.numbers.length) {
+    root.append(nothingYet(run));
+    return null;
+  }
   let number = about.numbers.some((each) => each.id === args.number) ? args.number : firstNumber(about);
-  const filter = make("input", { type: "search", placeholder: "Filter layers, as blocks.3", "aria-label": "Filter layers", value: args.layers ?? "", autocomplete: "off", spellcheck: "false" });
-  const all = make("button", { hidden: true, onclick: () => { span.whole(); shownRows = null; map.showRows(null); keep({ rows: "" }); } }, "whole training");
+  const filter = make("input", {
+    type: "search",
+    placeholder: "Filter layers, as blocks.3",
+    "aria-label": "Filter layers",
+    value: args.layers ?? "",
+    autocomplete: "off",
+    spellcheck: "false",
+  });
+  const all = make(
+    "button",
+    {
+      hidden: true,
+      onclick: () => {
+        span.whole();
+        shownRows = null;
+        map.showRows(null);
+        keep({ rows: "" });
+      },
+    },
+    "whole training",
+  );
   let shownRows = rowsOf(args.rows);
   const isAll = () => span.isWhole && shownRows === null;
   const title = make("h2");
   const facts = make("p", { class: "quiet" });
   const legend = make("div");
   const span = Span.of(run, args);
-  const lines = lineChart(span, { height: 220, gutter: () => map.plot, label: "Histories of the chosen layer and its neighbours" });
+  const lines = lineChart(span, {
+    height: 220,
+    gutter: () => map.plot,
+    label: "Histories of the chosen layer and its neighbours",
+  });
   const linesTitle = make("h3");
   const figures = make("figure", null, make("figcaption", null, linesTitle), lines.element);
   let found = null;
@@ -66,10 +133,22 @@ export async function layersView({ root, source, run, args, isShown, ready }) {
   let row = null;
   const map = heatMap(span, {
     label: "One number of every layer over the steps. Arrow keys move over the cells, enter opens the layer, p pins its line.",
-    height: Math.max(320, Math.min(620, innerHeight - 420)), onlayout: () => lines.again(),
-    cell: (at) => { row = at; histories(); }, onhold: (site, step) => keep({ site, step }),
-    shownRows, onrows: (some) => { shownRows = some; all.hidden = isAll(); keepZoom({ rows: some ? some.join("-") : "" }); },
-    open: (at, column) => { location.hash = linkTo("layer", run.id, { number, step: Math.ceil(found.steps[column]) }, layerOf(found.sites[at])); },
+    height: Math.max(320, Math.min(620, innerHeight - 420)),
+    onlayout: () => lines.again(),
+    cell: (at) => {
+      row = at;
+      histories();
+    },
+    onhold: (site, step) => keep({ site, step }),
+    shownRows,
+    onrows: (some) => {
+      shownRows = some;
+      all.hidden = isAll();
+      keepZoom({ rows: some ? some.join("-") : "" });
+    },
+    open: (at, column) => {
+      location.hash = linkTo("layer", run.id, { number, step: Math.ceil(found.steps[column]) }, layerOf(found.sites[at]));
+    },
   });
   map.element.addEventListener("keydown", (event) => {
     if (event.key !== "p" || !map.cell) return;
@@ -80,9 +159,26 @@ export async function layersView({ root, source, run, args, isShown, ready }) {
   });
 
   root.append(
-    make("div", { class: "bar" }, make("label", null, "number ", numberChooser(about.numbers, number, (id) => { number = id; pinned = []; keep({ number, pinned: "" }); read(); })), filter, all),
+    make(
+      "div",
+      { class: "bar" },
+      make(
+        "label",
+        null,
+        "number ",
+        numberChooser(about.numbers, number, (id) => {
+          number = id;
+          pinned = [];
+          keep({ number, pinned: "" });
+          read();
+        }),
+      ),
+      filter,
+      all,
+    ),
     make("figure", null, make("figcaption", null, title, facts), map.element, legend),
-    figures);
+    figures,
+  );
   ready();
 
   // Without a cell: the pinned rows, or those that stand out most.
@@ -92,21 +188,47 @@ export async function layersView({ root, source, run, args, isShown, ready }) {
     const kept = pinned.map((site) => found.sites.indexOf(site)).filter((each) => each >= 0 && !shown.includes(each));
     const chosen = [...kept, ...shown];
     if (!chosen.length) chosen.push(...standingOut(found));
-    const coloured = chosen.map((each, place) => ({ name: found.names[each], colour: each === row ? lineColour(0) : kept.includes(each) ? lineColour(1 + kept.indexOf(each)) : row === null ? lineColour(place) : lineColour(7), quiet: row !== null && each !== row && !kept.includes(each), site: found.sites[each], steps: found.middles, ...rowOf(found, each) }));
+    const coloured = chosen.map((each, place) => ({
+      name: found.names[each],
+      colour:
+        each === row
+          ? lineColour(0)
+          : kept.includes(each)
+            ? lineColour(1 + kept.indexOf(each))
+            : row === null
+              ? lineColour(place)
+              : lineColour(7),
+      quiet: row !== null && each !== row && !kept.includes(each),
+      site: found.sites[each],
+      steps: found.middles,
+      ...rowOf(found, each),
+    }));
     drawn = coloured;
     lines.show({ log: found.scale.log, series: coloured });
     clearTimeout(extremes);
     if (source.isLive && found.logged > found.columns) extremes = setTimeout(() => withExtremes(coloured), 150);
-    const swatches = coloured.map(({ name, colour }) => make("span", { class: "sign" }, make("i", { class: "line", style: { background: colour } }), name));
-    linesTitle.replaceChildren(make("span", null, row === null ? (kept.length ? "Pinned layers" : "Layers that stand out") : "History and neighbours"), make("span", { class: "quiet" }, ` ${found.unit ? `${found.unit}, ` : ""}${found.scale.log ? "logarithmic" : "linear"}`), make("span", { class: "signs" }, swatches));
+    const swatches = coloured.map(({ name, colour }) =>
+      make("span", { class: "sign" }, make("i", { class: "line", style: { background: colour } }), name),
+    );
+    linesTitle.replaceChildren(
+      make("span", null, row === null ? (kept.length ? "Pinned layers" : "Layers that stand out") : "History and neighbours"),
+      make("span", { class: "quiet" }, ` ${found.unit ? `${found.unit}, ` : ""}${found.scale.log ? "logarithmic" : "linear"}`),
+      make("span", { class: "signs" }, swatches),
+    );
   }
 
   // Where a column joins several steps, the heat-map has their medians; lines also show the least and the greatest of them.
   let [drawn, extremes] = [null, 0];
   async function withExtremes(coloured) {
-    const answer = await source.ask(run.id, "lines", { number, site: coloured.map(({ site }) => site), points: 600, ...map.part }).catch(() => null);
+    const answer = await source
+      .ask(run.id, "lines", { number, site: coloured.map(({ site }) => site), points: 600, ...map.part })
+      .catch(() => null);
     if (!answer || drawn !== coloured || !isShown()) return;
-    const series = coloured.map((held, place) => ({ ...held, ...answer.lines[place], steps: middlesOf([...answer.lines[place].steps, 0], answer.lines[place].ends) }));
+    const series = coloured.map((held, place) => ({
+      ...held,
+      ...answer.lines[place],
+      steps: middlesOf([...answer.lines[place].steps, 0], answer.lines[place].ends),
+    }));
     lines.show({ log: found.scale.log, series });
   }
 
@@ -117,12 +239,34 @@ export async function layersView({ root, source, run, args, isShown, ready }) {
     const isStale = () => mine < seen || !isShown();
     const settings = { number, layers: filter.value.trim() };
     try {
-      await cellsOf({ source, run, about, question: "heatmap", asked: settings, map, span, show: (answer, isWhole) => { if (!isStale()) { seen = mine; draw(answer, isWhole); } } });
+      await cellsOf({
+        source,
+        run,
+        about,
+        question: "heatmap",
+        asked: settings,
+        map,
+        span,
+        show: (answer, isWhole) => {
+          if (!isStale()) {
+            seen = mine;
+            draw(answer, isWhole);
+          }
+        },
+      });
     } catch (error) {
       if (isStale()) return;
       seen = mine;
       const words = filter.value.trim();
-      legend.replaceChildren(words ? notice(`No layer matches “${words}”`, "Change or empty the filter: a part of a name, or a regular expression.", make("p", { class: "quiet small" }, error.message)) : notice("Nothing to draw", error.message));
+      legend.replaceChildren(
+        words
+          ? notice(
+              `No layer matches “${words}”`,
+              "Change or empty the filter: a part of a name, or a regular expression.",
+              make("p", { class: "quiet small" }, error.message),
+            )
+          : notice("Nothing to draw", error.message),
+      );
       map.element.hidden = figures.hidden = true;
       title.replaceChildren();
       facts.replaceChildren();
@@ -136,30 +280,53 @@ export async function layersView({ root, source, run, args, isShown, ready }) {
     found.label = about.numbers.find((each) => each.id === number)?.label ?? found.label;
     const described = about.numbers.find((each) => each.id === number);
     title.replaceChildren(described?.title ?? found.title ?? found.label);
-    facts.replaceChildren(`${many(found.rows, "row")}, first layer on top: sudden changes down a column or along a row are where to look · ${many(found.logged ?? found.columns, "logged step")}${found.logged > found.columns ? `, ${Math.ceil(found.logged / found.columns)} in a column` : ""}`);
+    facts.replaceChildren(
+      `${many(found.rows, "row")}, first layer on top: sudden changes down a column or along a row are where to look · ${many(found.logged ?? found.columns, "logged step")}${found.logged > found.columns ? `, ${Math.ceil(found.logged / found.columns)} in a column` : ""}`,
+    );
     legend.replaceChildren(legendOf(found));
     all.hidden = isAll();
     map.show(found, isWhole);
     row = map.cell?.row ?? null;
     histories();
   }
-  span.on("move", () => { all.hidden = isAll(); });
-  span.on("rest", () => { keepZoom(span.words); if (source.isLive) read(); });
+  span.on("move", () => {
+    all.hidden = isAll();
+  });
+  span.on("rest", () => {
+    keepZoom(span.words);
+    if (source.isLive) read();
+  });
   let typing = 0;
-  filter.addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(() => { keep({ layers: filter.value.trim() }); read(); }, 250); });
-  map.element.addEventListener("focus", () => { row = map.cell?.row ?? row; });
+  filter.addEventListener("input", () => {
+    clearTimeout(typing);
+    typing = setTimeout(() => {
+      keep({ layers: filter.value.trim() });
+      read();
+    }, 250);
+  });
+  map.element.addEventListener("focus", () => {
+    row = map.cell?.row ?? row;
+  });
   if (args.site) map.hold(args.site, span.held ?? span.last);
   await read();
-  return { refresh: async (now) => { span.grow(now.first, now.last); await read(); } };
+  return {
+    refresh: async (now) => {
+      span.grow(now.first, now.last);
+      await read();
+    },
+  };
 }
 
 // The first two rows with NaN, infinities or zeros, and the rows that lie farthest from the middle one.
 export function standingOut(found) {
   const ill = [];
-  for (let row = 0; row < found.rows && ill.length < 2; row += 1) if (rowOf(found, row).marks.some((mark) => mark > 1 && (mark !== 5 || found.scale.log))) ill.push(row);
+  for (let row = 0; row < found.rows && ill.length < 2; row += 1)
+    if (rowOf(found, row).marks.some((mark) => mark > 1 && (mark !== 5 || found.scale.log))) ill.push(row);
   const levels = [];
   for (let row = 0; row < found.rows; row += 1) {
-    const values = rowOf(found, row).values.filter((value) => value !== null && (!found.scale.log || value > 0)).sort((one, other) => one - other);
+    const values = rowOf(found, row)
+      .values.filter((value) => value !== null && (!found.scale.log || value > 0))
+      .sort((one, other) => one - other);
     if (values.length) levels.push([values[values.length >> 1], row]);
   }
   levels.sort((one, other) => one[0] - other[0]);
@@ -167,4 +334,10 @@ export function standingOut(found) {
   return [...new Set([...ill, ...picked.map(([, row]) => row)])].slice(0, 6).sort((one, other) => one - other);
 }
 
-export const nothingYet = (run) => notice("Nothing is recorded yet", run.state === "running" ? "The first rows come within two seconds of the first logged step. This page shows them by itself." : "The run ended before its first logged step was written.");
+export const nothingYet = (run) =>
+  notice(
+    "Nothing is recorded yet",
+    run.state === "running"
+      ? "The first rows come within two seconds of the first logged step. This page shows them by itself."
+      : "The run ended before its first logged step was written.",
+  );

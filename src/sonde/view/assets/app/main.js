@@ -21,12 +21,22 @@ const TABS = [
   ["layers", "Layers", layersView, "One number of every layer over the steps: which layer changes, and when?"],
   ["flow", "Flow", flowView, "One number from the first layer to the last at one step: does the gradient reach all of them?"],
   ["updates", "Updates", updatesView, "How far each step moves each parameter: is the learning rate right?"],
-  ["distribution", "Distribution", distributionView, "How large the elements of one tensor are: do they fit into the number format?"],
+  [
+    "distribution",
+    "Distribution",
+    distributionView,
+    "How large the elements of one tensor are: do they fit into the number format?",
+  ],
   ["graph", "Graph", graphView, "How the layers are connected, coloured by a number"],
   ["findings", "Findings", findingsView, "What the rules find, why, and what to do"],
   ["coverage", "Coverage", coverageView, "What was not observed, and why"],
 ];
-const VIEWS = { ...Object.fromEntries(TABS.map(([name, , view]) => [name, view])), layer: layerView, runs: runsView, compare: compareView };
+const VIEWS = {
+  ...Object.fromEntries(TABS.map(([name, , view]) => [name, view])),
+  layer: layerView,
+  runs: runsView,
+  compare: compareView,
+};
 
 let source = null;
 let listed = { runs: [] };
@@ -39,15 +49,33 @@ function header(address, run) {
   if (!source.isLive && listed.runs.length === 1) byId("home").removeAttribute("href");
   if (run) {
     if (listed.runs.length > 1) {
-      const chooser = make("select", { "aria-label": "Run", onchange: () => { const { view, args } = here(); location.hash = linkTo(view === "layer" ? "layers" : view, chooser.value, { number: args.number }); } },
-        listed.runs.map((each) => make("option", { value: each.id, selected: each.id === run.id }, each.name)));
+      const chooser = make(
+        "select",
+        {
+          "aria-label": "Run",
+          onchange: () => {
+            const { view, args } = here();
+            location.hash = linkTo(view === "layer" ? "layers" : view, chooser.value, { number: args.number });
+          },
+        },
+        listed.runs.map((each) => make("option", { value: each.id, selected: each.id === run.id }, each.name)),
+      );
       fill(byId("which"), chooser);
     } else fill(byId("which"), make("strong", null, run.name));
-    fill(byId("views"), TABS.map(([name, title, , question], place) => {
-      const isHere = name === address.view || (name === "layers" && address.view === "layer");
-      const count = name === "findings" && run.findings ? make("span", { class: `count ${run.health}` }, whole(run.findings)) : null;
-      return make("a", { href: linkTo(name, run.id), "aria-current": isHere ? "page" : null, title: `${question} (key ${place + 1})` }, title, count);
-    }));
+    fill(
+      byId("views"),
+      TABS.map(([name, title, , question], place) => {
+        const isHere = name === address.view || (name === "layers" && address.view === "layer");
+        const count =
+          name === "findings" && run.findings ? make("span", { class: `count ${run.health}` }, whole(run.findings)) : null;
+        return make(
+          "a",
+          { href: linkTo(name, run.id), "aria-current": isHere ? "page" : null, title: `${question} (key ${place + 1})` },
+          title,
+          count,
+        );
+      }),
+    );
   } else fill(byId("which"), known.has(address.run) ? make("strong", null, known.get(address.run).name) : null);
   status(run);
   lacks(run, run?.lost);
@@ -57,14 +85,41 @@ function header(address, run) {
 // What pictures and findings lack. Damage is found where rows are read: answers know of it before the list does.
 function lacks(run, lost = []) {
   byId("losses").hidden = !lost.length;
-  fill(byId("losses"), lost.length ? ["This run is not whole, nor are its pictures and findings: ", lost.slice(0, 3).join(" · "), " ", make("a", { href: linkTo("coverage", run.id) }, "what is lost")] : null);
+  fill(
+    byId("losses"),
+    lost.length
+      ? [
+          "This run is not whole, nor are its pictures and findings: ",
+          lost.slice(0, 3).join(" · "),
+          " ",
+          make("a", { href: linkTo("coverage", run.id) }, "what is lost"),
+        ]
+      : null,
+  );
 }
 
 function status(run) {
   const state = byId("state");
   if (!run) fill(state);
   else if (!source.isLive) fill(state, make("span", { class: "quiet" }, `report · ${run.state}`));
-  else fill(state, stateDot(run), make("span", { title: run.end?.words ?? null }, run.state), make("span", { class: "quiet" }, typeof run.last === "number" ? ` · step ${whole(run.last)}` : ""), run.state === "running" && run.updated ? make("span", { class: "quiet", title: "Rows come to disk every ten seconds, unless the training says otherwise", "aria-live": "off" }, ` · data ${since(run.updated)}`) : null);
+  else
+    fill(
+      state,
+      stateDot(run),
+      make("span", { title: run.end?.words ?? null }, run.state),
+      make("span", { class: "quiet" }, typeof run.last === "number" ? ` · step ${whole(run.last)}` : ""),
+      run.state === "running" && run.updated
+        ? make(
+            "span",
+            {
+              class: "quiet",
+              title: "Rows come to disk every ten seconds, unless the training says otherwise",
+              "aria-live": "off",
+            },
+            ` · data ${since(run.updated)}`,
+          )
+        : null,
+    );
 }
 
 async function list() {
@@ -74,14 +129,29 @@ async function list() {
 
 function failed(root, error) {
   if (error instanceof Gone) {
-    root.replaceChildren(notice("The server does not answer", "The page tries again by itself. If the server was stopped, start it again:", code("sonde ui RUNS_DIR")));
+    root.replaceChildren(
+      notice(
+        "The server does not answer",
+        "The page tries again by itself. If the server was stopped, start it again:",
+        code("sonde ui RUNS_DIR"),
+      ),
+    );
   } else {
-    root.replaceChildren(notice("This cannot be shown", error.message, source.isLive ? make("p", null, make("a", { href: linkTo("runs") }, "to the list of runs")) : null));
+    root.replaceChildren(
+      notice(
+        "This cannot be shown",
+        error.message,
+        source.isLive ? make("p", null, make("a", { href: linkTo("runs") }, "to the list of runs")) : null,
+      ),
+    );
   }
 }
 
 let loading = Promise.resolve(); // until the view has what it shows
-function show() { loading = load(); return loading; }
+function show() {
+  loading = load();
+  return loading;
+}
 
 async function load() {
   const address = here();
@@ -91,8 +161,16 @@ async function load() {
   const root = make("div", { class: `view ${address.view}`, "aria-busy": "true" });
   const mine = { key, refresh: null, stop: null };
   shown = mine;
-  if (!source.isLive && !listed.runs.some((each) => each.id === address.run) && (address.view !== "compare" || listed.runs.length === 1)) {
-    location.replace(listed.runs.length === 1 ? linkTo("overview", listed.runs[0].id) : linkTo("compare", "", { runs: listed.runs.map(({ id }) => id).join(",") }));
+  if (
+    !source.isLive &&
+    !listed.runs.some((each) => each.id === address.run) &&
+    (address.view !== "compare" || listed.runs.length === 1)
+  ) {
+    location.replace(
+      listed.runs.length === 1
+        ? linkTo("overview", listed.runs[0].id)
+        : linkTo("compare", "", { runs: listed.runs.map(({ id }) => id).join(",") }),
+    );
     return;
   }
   const run = listed.runs.find((each) => each.id === address.run) ?? null;
@@ -100,20 +178,44 @@ async function load() {
   const old = byId("view").firstElementChild;
   // What takes longer is shown as far as it is there: the frames of pictures, then few columns, then all.
   let [isReady, isLate] = [false, false];
-  const put = () => { if (shown === mine && !root.isConnected) byId("view").replaceChildren(root); };
-  const ready = () => { isReady = true; if (isLate) put(); };
-  const waiting = setTimeout(() => {
-    isLate = true;
-    if (isReady) put();
-    else if (shown === mine) byId("view").replaceChildren(make("p", { class: "busy", role: "status" }, "reading …"));
-  }, old?.classList.contains("view") ? 250 : 0);
+  const put = () => {
+    if (shown === mine && !root.isConnected) byId("view").replaceChildren(root);
+  };
+  const ready = () => {
+    isReady = true;
+    if (isLate) put();
+  };
+  const waiting = setTimeout(
+    () => {
+      isLate = true;
+      if (isReady) put();
+      else if (shown === mine) byId("view").replaceChildren(make("p", { class: "busy", role: "status" }, "reading …"));
+    },
+    old?.classList.contains("view") ? 250 : 0,
+  );
   try {
     const view = VIEWS[address.view];
-    if (!run && known.has(address.run)) throw new Error(`the run ${known.get(address.run).name} is gone: its folder was deleted, moved or renamed while this page was open`);
-    if (!run && !["runs", "compare"].includes(address.view)) throw new Error(`there is no run "${address.run}" in this folder: choose one of the list of runs`);
+    if (!run && known.has(address.run))
+      throw new Error(
+        `the run ${known.get(address.run).name} is gone: its folder was deleted, moved or renamed while this page was open`,
+      );
+    if (!run && !["runs", "compare"].includes(address.view))
+      throw new Error(`there is no run "${address.run}" in this folder: choose one of the list of runs`);
     if (run && ["damaged", "newer"].includes(run.state) && run.error) throw new Error(run.error);
     if (!view) throw new Error(`there is no view ${address.view}`);
-    const held = await view({ root, source, run, listed, args: address.args, rest: address.rest, ready, lacks: (lost) => { if (shown === mine) lacks(run, lost); }, isShown: () => shown === mine });
+    const held = await view({
+      root,
+      source,
+      run,
+      listed,
+      args: address.args,
+      rest: address.rest,
+      ready,
+      lacks: (lost) => {
+        if (shown === mine) lacks(run, lost);
+      },
+      isShown: () => shown === mine,
+    });
     Object.assign(mine, held ?? {});
   } catch (error) {
     if (shown === mine) failed(root, error);
@@ -129,8 +231,10 @@ const THE_LIST = "";
 const pending = new Set();
 let isReading = false;
 async function changed(message) {
-  if (message.run !== undefined) { source.forgetRun(message.run); pending.add(message.run); }
-  else pending.add(THE_LIST);
+  if (message.run !== undefined) {
+    source.forgetRun(message.run);
+    pending.add(message.run);
+  } else pending.add(THE_LIST);
   if (isReading) return;
   isReading = true;
   const began = performance.now();
@@ -144,7 +248,8 @@ async function changed(message) {
     header(address, run ?? null);
     const isGone = address.run && !run && known.has(address.run);
     if (isGone || address.view === "runs" || ids.has(address.run) || (address.view === "compare" && ids.size)) {
-      if (shown?.refresh && (address.run ? run && !["damaged", "newer"].includes(run.state) : true)) await shown.refresh(run, listed);
+      if (shown?.refresh && (address.run ? run && !["damaged", "newer"].includes(run.state) : true))
+        await shown.refresh(run, listed);
       else await show();
     }
   } catch (error) {
@@ -159,22 +264,53 @@ async function changed(message) {
 let wasGone = false;
 function reachable(isThere) {
   const lost = byId("lost");
-  if (isThere && wasGone) { wasGone = false; lost.hidden = true; source.forget("api/"); changed({ run: here().run || undefined }).then(() => { if (!shown?.refresh) show(); }); }
-  if (!isThere && !wasGone) { wasGone = true; lost.hidden = false; lost.textContent = "The server does not answer. This page shows what it has, and tries again every few seconds. To start the server again: sonde ui RUNS_DIR"; }
+  if (isThere && wasGone) {
+    wasGone = false;
+    lost.hidden = true;
+    source.forget("api/");
+    changed({ run: here().run || undefined }).then(() => {
+      if (!shown?.refresh) show();
+    });
+  }
+  if (!isThere && !wasGone) {
+    wasGone = true;
+    lost.hidden = false;
+    lost.textContent =
+      "The server does not answer. This page shows what it has, and tries again every few seconds. To start the server again: sonde ui RUNS_DIR";
+  }
 }
 
 function keys(event) {
-  if (event.ctrlKey || event.metaKey || event.altKey || byId("keys").open || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
+  if (
+    event.ctrlKey ||
+    event.metaKey ||
+    event.altKey ||
+    byId("keys").open ||
+    /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)
+  )
+    return;
   const { run } = here();
   const tab = run && /^[1-9]$/.test(event.key) ? TABS[Number(event.key) - 1] : null;
-  const act = tab ? () => { location.hash = linkTo(tab[0], run); } : {
-    "?": () => byId("keys").showModal(), t: () => byId("theme").click(),
-    r: () => { location.hash = linkTo("runs"); },
-    "/": () => document.querySelector("input[type=search]")?.focus(),
-    "[": () => document.querySelector("[data-key=back]")?.click(), "]": () => document.querySelector("[data-key=forward]")?.click(),
-    " ": event.target.closest?.("button, a, summary") ? null : document.querySelector("[data-key=play]") ? () => document.querySelector("[data-key=play]").click() : null,
-    Escape: hideTip,
-  }[event.key];
+  const act = tab
+    ? () => {
+        location.hash = linkTo(tab[0], run);
+      }
+    : {
+        "?": () => byId("keys").showModal(),
+        t: () => byId("theme").click(),
+        r: () => {
+          location.hash = linkTo("runs");
+        },
+        "/": () => document.querySelector("input[type=search]")?.focus(),
+        "[": () => document.querySelector("[data-key=back]")?.click(),
+        "]": () => document.querySelector("[data-key=forward]")?.click(),
+        " ": event.target.closest?.("button, a, summary")
+          ? null
+          : document.querySelector("[data-key=play]")
+            ? () => document.querySelector("[data-key=play]").click()
+            : null,
+        Escape: hideTip,
+      }[event.key];
   if (!act) return;
   event.preventDefault();
   act();
@@ -200,9 +336,19 @@ async function begin() {
   // second listener begins.
   const page = document.documentElement;
   let colours = null;
-  window.addEventListener("beforeprint", () => { colours ??= page.dataset.theme; page.classList.add("printing"); for (const each of document.querySelectorAll("details.behind")) each.open = true; if (colours === "dark") theme("light"); });
+  window.addEventListener("beforeprint", () => {
+    colours ??= page.dataset.theme;
+    page.classList.add("printing");
+    for (const each of document.querySelectorAll("details.behind")) each.open = true;
+    if (colours === "dark") theme("light");
+  });
   window.addEventListener("beforeprint", fitAll);
-  window.addEventListener("afterprint", () => { page.classList.remove("printing"); if (colours === "dark") theme("dark"); colours = null; fitAll(); });
+  window.addEventListener("afterprint", () => {
+    page.classList.remove("printing");
+    if (colours === "dark") theme("dark");
+    colours = null;
+    fitAll();
+  });
   // What a picture asks for later, as the finer data of a zoom, may be refused as well.
   window.addEventListener("unhandledrejection", (event) => {
     if (!(event.reason instanceof Refused) && !(event.reason instanceof Gone)) return;

@@ -7,9 +7,16 @@ export function axis(low, high, first, last, log = false) {
   const [start, end] = [on(low), on(high)];
   const scale = (last - first) / (end - start || 1);
   return {
-    low, high, first, last, log,
+    low,
+    high,
+    first,
+    last,
+    log,
     at: (value) => first + (on(value) - start) * scale,
-    back: (pixel) => { const worth = start + (pixel - first) / scale; return log ? Math.exp(worth) : worth; },
+    back: (pixel) => {
+      const worth = start + (pixel - first) / scale;
+      return log ? Math.exp(worth) : worth;
+    },
   };
 }
 
@@ -48,19 +55,26 @@ export function ticks(scale, room) {
   const power = 10 ** Math.floor(Math.log10(rough));
   const stride = [1, 2, 5, 10].map((head) => head * power).find((size) => size >= rough * 0.999);
   const found = [];
-  for (let place = Math.ceil(scale.low / stride - 1e-9); place * stride <= scale.high + stride * 1e-9; place += 1) found.push(place === 0 ? 0 : place * stride);
+  for (let place = Math.ceil(scale.low / stride - 1e-9); place * stride <= scale.high + stride * 1e-9; place += 1)
+    found.push(place === 0 ? 0 : place * stride);
   const largest = Math.max(Math.abs(scale.low), Math.abs(scale.high));
   if (largest >= 1e6 || largest < 1e-3) {
     const common = Math.floor(Math.log10(largest));
     const digits = Math.max(0, common - Math.floor(Math.log10(stride) + 1e-9));
-    return found.map((value) => [value, Math.abs(value) < stride / 2 ? "0" : `${minus((value / 10 ** common).toFixed(digits))}·10${raised(common)}`]);
+    return found.map((value) => [
+      value,
+      Math.abs(value) < stride / 2 ? "0" : `${minus((value / 10 ** common).toFixed(digits))}·10${raised(common)}`,
+    ]);
   }
   const digits = Math.max(0, -Math.floor(Math.log10(stride) + 1e-9));
   return found.map((value) => [value, digits ? minus(value.toFixed(digits)) : minus(Math.round(value).toLocaleString("en"))]);
 }
 
 // Ticks of steps: whole numbers.
-export const stepTicks = (scale, room) => ticks(scale, room).filter(([value]) => Number.isInteger(value)).map(([value, text]) => [value, text.replace(/\.0+$/, "")]);
+export const stepTicks = (scale, room) =>
+  ticks(scale, room)
+    .filter(([value]) => Number.isInteger(value))
+    .map(([value, text]) => [value, text.replace(/\.0+$/, "")]);
 
 // The ends of an axis that holds all the values, with a little room.
 export function ends(values, log) {
@@ -110,8 +124,20 @@ function path(stops) {
 }
 
 const RAMPS = {
-  sequential: path([[0.27, 0.015, -0.105], [0.435, -0.03, -0.085], [0.6, -0.075, -0.01], [0.765, -0.07, 0.09], [0.93, -0.02, 0.165]]),
-  diverging: path([[0.36, -0.025, -0.13], [0.6, -0.04, -0.1], [0.84, 0, 0], [0.6, 0.06, 0.1], [0.36, 0.075, 0.07]]),
+  sequential: path([
+    [0.27, 0.015, -0.105],
+    [0.435, -0.03, -0.085],
+    [0.6, -0.075, -0.01],
+    [0.765, -0.07, 0.09],
+    [0.93, -0.02, 0.165],
+  ]),
+  diverging: path([
+    [0.36, -0.025, -0.13],
+    [0.6, -0.04, -0.1],
+    [0.84, 0, 0],
+    [0.6, 0.06, 0.1],
+    [0.36, 0.075, 0.07],
+  ]),
 };
 
 export const isDark = () => document.documentElement.dataset.theme === "dark";
@@ -121,7 +147,9 @@ export const ramp = (name) => RAMPS[name] ?? RAMPS.sequential;
 
 export function gradient(name) {
   const table = ramp(name);
-  const stops = [0, 32, 64, 96, 128, 159, 191, 223, 255].map((place) => `rgb(${table.slice(3 * place, 3 * place + 3).join(" ")})`);
+  const stops = [0, 32, 64, 96, 128, 159, 191, 223, 255].map(
+    (place) => `rgb(${table.slice(3 * place, 3 * place + 3).join(" ")})`,
+  );
   return `linear-gradient(90deg, ${stops.join(", ")})`;
 }
 
@@ -131,12 +159,18 @@ export function shareOn(scale) {
   const [low, high] = [on(scale.low), on(scale.high)];
   if (scale.middle === undefined) return (value) => (on(value) - low) / (high - low || 1);
   const middle = on(scale.middle);
-  return (value) => { const worth = on(value); return worth < middle ? 0.5 * ((worth - low) / (middle - low || 1)) : 0.5 + 0.5 * ((worth - middle) / (high - middle || 1)); };
+  return (value) => {
+    const worth = on(value);
+    return worth < middle ? 0.5 * ((worth - low) / (middle - low || 1)) : 0.5 + 0.5 * ((worth - middle) / (high - middle || 1));
+  };
 }
 
 // What a cell may be that has no place on the scale. The order is that of the codes in answers: 0 is a value. The lines of a hatch,
 // between corners of a square of eight pixels, tell marks from values and from each other where colours do not.
-const [RISING, FALLING] = [[0, 8, 8, 0], [0, 0, 8, 8]];
+const [RISING, FALLING] = [
+  [0, 8, 8, 0],
+  [0, 0, 8, 8],
+];
 export const MARKS = [
   null,
   { name: "not recorded", glyph: "", colour: null },
@@ -156,7 +190,17 @@ export function hatchOf(mark, density = 1) {
     const pen = tile.getContext("2d");
     pen.scale(density, density);
     Object.assign(pen, { strokeStyle: MARKS[mark].ink, lineWidth: 1.4, lineCap: "square" });
-    for (const [x, y, right, below] of MARKS[mark].hatch) for (const [across, down] of [[0, 0], [-8, 0], [8, 0]]) { pen.beginPath(); pen.moveTo(x + across, y + down); pen.lineTo(right + across, below + down); pen.stroke(); }
+    for (const [x, y, right, below] of MARKS[mark].hatch)
+      for (const [across, down] of [
+        [0, 0],
+        [-8, 0],
+        [8, 0],
+      ]) {
+        pen.beginPath();
+        pen.moveTo(x + across, y + down);
+        pen.lineTo(right + across, below + down);
+        pen.stroke();
+      }
     tiles.set(key, tile);
   }
   return tiles.get(key);
@@ -171,4 +215,7 @@ export const lineColour = (place) => LINES[isDark() ? "dark" : "light"][place % 
 export const lineDash = (place) => [null, "6 3", "2 3"][Math.floor(place / 8) % 3]; // colours repeat with another dash
 
 // The name of a horizontal axis: a short one before its first number, a long one behind its last.
-export const axisText = (name, left, right, y) => (name.length < 8 ? draw("text", { x: left - 8, y, "text-anchor": "end" }, name) : draw("text", { x: right, y: y + 14, "text-anchor": "end" }, name));
+export const axisText = (name, left, right, y) =>
+  name.length < 8
+    ? draw("text", { x: left - 8, y, "text-anchor": "end" }, name)
+    : draw("text", { x: right, y: y + 14, "text-anchor": "end" }, name);

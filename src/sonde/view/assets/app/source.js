@@ -17,13 +17,17 @@ function gathered(text) {
   const planes = bytes(text);
   const held = new Uint8Array(planes.length);
   const size = planes.length / 4;
-  for (let place = 0; place < size; place += 1) for (let byte = 0; byte < 4; byte += 1) held[4 * place + byte] = planes[byte * size + place];
+  for (let place = 0; place < size; place += 1)
+    for (let byte = 0; byte < 4; byte += 1) held[4 * place + byte] = planes[byte * size + place];
   return held;
 }
 
 // The steps of columns, as points of a line: the middle of the first and the last logged step of each.
 export function middlesOf(edges, ends) {
-  return edges.slice(0, -1).map((edge, column) => { const first = Math.ceil(edge); return ends ? (first + Math.max(ends[column], first)) / 2 : first; });
+  return edges.slice(0, -1).map((edge, column) => {
+    const first = Math.ceil(edge);
+    return ends ? (first + Math.max(ends[column], first)) / 2 : first;
+  });
 }
 
 // A matrix as heatMap draws it: medians of columns (values), and what a cell shows: a step that stands out, where there is one (stands).
@@ -31,13 +35,24 @@ export function matrixOf(answer) {
   if (typeof answer.values !== "string") return answer;
   const [values, marks] = [new Float32Array((answer.planes ? gathered : bytes)(answer.values).buffer), bytes(answer.marks)];
   const last = answer.last && { last: new Float32Array(bytes(answer.last).buffer), last_marks: bytes(answer.last_marks) };
-  const found = withSpikes({ ...answer, ...last, values, marks }, new Uint32Array(bytes(answer.spikes?.at ?? "").buffer), new Float32Array(bytes(answer.spikes?.values ?? "").buffer));
-  return { ...found, rows: answer.sites.length, columns: Math.max(answer.steps.length - 1, 0), middles: middlesOf(answer.steps, answer.ends) };
+  const found = withSpikes(
+    { ...answer, ...last, values, marks },
+    new Uint32Array(bytes(answer.spikes?.at ?? "").buffer),
+    new Float32Array(bytes(answer.spikes?.values ?? "").buffer),
+  );
+  return {
+    ...found,
+    rows: answer.sites.length,
+    columns: Math.max(answer.steps.length - 1, 0),
+    middles: middlesOf(answer.steps, answer.ends),
+  };
 }
 
 export function withSpikes(found, places = [], spikes = []) {
   const [shown, shownMarks, stands] = [found.values.slice(), found.marks.slice(), new Uint8Array(found.values.length)];
-  places.forEach((place, at) => { [shown[place], shownMarks[place], stands[place]] = [spikes[at], spikes[at] === 0 ? 5 : 0, 1]; });
+  places.forEach((place, at) => {
+    [shown[place], shownMarks[place], stands[place]] = [spikes[at], spikes[at] === 0 ? 5 : 0, 1];
+  });
   return { ...found, shown, shownMarks, stands, spikes: places.length };
 }
 
@@ -85,13 +100,23 @@ export class Live {
     return this.get(`api/runs/${encodeURIComponent(run)}/${name}${query(settings)}`, signal);
   }
 
-  compare(a, b) { return this.get(`api/compare${query({ a, b })}`); }
+  compare(a, b) {
+    return this.get(`api/compare${query({ a, b })}`);
+  }
 
-  graph(run, number) { return { src: `api/runs/${encodeURIComponent(run)}/graph.html${query({ number })}` }; }
+  graph(run, number) {
+    return { src: `api/runs/${encodeURIComponent(run)}/graph.html${query({ number })}` };
+  }
 
-  forget(start) { this.forgotten += 1; for (const path of [...this.kept.keys()]) if (path.startsWith(start)) this.kept.delete(path); }
+  forget(start) {
+    this.forgotten += 1;
+    for (const path of [...this.kept.keys()]) if (path.startsWith(start)) this.kept.delete(path);
+  }
 
-  forgetRun(run) { this.forget(`api/runs/${encodeURIComponent(run)}/`); this.forget("api/compare"); }
+  forgetRun(run) {
+    this.forget(`api/runs/${encodeURIComponent(run)}/`);
+    this.forget("api/compare");
+  }
 
   // Call `changed` with each message, `state` with true and false as the server comes and goes.
   follow(changed, state) {
@@ -99,10 +124,16 @@ export class Live {
     const open = () => {
       stream = new EventSource("api/events");
       stream.onopen = () => state(true);
-      stream.onmessage = (event) => { state(true); changed(JSON.parse(event.data)); };
+      stream.onmessage = (event) => {
+        state(true);
+        changed(JSON.parse(event.data));
+      };
       stream.onerror = () => {
         state(false);
-        if (stream.readyState === EventSource.CLOSED) { clearTimeout(timer); timer = setTimeout(open, 3000); }
+        if (stream.readyState === EventSource.CLOSED) {
+          clearTimeout(timer);
+          timer = setTimeout(open, 3000);
+        }
       };
     };
     open();
@@ -113,7 +144,8 @@ function query(settings) {
   const given = new URLSearchParams();
   for (const [name, value] of Object.entries(settings)) {
     if (value === null || value === undefined || value === "") continue;
-    for (const each of Array.isArray(value) ? value : [value]) given.append(name, typeof each === "number" && !Number.isInteger(each) ? each.toFixed(2) : each);
+    for (const each of Array.isArray(value) ? value : [value])
+      given.append(name, typeof each === "number" && !Number.isInteger(each) ? each.toFixed(2) : each);
   }
   const text = given.toString();
   return text ? `?${text}` : "";
@@ -126,7 +158,9 @@ export class Recording {
     this.isLive = false;
   }
 
-  async runs() { return { runs: this.held.runs.map(({ run }) => run), version: 0 }; }
+  async runs() {
+    return { runs: this.held.runs.map(({ run }) => run), version: 0 };
+  }
 
   async ask(run, name, settings = {}) {
     const held = this.held.runs.find((each) => each.run.id === run);
@@ -139,7 +173,14 @@ export class Recording {
       layer: () => this.layer(held, settings.layer, settings.step),
     };
     const answer = name in given ? given[name]() : held[name];
-    if (!answer) throw new Refused(`this report does not hold it: ${name}${[settings.number, settings.site, settings.layer].flat().filter(Boolean).map((each) => ` of ${each}`).join("")}. The live page does: sonde ui`);
+    if (!answer)
+      throw new Refused(
+        `this report does not hold it: ${name}${[settings.number, settings.site, settings.layer]
+          .flat()
+          .filter(Boolean)
+          .map((each) => ` of ${each}`)
+          .join("")}. The live page does: sonde ui`,
+      );
     return name === "heatmap" && settings.layers ? chosen(matrixOf(answer), settings.layers) : answer;
   }
 
@@ -153,7 +194,12 @@ export class Recording {
     const heat = held.heatmap?.[number];
     if (!heat) return null;
     const found = matrixOf(heat);
-    return { ...wordsOf(found), lines: sites.filter((site) => found.sites.includes(site)).map((site) => ({ site, steps: found.middles, ...rowOf(found, found.sites.indexOf(site)) })) };
+    return {
+      ...wordsOf(found),
+      lines: sites
+        .filter((site) => found.sites.includes(site))
+        .map((site) => ({ site, steps: found.middles, ...rowOf(found, found.sites.indexOf(site)) })),
+    };
   }
 
   flow(held, { number, step }) {
@@ -164,16 +210,25 @@ export class Recording {
     const all = found.sites.map((_, row) => rowOf(found, row));
     const there = all.map(({ values }) => values.filter((value) => Number.isFinite(value)));
     return {
-      ...wordsOf(found), sites: found.sites, step: Math.ceil(found.steps[column]), steps: found.steps.slice(0, -1).map(Math.ceil),
-      values: all.map(({ values }) => values[column]), marks: all.map(({ marks }) => marks[column]),
-      low: there.map((values) => (values.length ? Math.min(...values) : null)), high: there.map((values) => (values.length ? Math.max(...values) : null)),
+      ...wordsOf(found),
+      sites: found.sites,
+      step: Math.ceil(found.steps[column]),
+      steps: found.steps.slice(0, -1).map(Math.ceil),
+      values: all.map(({ values }) => values[column]),
+      marks: all.map(({ marks }) => marks[column]),
+      low: there.map((values) => (values.length ? Math.min(...values) : null)),
+      high: there.map((values) => (values.length ? Math.max(...values) : null)),
     };
   }
 
   layer(held, name, step) {
     const { numbers, findings } = held;
     const at = numbers.layers.findIndex((each) => each.layer === name);
-    const layer = { ...(numbers.layers[at] ?? { layer: name }), before: numbers.layers[at - 1]?.layer, after: at < 0 ? null : numbers.layers[at + 1]?.layer };
+    const layer = {
+      ...(numbers.layers[at] ?? { layer: name }),
+      before: numbers.layers[at - 1]?.layer,
+      after: at < 0 ? null : numbers.layers[at + 1]?.layer,
+    };
     const rows = [];
     for (const number of numbers.numbers) {
       const heat = held.heatmap?.[number.id];
@@ -182,18 +237,39 @@ export class Recording {
       found.sites.forEach((site, row) => {
         if (layerOf(site) !== name) return;
         const { values, marks } = rowOf(found, row);
-        const column = step === undefined ? -1 : Math.max(found.steps.findLastIndex((edge, place) => place < found.columns && edge <= step), 0);
-        const shown = column < 0 ? {} : { shown: values[column], shown_mark: marks[column], shown_step: Math.ceil(found.steps[column]) };
-        rows.push({ ...number, number: number.id, site, last: Number.isFinite(found.last[row]) ? found.last[row] : null, last_mark: found.last_marks[row], values, marks, ...shown });
+        const column =
+          step === undefined
+            ? -1
+            : Math.max(
+                found.steps.findLastIndex((edge, place) => place < found.columns && edge <= step),
+                0,
+              );
+        const shown =
+          column < 0 ? {} : { shown: values[column], shown_mark: marks[column], shown_step: Math.ceil(found.steps[column]) };
+        rows.push({
+          ...number,
+          number: number.id,
+          site,
+          last: Number.isFinite(found.last[row]) ? found.last[row] : null,
+          last_mark: found.last_marks[row],
+          values,
+          marks,
+          ...shown,
+        });
       });
     }
     if (!rows.length) return null;
-    return { ...layer, numbers: rows, findings: findings.findings.filter((finding) => finding.site && layerOf(finding.site) === name) };
+    return {
+      ...layer,
+      numbers: rows,
+      findings: findings.findings.filter((finding) => finding.site && layerOf(finding.site) === name),
+    };
   }
 
   async compare(a, b) {
     const answer = this.held.comparisons[`${a} ${b}`];
-    if (!answer) throw new Refused("this report compares its first run with the others. The live page compares any two: sonde ui");
+    if (!answer)
+      throw new Refused("this report compares its first run with the others. The live page compares any two: sonde ui");
     if (answer.error) throw new Refused(answer.error);
     return answer;
   }
@@ -224,7 +300,12 @@ export function rowOf(found, row) {
 // The rows whose layer has the words.
 function chosen(found, words) {
   let matches = (site) => site.includes(words);
-  try { const pattern = new RegExp(words); matches = (site) => pattern.test(site); } catch { /* no pattern: a part of a name */ }
+  try {
+    const pattern = new RegExp(words);
+    matches = (site) => pattern.test(site);
+  } catch {
+    /* no pattern: a part of a name */
+  }
   const rows = found.sites.map((_, row) => row).filter((row) => matches(found.sites[row]));
   if (!rows.length) throw new Refused(`no layer of this report matches ${words}`);
   const cells = (list) => {
@@ -234,7 +315,19 @@ function chosen(found, words) {
   };
   const some = (list) => list && rows.map((row) => list[row]);
   const stands = cells(found.stands);
-  return { ...found, rows: rows.length, sites: some(found.sites), layers: some(found.layers), kinds: some(found.kinds), values: cells(found.values), marks: cells(found.marks), shown: cells(found.shown), shownMarks: cells(found.shownMarks), stands, spikes: stands.reduce((sum, each) => sum + each, 0) };
+  return {
+    ...found,
+    rows: rows.length,
+    sites: some(found.sites),
+    layers: some(found.layers),
+    kinds: some(found.kinds),
+    values: cells(found.values),
+    marks: cells(found.marks),
+    shown: cells(found.shown),
+    shownMarks: cells(found.shownMarks),
+    stands,
+    spikes: stands.reduce((sum, each) => sum + each, 0),
+  };
 }
 
 // The recording in the page, or the server.
@@ -242,7 +335,10 @@ export async function sourceOf(page) {
   const held = page.getElementById("recording");
   if (!held) return new Live();
   if (held.type === "application/json") return new Recording(JSON.parse(held.textContent));
-  if (typeof DecompressionStream === "undefined") throw new Refused("this browser cannot unpack the report: it has no DecompressionStream. Open the report in a browser of 2023 or newer");
+  if (typeof DecompressionStream === "undefined")
+    throw new Refused(
+      "this browser cannot unpack the report: it has no DecompressionStream. Open the report in a browser of 2023 or newer",
+    );
   const packed = new Blob([bytes(held.textContent.trim())]).stream().pipeThrough(new DecompressionStream("gzip"));
   return new Recording(JSON.parse(await new Response(packed).text()));
 }

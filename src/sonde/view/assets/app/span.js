@@ -5,26 +5,46 @@ const REST = 180; // milliseconds after the last movement: then finer data is fe
 
 export class Span {
   constructor(first, last, from = null, to = null) {
-    Object.assign(this, { first, last, from: first, to: last, cursor: null, held: null, listeners: { move: new Set(), rest: new Set(), point: new Set() }, timer: 0 });
+    Object.assign(this, {
+      first,
+      last,
+      from: first,
+      to: last,
+      cursor: null,
+      held: null,
+      listeners: { move: new Set(), rest: new Set(), point: new Set() },
+      timer: 0,
+    });
     if (from !== null && to !== null) this.place(from, to);
   }
 
   // The steps of a run, the part of them that an address names, and the step at which its cursor rests.
   static of(run, args) {
     const first = Math.max(run.first ?? 0, 0);
-    const [from, to, step] = [args.from, args.to, args.step].map((text) => (text && Number.isFinite(Number(text)) ? Number(text) : null));
+    const [from, to, step] = [args.from, args.to, args.step].map((text) =>
+      text && Number.isFinite(Number(text)) ? Number(text) : null,
+    );
     const span = new Span(first, Math.max(run.last ?? 0, first + 1), from, to);
     span.held = span.cursor = step;
     return span;
   }
 
   // What a question and an address say of the part that is shown.
-  get part() { return this.isWhole ? {} : { from: Math.floor(this.from), to: Math.ceil(this.to) }; }
-  get words() { return { from: "", to: "", ...this.part }; }
+  get part() {
+    return this.isWhole ? {} : { from: Math.floor(this.from), to: Math.ceil(this.to) };
+  }
+  get words() {
+    return { from: "", to: "", ...this.part };
+  }
 
-  get isWhole() { return this.from <= this.first && this.to >= this.last; }
+  get isWhole() {
+    return this.from <= this.first && this.to >= this.last;
+  }
 
-  on(event, listener) { this.listeners[event].add(listener); return () => this.listeners[event].delete(listener); }
+  on(event, listener) {
+    this.listeners[event].add(listener);
+    return () => this.listeners[event].delete(listener);
+  }
 
   place(from, to) {
     const [low, high] = [this.first, Math.max(this.last, this.first + 1)];
@@ -40,11 +60,18 @@ export class Span {
     this.timer = setTimeout(() => this.tell("rest"), REST);
   }
 
-  whole() { this.set(this.first, this.last); }
+  whole() {
+    this.set(this.first, this.last);
+  }
 
-  move(share) { const by = (this.to - this.from) * share; this.set(this.from + by, this.to + by); }
+  move(share) {
+    const by = (this.to - this.from) * share;
+    this.set(this.from + by, this.to + by);
+  }
 
-  zoom(factor, around = (this.from + this.to) / 2) { this.set(around - (around - this.from) * factor, around + (this.to - around) * factor); }
+  zoom(factor, around = (this.from + this.to) / 2) {
+    this.set(around - (around - this.from) * factor, around + (this.to - around) * factor);
+  }
 
   // The training has gone on: a span that shows all of it, or its end, follows.
   grow(first, last) {
@@ -58,14 +85,26 @@ export class Span {
     this.tell("move");
   }
 
-  point(step) { if (step !== this.cursor) { this.cursor = step; this.tell("point"); } }
+  point(step) {
+    if (step !== this.cursor) {
+      this.cursor = step;
+      this.tell("point");
+    }
+  }
 
   // Where the cursor rests while nothing is pointed at; null: nowhere.
-  hold(step) { this.held = step; this.point(step); }
+  hold(step) {
+    this.held = step;
+    this.point(step);
+  }
 
-  leave() { this.point(this.held); }
+  leave() {
+    this.point(this.held);
+  }
 
-  tell(event) { for (const listener of this.listeners[event]) listener(); }
+  tell(event) {
+    for (const listener of this.listeners[event]) listener();
+  }
 }
 
 // Call draw once before the next picture of the screen, however often this is asked.
@@ -74,7 +113,10 @@ export function once(drawing) {
   return () => {
     if (asked) return;
     asked = true;
-    requestAnimationFrame(() => { asked = false; drawing(); });
+    requestAnimationFrame(() => {
+      asked = false;
+      drawing();
+    });
   };
 }
 
@@ -101,10 +143,20 @@ export function gestures(element, { span, box, brush, click, point, leave, rows 
       const by = ((start.x - at.x) / at.plot.width) * (start.to - start.from);
       span.set(start.from + by, start.to + by);
     } else if (start && Math.hypot(at.x - start.x, at.y - start.y) > 4) {
-      const [left, right] = [Math.min(start.x, at.x), Math.max(start.x, at.x)].map((x) => Math.min(Math.max(x, 0), at.plot.width));
+      const [left, right] = [Math.min(start.x, at.x), Math.max(start.x, at.x)].map((x) =>
+        Math.min(Math.max(x, 0), at.plot.width),
+      );
       const tall = rows && Math.abs(at.y - start.y) > 14;
-      const [top, bottom] = tall ? [Math.min(start.y, at.y), Math.max(start.y, at.y)].map((y) => Math.min(Math.max(y, 0), at.plot.height)) : [0, at.plot.height];
-      for (const [name, value] of Object.entries({ x: at.plot.left + left, y: at.plot.top + top, width: right - left, height: bottom - top })) brush.setAttribute(name, value);
+      const [top, bottom] = tall
+        ? [Math.min(start.y, at.y), Math.max(start.y, at.y)].map((y) => Math.min(Math.max(y, 0), at.plot.height))
+        : [0, at.plot.height];
+      for (const [name, value] of Object.entries({
+        x: at.plot.left + left,
+        y: at.plot.top + top,
+        width: right - left,
+        height: bottom - top,
+      }))
+        brush.setAttribute(name, value);
       brush.removeAttribute("visibility");
     } else if (!start) {
       if (at.hit) point?.(at.x, at.y, event);
@@ -117,26 +169,50 @@ export function gestures(element, { span, box, brush, click, point, leave, rows 
     start = null;
     brush.setAttribute("visibility", "hidden");
     if (event.type === "pointercancel") return;
-    if (Math.hypot(at.x - began.x, at.y - began.y) <= 4) { click?.(began.x, began.y, event); return; }
+    if (Math.hypot(at.x - began.x, at.y - began.y) <= 4) {
+      click?.(began.x, began.y, event);
+      return;
+    }
     if (mode === "move") return;
     if (rows && Math.abs(at.y - began.y) > 14) rows(Math.min(at.y, began.y), Math.max(at.y, began.y));
-    if (Math.abs(at.x - began.x) > 4) span.set(stepAt(Math.min(at.x, began.x), at.plot), stepAt(Math.max(at.x, began.x), at.plot));
+    if (Math.abs(at.x - began.x) > 4)
+      span.set(stepAt(Math.min(at.x, began.x), at.plot), stepAt(Math.max(at.x, began.x), at.plot));
   };
   element.addEventListener("pointerup", end);
   element.addEventListener("pointercancel", end);
-  element.addEventListener("pointerleave", () => { if (!start) leave?.(); });
-  element.addEventListener("dblclick", () => { span.whole(); rows?.(null); });
-  element.addEventListener("wheel", (event) => {
-    const at = inside(event);
-    if (!at.hit) return;
-    if (event.ctrlKey || event.metaKey) span.zoom(1.0015 ** event.deltaY, stepAt(at.x, at.plot));
-    else if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) span.move((event.deltaX || event.deltaY) / 900);
-    else return;
-    event.preventDefault();
-  }, { passive: false });
+  element.addEventListener("pointerleave", () => {
+    if (!start) leave?.();
+  });
+  element.addEventListener("dblclick", () => {
+    span.whole();
+    rows?.(null);
+  });
+  element.addEventListener(
+    "wheel",
+    (event) => {
+      const at = inside(event);
+      if (!at.hit) return;
+      if (event.ctrlKey || event.metaKey) span.zoom(1.0015 ** event.deltaY, stepAt(at.x, at.plot));
+      else if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) span.move((event.deltaX || event.deltaY) / 900);
+      else return;
+      event.preventDefault();
+    },
+    { passive: false },
+  );
   element.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    const act = { "+": () => span.zoom(0.7), "=": () => span.zoom(0.7), "-": () => span.zoom(1 / 0.7), "−": () => span.zoom(1 / 0.7), 0: () => { span.whole(); rows?.(null); }, ",": () => span.move(-0.2), ".": () => span.move(0.2) }[event.key];
+    const act = {
+      "+": () => span.zoom(0.7),
+      "=": () => span.zoom(0.7),
+      "-": () => span.zoom(1 / 0.7),
+      "−": () => span.zoom(1 / 0.7),
+      0: () => {
+        span.whole();
+        rows?.(null);
+      },
+      ",": () => span.move(-0.2),
+      ".": () => span.move(0.2),
+    }[event.key];
     if (!act) return;
     act();
     event.preventDefault();
@@ -149,8 +225,14 @@ const fits = new WeakMap();
 export function onWidth(element, measured, paint) {
   const soon = once(paint);
   element.dataset.fitted = "";
-  fits.set(element, () => { measured(element.clientWidth); paint(); });
-  new ResizeObserver(() => { measured(element.clientWidth); soon(); }).observe(element);
+  fits.set(element, () => {
+    measured(element.clientWidth);
+    paint();
+  });
+  new ResizeObserver(() => {
+    measured(element.clientWidth);
+    soon();
+  }).observe(element);
 }
 
 // Draw all pictures on the page at once, as before it is printed; twice, since some begin where others do.
