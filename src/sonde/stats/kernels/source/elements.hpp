@@ -29,7 +29,7 @@ inline float from_half(uint16_t half) {
 }
 
 // How the elements of an array are read: one, or kRead vectors of doubles at a time. No statistic depends on the order of
-// elements, so that each kStep of them may be permuted. An element is a float or a double; vectors are of such elements.
+// elements, so that each kStep of them, two vectors, may be permuted. An element is a float or a double; vectors are of such elements.
 struct ReadAsFloats {
     using Element = float;
     using Vector = lanes::Floats;
@@ -43,6 +43,7 @@ struct OfFloats : ReadAsFloats {
     explicit OfFloats(const float *elements) : from(elements) {}
 
     float operator[](size_t i) const { return from[i]; }
+    Vector vector(size_t at) const { return lanes::load<Vector>(from + at); }
     void read(size_t at, lanes::Doubles *to) const {
         for (int i = 0; i < kRead; i++) to[i] = widened(from + at + i * lanes::kWidth);
     }
@@ -60,6 +61,7 @@ struct OfDoubles {
     explicit OfDoubles(const double *elements) : from(elements) {}
 
     double operator[](size_t i) const { return from[i]; }
+    Vector vector(size_t at) const { return lanes::load<Vector>(from + at); }
     void read(size_t at, lanes::Doubles *to) const { to[0] = widened(from + at); }
     OfDoubles after(size_t i) const { return OfDoubles(from + i); }
     static lanes::Doubles widened(const double *from) { return lanes::load<lanes::Doubles>(from); }
@@ -71,7 +73,7 @@ struct BrainFloats : ReadAsFloats {
 
     static float one(uint16_t bits) { return float_of(uint32_t(bits) << 16); }
     float operator[](size_t i) const { return one(from[i]); }
-    lanes::Floats floats(size_t at) const {
+    Vector vector(size_t at) const {
 #if defined(__GNUC__) && !defined(SONDE_PORTABLE)
         const bool second = at % kStep;
         using Words = lanes::Lanes<uint32_t, 2 * lanes::kWidth>;
@@ -83,7 +85,7 @@ struct BrainFloats : ReadAsFloats {
         return made;
 #endif
     }
-    void read(size_t at, lanes::Doubles *to) const { lanes::widen(floats(at), to); }
+    void read(size_t at, lanes::Doubles *to) const { lanes::widen(vector(at), to); }
     BrainFloats after(size_t i) const { return BrainFloats(from + i); }
 };
 
@@ -93,7 +95,7 @@ struct Halves : ReadAsFloats {
 
     static float one(uint16_t bits) { return from_half(bits); }
     float operator[](size_t i) const { return one(from[i]); }
-    lanes::Floats floats(size_t at) const {
+    Vector vector(size_t at) const {
 #if defined(SONDE_LANES_OF_512)
         return (lanes::Floats)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from + at)));
 #elif defined(SONDE_LANES_OF_256) && defined(__F16C__)
@@ -104,7 +106,7 @@ struct Halves : ReadAsFloats {
         return made;
 #endif
     }
-    void read(size_t at, lanes::Doubles *to) const { lanes::widen(floats(at), to); }
+    void read(size_t at, lanes::Doubles *to) const { lanes::widen(vector(at), to); }
     Halves after(size_t i) const { return Halves(from + i); }
 };
 
@@ -113,7 +115,7 @@ template <class Source> inline void convert(const Source &source, float *to, siz
     size_t i = 0;
 #if defined(SONDE_LANES_OF_512) || defined(SONDE_LANES_OF_256)
     for (; i + Source::kStep <= n; i += Source::kStep) {
-        const lanes::Floats made[2] = {source.floats(i), source.floats(i + Source::kStep / 2)};
+        const lanes::Floats made[2] = {source.vector(i), source.vector(i + Source::kStep / 2)};
         std::memcpy(to + i, made, sizeof made);
     }
 #endif

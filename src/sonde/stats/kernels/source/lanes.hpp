@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 #if (defined(__x86_64__) || defined(__i386__)) && defined(__GNUC__)
@@ -111,6 +112,8 @@ inline void widen(Floats floats, Doubles *to) {
 #endif
 }
 
+inline void widen(Doubles doubles, Doubles *to) { to[0] = doubles; }
+
 // The smaller and the larger of each pair, of vectors and of numbers; *kept* where *value* is NaN.
 template <class V> inline V lesser(V value, V kept) {
 #if defined(SONDE_PORTABLE) || !defined(__GNUC__)
@@ -153,6 +156,26 @@ template <class C, class V> inline C with_zeros(C counts, V value) {
 #endif
 }
 
+// *value* with zeros, and with NaN, in the lanes that are not finite; and one more for each lane that is finite, or is no NaN.
+template <class V, class C> inline void part(V value, V &zeroed, V &voided, C &finite, C &numbers) {
+#if defined(SONDE_PORTABLE) || !defined(__GNUC__)
+    for (size_t i = 0; i < sizeof value.at / sizeof value.at[0]; i++) {
+        const auto x = value.at[i];
+        const bool is_finite = x - x == 0;
+        zeroed.at[i] = is_finite ? x : 0;
+        voided.at[i] = is_finite ? x : std::numeric_limits<std::remove_cv_t<decltype(x)>>::quiet_NaN();
+        finite.at[i] += is_finite;
+        numbers.at[i] += x == x;
+    }
+#else
+    const C is_finite = value - value == 0;  // a true lane is -1
+    zeroed = (V)((C)value & is_finite);
+    voided = (V)((C)value | ~is_finite);
+    finite -= is_finite;
+    numbers -= value == value;
+#endif
+}
+
 // *counts*, one more in each lane where the two are equal.
 template <class V> inline V with_equal(V counts, V one, V other) {
 #if defined(SONDE_PORTABLE) || !defined(__GNUC__)
@@ -183,6 +206,25 @@ inline uint32_t sum_of(Bytes bytes) {
 template <> inline Counts with_zeros(Counts counts, Floats value) {
     const __mmask16 zero = _mm512_cmp_ps_mask((__m512)value, _mm512_setzero_ps(), _CMP_EQ_OQ);
     return (Counts)_mm512_mask_sub_epi32((__m512i)counts, zero, (__m512i)counts, _mm512_set1_epi32(-1));
+}
+constexpr int kNotFinite = 0x99;  // NaN of both kinds, infinities of both signs
+template <> inline void part(Floats value, Floats &zeroed, Floats &voided, Counts &finite, Counts &numbers) {
+    const __m512 given = (__m512)value;
+    const __m512i one_less = _mm512_set1_epi32(-1);
+    const __mmask16 is_finite = __mmask16(~_mm512_fpclass_ps_mask(given, kNotFinite));
+    zeroed = (Floats)_mm512_maskz_mov_ps(is_finite, given);
+    voided = (Floats)_mm512_mask_mov_ps((__m512)one_less, is_finite, given);
+    finite = (Counts)_mm512_mask_sub_epi32((__m512i)finite, is_finite, (__m512i)finite, one_less);
+    numbers = (Counts)_mm512_mask_sub_epi32((__m512i)numbers, _mm512_cmp_ps_mask(given, given, _CMP_ORD_Q), (__m512i)numbers, one_less);
+}
+template <> inline void part(Doubles value, Doubles &zeroed, Doubles &voided, WideCounts &finite, WideCounts &numbers) {
+    const __m512d given = (__m512d)value;
+    const __m512i one_less = _mm512_set1_epi64(-1);
+    const __mmask8 is_finite = __mmask8(~_mm512_fpclass_pd_mask(given, kNotFinite));
+    zeroed = (Doubles)_mm512_maskz_mov_pd(is_finite, given);
+    voided = (Doubles)_mm512_mask_mov_pd((__m512d)one_less, is_finite, given);
+    finite = (WideCounts)_mm512_mask_sub_epi64((__m512i)finite, is_finite, (__m512i)finite, one_less);
+    numbers = (WideCounts)_mm512_mask_sub_epi64((__m512i)numbers, _mm512_cmp_pd_mask(given, given, _CMP_ORD_Q), (__m512i)numbers, one_less);
 }
 template <> inline Bytes with_equal(Bytes counts, Bytes one, Bytes other) {
     const __mmask64 equal = _mm512_cmpeq_epi8_mask((__m512i)one, (__m512i)other);

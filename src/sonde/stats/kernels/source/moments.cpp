@@ -1,7 +1,7 @@
 // Moments of adjacent elements. Compiled once for each instruction set, LEVEL.
 //
 // All sums are formed in double. The square of a float is exact there and cannot overflow, so a block's sum of squares is
-// finite exactly if all of its elements are: the fast pass needs no masks, and a block that fails is cleaned and passed again.
+// finite exactly if all of its elements are: the fast pass needs no masks, and a block that fails is passed again, with masks.
 
 #include "elements.hpp"
 
@@ -57,12 +57,13 @@ template <class T> struct Extremes {
     explicit Extremes(const void *elements) : from(static_cast<const Element *>(elements)) {}
 
     void see(size_t at) {
-        for (int u = 0; u < kUnroll; u++) {
-            const Vector value = load<Vector>(from + at + u * kPer);
-            low[u] = lesser(value, low[u]);
-            high[u] = greater(value, high[u]);
-            zeros[u] = with_zeros(zeros[u], value);
-        }
+        for (int u = 0; u < kUnroll; u++) see(load<Vector>(from + at + u * kPer), u);
+    }
+
+    void see(Vector value, int u) {
+        low[u] = lesser(value, low[u]);
+        high[u] = greater(value, high[u]);
+        zeros[u] = with_zeros(zeros[u], value);
     }
 
     void finish(size_t k, size_t n, Moments &into) {
@@ -144,8 +145,8 @@ template <class Word, class Signed, float (*element)(Word)> struct ExtremesOfBit
 };
 
 // Calls visit(first step, end, sums, squares) for the steps of *n* elements: a visit adds up few enough numbers for one chain.
-// Returns the two sums of all that was added.
-template <int kStep, int kSums, class Visit> Sums in_chains(size_t n, Visit visit) {
+// Returns the two sums of all that was added; if *kStops*, of the first chain alone where its sum of squares is not finite.
+template <int kStep, int kSums, bool kStops = false, class Visit> Sums in_chains(size_t n, Visit visit) {
     Doubles sum[kSums] = {}, squares[kSums] = {};
     for (size_t k = 0, whole = n / kStep * kStep; k < whole;) {
         Doubles chain[kSums] = {}, chain_of_squares[kSums] = {};
@@ -155,18 +156,19 @@ template <int kStep, int kSums, class Visit> Sums in_chains(size_t n, Visit visi
             sum[i] += chain[i];
             squares[i] += chain_of_squares[i];
         }
+        if (kStops && k == kChain * kStep && !std::isfinite(across<double>(chain_of_squares, kSums, Added()))) break;
     }
     return {across<double>(sum, kSums, Added()), across<double>(squares, kSums, Added())};
 }
 
 constexpr size_t kAhead = 8192;  // bytes
 
-// Sums of elements, and extremes and zeros of *y*, in one loop: the same elements unless a block had to be cleaned.
-template <class Extremes, class Source> Sums pass(const Source &source, size_t n, const void *y, Moments &into) {
+// Sums of elements, and their extremes and zeros, in one loop. If the sum of squares is not finite, nothing of it can be used.
+template <class Extremes, class Source> Sums pass(const Source &source, size_t n, Moments &into) {
     constexpr int kStep = Source::kStep, kSums = kStep / kWidth;
     constexpr size_t kBytes = sizeof(*source.from), kLine = 64;
-    Extremes extremes(y);
-    Sums made = in_chains<kStep, kSums>(n, [&](size_t k, Doubles *sum, Doubles *squares) {
+    Extremes extremes(source.from);
+    Sums made = in_chains<kStep, kSums, true>(n, [&](size_t k, Doubles *sum, Doubles *squares) {
         for (size_t at = 0; at < kStep * kBytes; at += kLine) prefetch((const char *)(source.from + k) + at + kAhead);
         for (int i = 0; i < kSums; i += Source::kRead) {
             Doubles value[Source::kRead];
@@ -178,6 +180,7 @@ template <class Extremes, class Source> Sums pass(const Source &source, size_t n
         }
         extremes.see(k);
     });
+    if (!std::isfinite(made.squares)) return made;
     const size_t rest = n / kStep * kStep;
     extremes.finish(rest, n, into);
     for (size_t k = rest; k < n; k++) {
@@ -218,16 +221,22 @@ template <class Source> Sums pass_offsets(const Source &source, size_t n, double
 // The same kind of elements as *Source* reads, in memory as floats or doubles.
 template <class Source> using Copied = std::conditional_t<sizeof(typename Source::Element) == sizeof(double), OfDoubles, OfFloats>;
 
-// At most kBlock elements, not all of them finite.
+// The same where not all of *n* elements are finite.
 template <class Source> Sums pass_offsets_of_finite(const Source &source, size_t n, double pivot) {
     typename Source::Element kept[kBlock];
-    size_t number = 0;
-    for (size_t i = 0; i < n; i++) {
-        const auto x = source[i];
-        kept[number] = x;
-        number += x - x == 0;
+    Sums made = {0, 0};
+    for (size_t i = 0; i < n;) {
+        size_t number = 0;
+        for (const size_t end = n - i < kBlock ? n : i + kBlock; i < end; i++) {
+            const auto x = source[i];
+            kept[number] = x;
+            number += x - x == 0;
+        }
+        const Sums some = pass_offsets(Copied<Source>(kept), number, pivot);
+        made.sum += some.sum;
+        made.squares += some.squares;
     }
-    return pass_offsets(Copied<Source>(kept), number, pivot);
+    return made;
 }
 
 // The offsets of a block whose other moments are *seen*, from the pivot of all blocks before, or from the mean of this one.
@@ -256,34 +265,63 @@ template <class Source> void finish_block(const Source &source, size_t n, const 
     into.add(seen);
 }
 
-// At most kBlock elements, NaN, infinities, or doubles beyond 1e154 among them.
+// Adds elements with NaN, infinities, or doubles beyond 1e154 among them, at most kLong: in one loop as well, which parts them.
 template <class Source> void add_spoiled(const Source &source, size_t n, Moments &into) {
     using T = Copied<Source>;
-    typename T::Element zeroed[kBlock], voided[kBlock];
-    uint32_t nan = 0, spoiled = 0;
-    for (size_t i = 0; i < n; i++) {
-        const typename T::Element x = source[i];
-        const bool finite = x - x == 0;
-        nan += x != x;
-        spoiled += !finite;
-        zeroed[i] = finite ? x : 0;
-        voided[i] = finite ? x : std::numeric_limits<typename T::Element>::quiet_NaN();
-    }
+    using Element = typename T::Element;
+    using Vector = typename T::Vector;
+    constexpr int kStep = T::kStep, kUnroll = 2, kPer = kStep / kUnroll, kSums = kStep / kWidth, kParts = kSums / kUnroll;
+    static_assert(kStep == Source::kStep && sizeof(Vector) == kPer * sizeof(Element), "the same steps");
     Moments seen(into.spread);
-    seen.nan = nan;
-    seen.inf = spoiled - nan;
-    const Sums sums = pass<Extremes<T>>(T(zeroed), n, voided, seen);
+    Extremes<T> extremes(nullptr);
+    typename T::Zeros finite[kUnroll] = {}, numbers[kUnroll] = {};
+    Sums sums = in_chains<kStep, kSums>(n, [&](size_t k, Doubles *sum, Doubles *squares) {
+        for (int u = 0; u < kUnroll; u++) {
+            Vector zeroed, voided;
+            Doubles value[kParts];
+            part(source.vector(k + u * kPer), zeroed, voided, finite[u], numbers[u]);
+            extremes.see(voided, u);
+            widen(zeroed, value);
+            for (int j = 0; j < kParts; j++) {
+                sum[u * kParts + j] += value[j];
+                squares[u * kParts + j] += value[j] * value[j];
+            }
+        }
+    });
+    const size_t rest = n / kStep * kStep;
+    uint64_t kept = uint64_t(across<typename T::Zero>(finite, kUnroll, Added()));
+    uint64_t not_nan = uint64_t(across<typename T::Zero>(numbers, kUnroll, Added()));
+    Element last[kStep];
+    size_t number = 0;
+    for (size_t k = rest; k < n; k++) {
+        const Element x = source[k];
+        not_nan += x == x;
+        if (!(x - x == 0)) continue;
+        last[number++] = x;
+        sums.sum += x;
+        sums.squares += double(x) * double(x);
+    }
+    extremes.from = last;
+    extremes.finish(0, number, seen);
+    kept += number;
+    seen.nan = n - not_nan;
+    seen.inf = not_nan - kept;
     finish_block(source, n, sums, seen, into);
 }
 
+// Elements of which those before were not all finite are parted at once, until there is nothing to part.
 template <class Extremes, class Source> void add_block(const Source &source, size_t n, Moments &into) {
-    Moments seen(into.spread);
-    const Sums sums = pass<Extremes>(source, n, source.from, seen);
-    if (std::isfinite(sums.squares)) {
-        finish_block(source, n, sums, seen, into);
-    } else {
-        for (size_t k = 0; k < n; k += kBlock) add_spoiled(source.after(k), n - k < kBlock ? n - k : kBlock, into);
+    if (!into.is_spoiled) {
+        Moments seen(into.spread);
+        const Sums sums = pass<Extremes>(source, n, seen);
+        if (std::isfinite(sums.squares)) {
+            finish_block(source, n, sums, seen, into);
+            return;
+        }
     }
+    const uint64_t before = into.nan + into.inf;
+    add_spoiled(source, n, into);
+    into.is_spoiled = into.nan + into.inf != before;
 }
 
 #if defined(SONDE_LANES_OF_512) || defined(SONDE_LANES_OF_256)  // all integers are compared in one instruction

@@ -57,7 +57,7 @@ struct Offsets {
 struct Moments {
     bool spread;  // whether offsets are wanted
     uint64_t nan = 0, inf = 0, zeros = 0;
-    bool has_zeros = false;  // whether the last block had any
+    bool has_zeros = false, is_spoiled = false;  // whether the last block had any zeros, or NaN or infinities
     Sum sum, squares;
     Offsets offsets;
     double low = std::numeric_limits<double>::infinity(), high = -std::numeric_limits<double>::infinity();
