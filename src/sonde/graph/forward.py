@@ -105,7 +105,8 @@ class ForwardGraph:
         node.type, node.path, node.call = class_of(module).__name__, item.name, call
         node.site = str(Site(item.name))
         node.parameters = self._size_of(module)
-        for owned in _owned([item]):
+        held = list(_owned([item]))
+        for owned in held:
             builder.own(*owned)
         builder.running.append((module, node))
         given: list[tuple[Tensor, int]] = []
@@ -113,9 +114,8 @@ class ForwardGraph:
             given = [(tensor, version_of(tensor)) for _, tensor in walk((args, kwargs))]
             for tensor, _ in given:
                 builder.read(node, tensor)
-            for held in (*parameters_of(module).values(), *buffers_of(module).values()):
-                if held is not None:
-                    builder.read(node, held)
+            for _, _, tensor in held:
+                builder.read(node, tensor)
             self._mode.silent += 1
         now = time.perf_counter()
         builder.overhead += now - began
@@ -146,10 +146,13 @@ class ForwardGraph:
 
     def _size_of(self, module: nn.Module) -> int:
         """Return the number of elements of all parameters in *module*."""
-        if module not in self._sizes:
+        found = self._sizes.get(module)
+        if found is None:
             held: Any = module.parameters() if children_of(module) else parameters_of(module).values()
-            self._sizes[module] = sum(each.numel() for each in set(held) if each is not None and not is_lazy(each))
-        return self._sizes[module]
+            found = self._sizes[module] = (
+                sum(each.numel() for each in set(held) if each is not None and not is_lazy(each)) if held else 0
+            )
+        return found
 
     def _innermost(self, module: nn.Module) -> Draft:
         """Return the running call of *module*; end the calls inside it, which raised without a call of their hooks."""
