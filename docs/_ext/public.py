@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import sys
 from types import ModuleType
 from typing import Any
@@ -72,19 +73,55 @@ def described(module: str, chosen: list[str]) -> list[str]:
     return lines
 
 
+WITHOUT = {
+    "sonde.integrations.": "a trainer calls them, and needs Lightning, transformers or accelerate: docs/trainers.md shows whole trainings",
+    "sonde.inspector.sinks.MLflowSink": "needs mlflow: docs/loggers.md shows a training",
+    "sonde.inspector.sinks.OpenTelemetrySink": "needs the SDK of OpenTelemetry: docs/loggers.md shows a training",
+    "sonde.inspector.sinks.TensorBoard": "needs tensorboard: docs/loggers.md shows a training",
+    "sonde.inspector.sinks.WandbSink": "needs wandb: docs/loggers.md shows a training",
+    "sonde.rule": "a rule stays listed for all programs that run after it: CONTRIBUTING.md shows one",
+    "sonde.replay": "a step must have failed before: docs/watch-bad-steps.md shows one",
+    "sonde.types.Tried": "as for sonde.replay, which returns it",
+}
+"""Names without an example, by their beginning, each with the reason."""
+
+
 def without_example() -> list[str]:
-    """Return the full names of public classes, functions and methods whose docstring has no example, in the order of the pages."""
-    found: dict[int, list[tuple[str, Any]]] = {}
+    """Return the full names of public classes, functions and methods that no example shows, in the order of the pages.
+
+    A class and a function have an example of their own. A method has one, or its class's example calls it; a method that has the
+    words of another class has the example there, and one that is another name of the same method has that of the first.
+    """
+    found: dict[int, list[tuple[str, bool]]] = {}
     for module in MODULES:
         for name in names(module):
             value = getattr(importlib.import_module(module), name)
             if inspect.isclass(value) and not issubclass(value, BaseException):
-                methods = [(each, getattr(value, each)) for each in vars(value) if each[0] != "_"]
-                members = [(f"{module}.{name}.{each}", held) for each, held in methods if inspect.isroutine(held)]
-                found.setdefault(id(value), [(f"{module}.{name}", value), *members])
+                shown = example(value)
+                methods = [(each, inspect.getattr_static(value, each)) for each in vars(value) if each[0] != "_"]
+                aliased = [id(held) for each, held in methods if example(held)]
+                found.setdefault(
+                    id(value),
+                    [
+                        (f"{module}.{name}", bool(shown)),
+                        *(
+                            (f"{module}.{name}.{each}", id(held) in aliased or bool(re.search(rf"(\.|def ){each}\b", shown)))
+                            for each, held in methods
+                            if inspect.isroutine(held) and getattr(held, "__doc__", None)
+                        ),
+                    ],
+                )
             elif inspect.isroutine(value):
-                found.setdefault(id(value), [(f"{module}.{name}", value)])
-    return [name for held in found.values() for name, value in held if ">>>" not in (inspect.getdoc(value) or "")]
+                found.setdefault(id(value), [(f"{module}.{name}", bool(example(value)))])
+    return [
+        name for held in found.values() for name, is_shown in held if not is_shown and not any(map(name.startswith, WITHOUT))
+    ]
+
+
+def example(value: object) -> str:
+    """Return the statements of the example in the docstring of *value*; ``""`` where there is none."""
+    lines = (line.strip() for line in (getattr(value, "__doc__", None) or "").splitlines())
+    return "\n".join(line for line in lines if line.startswith((">>>", "...")))
 
 
 def value_of(value: object) -> list[str]:

@@ -16,6 +16,11 @@ Kind = Literal["size", "share", "signed", "cosine", "power", "count"]
 class Number:
     """One number that a statistic gives.
 
+    >>> from sonde.stats import Number
+    >>> number = Number("death", "dead", "Dead units", "share", "units")
+    >>> Number.read(number.plain()) == number
+    True
+
     Attributes:
         name: of the number, and of its column in a run.
         label: in a few words, for an axis; by default the name.

@@ -136,6 +136,21 @@ class Layout:
 class RowBlock:
     """Rows of one family at several moments, one moment after the other.
 
+    >>> from sonde.inspector import Sink
+    >>> class Blocks(Sink):
+    ...     def write_all(self, entries):
+    ...         for block in entries.blocks:
+    ...             print(block.family, len(block.moments), block.numbers["rms"].tolist())
+    ...             print(block.between(0, 1).numbers["rms"].tolist(), block.last(1).numbers["rms"].tolist())
+    ...             print(block.last(1).followed_by([block]).moments.shape[0], len(list(block.pieces(1))), block.nbytes > 0)
+    >>> from sonde.run import Layout, memory_run
+    >>> writer = memory_run()
+    >>> writer.append("moments", Layout(["0:output", "1:output"]), {"rms": [1.0, 0.5]}, step=0)
+    >>> writer.run().send_to(Blocks())
+    moments 1 [1.0, 0.5]
+    [1.0, 0.5] [1.0, 0.5]
+    2 1 True
+
     Attributes:
         family: as ``moments``.
         layout: all sites that could have a row.
@@ -229,6 +244,17 @@ class RowBlock:
 class Rows:
     """The numbers of one family at one moment: a row for each site at which something was added.
 
+    >>> from sonde.inspector import Sink
+    >>> class Largest(Sink):
+    ...     def write(self, rows):
+    ...         columns = rows.columns()
+    ...         print(rows.family, rows.step, columns["site"][columns["rms"].argmax()])
+    >>> from sonde.run import Layout, memory_run
+    >>> writer = memory_run()
+    >>> writer.append("moments", Layout(["0:output", "1:output"]), {"rms": [1.0, 0.5]}, step=0)
+    >>> writer.run().send_to(Largest())
+    moments 0 0:output
+
     Attributes:
         family: as ``moments``.
         layout: all sites that could have a row.
@@ -251,7 +277,19 @@ class Rows:
 
     @classmethod
     def of(cls, block: RowBlock, moment: int) -> Rows:
-        """The rows of one moment of *block*, by its position."""
+        """The rows of one moment of *block*, by its position.
+
+        >>> from sonde.inspector import Rows, Sink
+        >>> class First(Sink):
+        ...     def write_all(self, entries):
+        ...         rows = Rows.of(entries.blocks[0], 0)
+        ...         print(rows.step, rows.sites, rows.block().lines)
+        >>> from sonde.run import Layout, memory_run
+        >>> writer = memory_run()
+        >>> writer.append("moments", Layout(["0:output", "1:output"]), {"rms": [1.0, 0.5]}, step=0)
+        >>> writer.run().send_to(First())
+        0 ['0:output', '1:output'] 2
+        """
         epoch, step, micro_step = block.moments[moment].tolist()
         start, end = block.edges[moment : moment + 2].tolist()
         numbers = {name: column[start:end] for name, column in block.numbers.items()}
@@ -259,6 +297,12 @@ class Rows:
         return cls(
             block.family, block.layout, block.rows[start:end], epoch, step, micro_step, block.counts[start:end], numbers, ranks
         )
+
+    def block(self) -> RowBlock:
+        """The same rows as a block of one moment."""
+        moments = np.array([[self.epoch, self.step, self.micro_step]], np.int64)
+        edges = np.array([0, len(self.rows)], np.intp)
+        return RowBlock(self.family, self.layout, self.rows, moments, edges, self.counts, self.numbers, self.ranks)
 
     @property
     def sites(self) -> list[str]:
@@ -287,6 +331,10 @@ class Rows:
 @dataclass(frozen=True, slots=True)
 class Scalar:
     """A number that belongs to no site.
+
+    >>> from sonde.inspector import Scalar
+    >>> Scalar("loss", 1.5, epoch=0, step=20).scope
+    'global'
 
     Attributes:
         name: as ``loss``.

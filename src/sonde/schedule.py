@@ -16,6 +16,10 @@ from sonde.errors import ArgumentError
 class Tick(NamedTuple):
     """The moment at which something happened, all counted from 0.
 
+    >>> from sonde.types import Tick
+    >>> Tick(epoch=1, step=20)
+    Tick(epoch=1, step=20, micro_step=0, forward=0)
+
     Attributes:
         epoch: calls of ``tick_epoch`` before.
         step: optimizer steps taken before; a step that a ``GradScaler`` skipped is none.

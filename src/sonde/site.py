@@ -89,6 +89,11 @@ def _escape(name: str) -> str:
 class Site:
     """One place in a network.
 
+    >>> import sonde
+    >>> site = sonde.Site("layers.3.mlp", "output")
+    >>> str(site), site.port_of("input"), site.covers(sonde.Site("layers.3.mlp", "output", "[0]"))
+    ('layers.3.mlp:output', Site(path='layers.3.mlp', port='input', leaf='', model=''), True)
+
     Attributes:
         path: the module's (or parameter's) name as ``named_modules()`` gives it, wrapper parts removed; ``""`` is the root.
         port: one of ``PORTS``: which of the module's or parameter's tensors.
@@ -134,6 +139,13 @@ class Site:
     def asked(key: str | Site, known: Iterable[Site], canonical: Callable[[str], str] = str) -> tuple[Site, bool]:
         """The site that *key* names, and whether *key* names the whole module: a text without a port, or a module's own name.
 
+        >>> import sonde
+        >>> known = [sonde.Site("0"), sonde.Site("0", "input")]
+        >>> sonde.Site.asked("0:input", known)
+        (Site(path='0', port='input', leaf='', model=''), False)
+        >>> sonde.Site.asked("0", known)
+        (Site(path='0', port='output', leaf='', model=''), True)
+
         Args:
             key: a site, its text, or the name of a module or parameter as the model has it, also with a port and a leaf.
             known: sites of all modules and parameters that can be meant; their ports and leaves do not matter.
@@ -153,7 +165,13 @@ class Site:
 
     @staticmethod
     def unclear(text: str, sites: Iterable[Site]) -> SiteError:
-        """The error for a *text* that can mean each of *sites*."""
+        """The error for a *text* that can mean each of *sites*.
+
+        >>> import sonde
+        >>> error = sonde.Site.unclear("a", [sonde.Site("a"), sonde.Site("a", "param")])
+        >>> type(error).__name__, str(error).partition(",")[0]
+        ('SiteError', "'a' can mean a:output and a:param")
+        """
         one, other, *_ = sites
         return SiteError(
             f"{text!r} can mean {one} and {other}, which this model has both: in place of the text give "
@@ -162,7 +180,12 @@ class Site:
 
     @staticmethod
     def readings(text: str) -> dict[Site, bool]:
-        """All sites that *text* can mean, and whether it names a whole module: first as a site's text, then as it stands."""
+        """All sites that *text* can mean, and whether it names a whole module: first as a site's text, then as it stands.
+
+        >>> import sonde
+        >>> sonde.Site.readings("fc:output")
+        {Site(path='fc', port='output', leaf='', model=''): False, Site(path='fc:output', port='output', leaf='', model=''): True}
+        """
         found: dict[Site, bool] = {}
         with suppress(SiteError):
             found[_parsed(text)] = ":" not in text

@@ -27,6 +27,15 @@ SCHEMA = 1
 class Answer(ShownAsTable):
     """What a question returns: a table in a console, a report in a notebook and as a page, JSON for a program.
 
+    >>> import sonde, tempfile, torch
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    >>> found = sonde.why_nan(net, torch.ones(1, 2), torch.sum)
+    >>> found.verdict, found.findings, found.to_dict()["answer"], found.to_json()[0]
+    ('ok', (), 'NonFinite', '{')
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     found.save(f"{folder}/report.html").read_text(encoding="utf-8") == found.to_html()
+    True
+
     The question is :func:`sonde.check` of a run, :func:`sonde.preflight` of a model, :func:`sonde.doctor` of what observing does,
     :func:`sonde.why_nan` or :func:`sonde.compare`. Each class has attributes of its own beside those below.
 
@@ -99,6 +108,10 @@ class Answer(ShownAsTable):
 
     def to_frame(self) -> pandas.DataFrame:
         """The answer as a pandas table: a row for each finding, or for each thing that was judged.
+
+        >>> import sonde, torch
+        >>> sonde.summary(torch.nn.Linear(2, 1), torch.ones(1, 2)).to_frame()[["type", "params"]].values.tolist()
+        [['Linear', 3]]
 
         Raises:
             MissingExtraError: pandas is not installed.

@@ -10,7 +10,13 @@ from sonde.stats import bits_of
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors hold the same bits; any NaN equals any other."""
+    """Return whether two tensors hold the same bits; any NaN equals any other.
+
+    >>> import torch
+    >>> from sonde import testing
+    >>> testing.same_bits(torch.tensor([0.0]), torch.tensor([-0.0])), testing.same_bits(torch.ones(2), torch.ones(2))
+    (False, True)
+    """
     return difference(one, other) == ""
 
 

@@ -108,6 +108,11 @@ def watching(training: Training, every: Any, **given: Any) -> Iterator[Inspector
 def mean_square(output: Any) -> Tensor:
     """Return the sum of the mean squares of all tensors in *output* that need a gradient: a loss for any output.
 
+    >>> import torch
+    >>> from sonde import testing
+    >>> testing.mean_square({"logits": torch.tensor([1.0, 3.0], requires_grad=True)}).item()
+    5.0
+
     The tensors are those in containers that ``sonde`` opens, and those that an iterator yields.
 
     Raises:

@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 class Checkup(ModelChecks):
     """What observing does to one model; printed as a table of verdicts, and one of what each lens costs.
 
+    >>> import sonde, torch
+    >>> net = torch.nn.Linear(2, 1)
+    >>> found = sonde.doctor(net, torch.ones(1, 2), torch.sum)
+    >>> found.verdict, len(found.to_text(width=80).splitlines()) > 5
+    ('ok', True)
+
     Attributes:
         model: class of the model.
         checks: one for each question.

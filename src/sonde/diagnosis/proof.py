@@ -21,6 +21,16 @@ _LOWER = (10.0, 100.0, 1000.0)
 class Proof:
     """The model, batch, loss and optimizer on which :func:`sonde.check` tries what it advises: ``check(run, prove=Proof(...))``.
 
+    >>> import sonde, torch
+    >>> net = torch.nn.Linear(2, 1)
+    >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+    >>> from sonde.run import Layout, memory_run
+    >>> writer = memory_run()
+    >>> writer.append("moments", Layout(["0:output", "1:output"]), {"rms": [1.0, 0.5]}, step=0)
+    >>> proof = sonde.Proof(net, torch.ones(1, 2), torch.sum, optimizer=optimizer)
+    >>> proof.of([]), sonde.check(writer.run(), prove=proof).findings
+    ([], ())
+
     Give what the program makes before its training: a training that went wrong has left its weights and its optimizer as the fault
     has made them. The advice is tried in the first step, on copies; what is given stays as it is.
 

@@ -19,6 +19,14 @@ from sonde.site import Phase, Site
 class Event:
     """One delivery of a hook. Its tensors are borrowed: copy those that you keep.
 
+    >>> import sonde, torch
+    >>> net = torch.nn.Linear(2, 1)
+    >>> def show(event):
+    ...     print(event.name, event.type.__name__, event.grad, str(event.site), event.phase, event.call)
+    >>> with sonde.observe(net, show):
+    ...     _ = net(torch.ones(1, 2))
+     Linear False (root):output forward 0
+
     Attributes:
         name: the module's (or parameter's) canonical name, ``""`` for the root.
         type: the module's class; ``nn.Parameter`` for a parameter.

@@ -14,6 +14,12 @@ from sonde.site import Site
 class ProbeError:
     """An exception of an observer.
 
+    >>> import sonde
+    >>> from sonde.types import ProbeError
+    >>> known = ProbeError.of("print_it", sonde.Site("fc"), ValueError("no colour"))
+    >>> known.observer, str(known.site), known.error
+    ('print_it', 'fc:output', ValueError('no colour'))
+
     Attributes:
         observer: the name of the called function.
         site: the place in the network; None outside of any.

@@ -213,7 +213,13 @@ def _owned(found: Iterable[Named]) -> Iterator[tuple[Kind, str, Tensor]]:
 
 
 def named_inputs(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, str, Tensor]]:
-    """Yield each tensor that the model is called with: its name for people, its leaf in ``(root):input``, the tensor."""
+    """Yield each tensor that the model is called with: its name for people, its leaf in ``(root):input``, the tensor.
+
+    >>> import torch
+    >>> from sonde import graph
+    >>> [(name, leaf, tensor.shape) for name, leaf, tensor in graph.named_inputs(torch.nn.ReLU(), (torch.ones(2),), {})]
+    [('input', '[0]', torch.Size([2]))]
+    """
     names: list[str] = []
     try:
         for parameter in inspect.signature(root.forward).parameters.values():

@@ -22,6 +22,18 @@ if TYPE_CHECKING:
 class Graph(PlainGraph):
     """One forward of a model: module calls, operations, tensors and edges; see :func:`sonde.capture`.
 
+    >>> import sonde, torch
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    >>> captured = sonde.capture(net, torch.ones(1, 2))
+    >>> [node.site for node in captured.nodes if node.kind == "module"]
+    ['(root):output', '0:output', '1:output']
+    >>> small = captured.collapse(depth=1).hide(parameters=True)
+    >>> [node.name for node in small.nodes]
+    ['input', 'Sequential', '0', '1', 'output']
+    >>> small.check()
+    >>> "digraph" in small.to_dot(), "<svg" in small.to_html() or "<script" in small.to_html()
+    (True, True)
+
     A graph is immutable: equal graphs compare equal (times apart), and every pass returns a new graph. ``Graph.load`` reads an
     equal graph back from ``save("graph.json")``. A notebook shows a graph as a page.
     """
@@ -29,6 +41,13 @@ class Graph(PlainGraph):
     @classmethod
     def of(cls, plain: PlainGraph | Mapping[str, Any]) -> Self:
         """Return the same graph with these methods; ``open_run(path).graph`` has no pictures.
+
+        >>> import sonde, torch
+        >>> from sonde import graph
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+        >>> captured = sonde.capture(net, torch.ones(1, 2))
+        >>> graph.Graph.of(captured) == captured
+        True
 
         Raises:
             StoreError: *plain* is no graph.
@@ -72,6 +91,12 @@ class Graph(PlainGraph):
         """Write the graph to a file: as data (``.json``), a page (``.html``), Graphviz source (``.dot``, ``.gv``), or a picture
         (``.svg`` without any program; ``.png`` and ``.pdf`` where a program for them is installed). Return the file's path.
 
+        >>> import sonde, tempfile, torch
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     sonde.capture(net, torch.ones(1, 2)).save(f"{folder}/net.dot", depth=1).name
+        'net.dot'
+
         Missing parent folders are made, and an existing file is replaced.
 
         Args:
@@ -87,6 +112,11 @@ class Graph(PlainGraph):
 
     def to_networkx(self) -> networkx.MultiDiGraph[int]:
         """Return a networkx ``MultiDiGraph``; fields of nodes and edges, shape and dtype are attributes.
+
+        >>> import sonde, torch
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+        >>> sorted(sonde.capture(net, torch.ones(1, 2)).to_networkx().nodes)[:3]
+        [0, 1, 2]
 
         Raises:
             MissingExtraError: networkx is not installed.

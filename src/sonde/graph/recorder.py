@@ -25,6 +25,12 @@ from sonde.run import Edge, Node, Value
 class BaseNode:
     """One recorded thing.
 
+    >>> import torch
+    >>> from sonde import graph
+    >>> recorder = graph.record(torch.nn.Linear(2, 1), "net", (1, 2))
+    >>> [(node.key, node.name, node.depth, node.parent) for node in recorder.nodes.values()][:3]
+    [(None, 'ContextDummy', -1, None), (1, 'Input', 0, None), (2, 'net', 0, None)]
+
     Attributes:
         name: the name in a picture.
         fn: the thing itself, see the subclasses. No tensor of the run is held.
@@ -45,20 +51,47 @@ class BaseNode:
 
 
 class TensorNode(BaseNode):
-    """A tensor that was given to a module or returned by one. ``fn`` is a tensor of its shape and dtype without memory."""
+    """A tensor that was given to a module or returned by one. ``fn`` is a tensor of its shape and dtype without memory.
+
+    >>> import torch
+    >>> from sonde import graph
+    >>> recorder = graph.record(torch.nn.Linear(2, 1), "net", (1, 2))
+    >>> [(node.name, node.fn.shape) for node in recorder.nodes.values() if type(node) is graph.TensorNode]
+    [('Input', torch.Size([1, 2])), ('Output', torch.Size([1, 1]))]
+    """
 
 
 class ParamNode(TensorNode):
-    """A parameter; ``fn`` is the parameter."""
+    """A parameter; ``fn`` is the parameter.
+
+    >>> import torch
+    >>> from sonde import graph
+    >>> recorder = graph.record(torch.nn.Linear(2, 1), "net", (1, 2))
+    >>> [(node.name, node.fn.shape) for node in recorder.nodes.values() if isinstance(node, graph.ParamNode)]
+    [('weight', torch.Size([1, 2])), ('bias', torch.Size([1]))]
+    """
 
 
 class OpNode(BaseNode):
-    """An operation; ``fn`` is its node in the graph (:class:`sonde.run.graph.data.Node`)."""
+    """An operation; ``fn`` is its node in the graph (:class:`sonde.run.graph.data.Node`).
+
+    >>> import torch
+    >>> from sonde import graph
+    >>> recorder = graph.record(torch.nn.Linear(2, 1), "net", (1, 2))
+    >>> [(node.name, node.fn.kind) for node in recorder.nodes.values() if isinstance(node, graph.OpNode)]
+    [('linear', 'operation')]
+    """
 
 
 @dataclass(eq=False, repr=False)
 class LayerNode(BaseNode):
     """A module call; ``fn`` is the module.
+
+    >>> import torch
+    >>> from sonde import graph
+    >>> recorder = graph.record(torch.nn.Linear(2, 1), "net", (1, 2))
+    >>> [(node.name, node.call, len(node.subnets)) for node in recorder.nodes.values() if type(node) is graph.LayerNode]
+    [('net', 0, 3)]
 
     Attributes:
         subnets: the keys of the nodes directly in the call, in the order in which they came about.
@@ -185,6 +218,14 @@ class Recorder:
     def add_node(self, net: Any, depth: int = 0, parent: int | None = None, name: str | None = None) -> int:
         """Add a node for a module, parameter, tensor or operation (anything with ``next_functions``), and return its key.
 
+        >>> import torch
+        >>> from sonde import graph
+        >>> recorder = graph.Recorder()
+        >>> first, second = recorder.add_node(torch.nn.ReLU()), recorder.add_node(torch.nn.Tanh())
+        >>> recorder.add_edge(first, second)
+        >>> [(source, target) for source, target, _ in recorder.edges] == [(first, second)]
+        True
+
         The node stays through later forwards. A parameter of the model, or a tensor that the model is called with, keeps this
         node in them.
 
@@ -214,6 +255,13 @@ class Recorder:
 
     def add_edge(self, _from: int, _to: int) -> None:
         """Add an edge between two nodes, by their keys, with the present time.
+
+        >>> import torch
+        >>> from sonde import graph
+        >>> recorder = graph.Recorder()
+        >>> recorder.add_edge(recorder.add_node(torch.nn.ReLU()), recorder.add_node(torch.nn.Tanh()))
+        >>> len(recorder.edges)
+        1
 
         Raises:
             ArgumentError: one of them is no key of a node.

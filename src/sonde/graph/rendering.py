@@ -29,6 +29,12 @@ Shapes = tuple[int, ...] | Sequence[tuple[int, ...]]
 def record(net: nn.Module, name: str, input_shapes: Shapes | None, input_data: Any = None) -> Recorder:
     """Run *net* once and return the recorder that has recorded it. A copy of the model runs: the model stays as it is.
 
+    >>> import torch
+    >>> from sonde import graph
+    >>> recorder = graph.record(torch.nn.Linear(2, 1), "net", (1, 2))
+    >>> [node.name for node in recorder.nodes.values()]
+    ['ContextDummy', 'Input', 'net', 'weight', 'bias', 'linear', 'Output']
+
     Args:
         net: the model; its device and its mode are left alone.
         name: its name in pictures.
@@ -85,6 +91,13 @@ def _name_outputs(recorder: Recorder) -> None:
 def make_dot(rec: Recorder, render_depth: int = 256, styler_cls: type[GraphvizStyler] | None = None, **styler_args: str) -> Digraph:
     """Return a picture of the recorded graph as a ``graphviz.Digraph``. The source is the same in every run.
 
+    >>> import torch
+    >>> from sonde import graph
+    >>> recorder = graph.record(torch.nn.ReLU(), "net", (1, 2))
+    >>> dot = graph.make_dot(recorder, render_depth=1)
+    >>> type(dot).__name__, dot.source.splitlines()[0]
+    ('Digraph', 'digraph {')
+
     Args:
         rec: a recorder.
         render_depth: nodes deeper than this are drawn as the module they lie in; the model itself is at 0.
@@ -126,6 +139,12 @@ def render_network(
 ) -> Path:
     """Run *net* once, draw it, write the picture to a file, and return the file's path.
 
+    >>> import tempfile, torch
+    >>> from sonde import graph
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     str(graph.render_network(torch.nn.ReLU(), "net", (1, 2), folder, fmt="svg")).endswith(".svg")
+    True
+
     Args:
         net, name, input_shapes, input_data: see :func:`record`.
         directory: the folder of the file; it is made if it does not exist.
@@ -148,6 +167,20 @@ def render_network(
 
 class BaseRenderer(ABC):
     """Select the nodes and edges of a recorder that are shown at a depth, and pass each to a method of a subclass.
+
+    >>> import torch
+    >>> from sonde import graph
+    >>> class Names(graph.BaseRenderer):
+    ...     def render_node(self, dest, node):
+    ...         dest.append(node.name)
+    ...     def render_edge(self, dest, fnode, tnode):
+    ...         dest.append(f"{fnode.name} -> {tnode.name}")
+    >>> names = []
+    >>> recorder = graph.record(torch.nn.ReLU(), "net", (1, 2))
+    >>> Names(recorder, render_depth=1)(names)
+    ['Input', 'net', 'relu', 'Output', 'Input -> relu', 'relu -> Output']
+    >>> names
+    ['Input', 'net', 'relu', 'Output', 'Input -> relu', 'relu -> Output']
 
     Edges of deeper nodes are moved to the module call around them that is shown. Edges inside one such call are left out, and
     equal edges are drawn once.
@@ -222,6 +255,17 @@ class BaseRenderer(ABC):
 class GraphvizStyler:
     """Choose the Graphviz attributes of each node and edge; override the two methods for a look of your own.
 
+    >>> import torch
+    >>> from sonde import graph
+    >>> class Red(graph.GraphvizStyler):
+    ...     def style_node(self, node):
+    ...         return super().style_node(node) | {"color": "red"}
+    ...     def style_edge(self, fnode, tnode):
+    ...         return super().style_edge(fnode, tnode) | {"color": "red"}
+    >>> recorder = graph.record(torch.nn.ReLU(), "net", (1, 2))
+    >>> "color=red" in graph.make_dot(recorder, styler_cls=Red).source
+    True
+
     Args:
         **styler_args: attributes of every node; ``style``, ``align`` and ``color`` have defaults.
 
@@ -251,6 +295,13 @@ class GraphvizStyler:
 
 class GraphvizRenderer(BaseRenderer):
     """Render into a ``graphviz.Digraph``: a module above the render depth is a cluster, every other node a node.
+
+    >>> import torch
+    >>> from sonde import graph
+    >>> recorder = graph.record(torch.nn.ReLU(), "net", (1, 2))
+    >>> import graphviz
+    >>> type(graph.GraphvizRenderer(recorder, render_depth=1)(graphviz.Digraph("net"))).__name__
+    'Digraph'
 
     Args:
         rec: the recorder.

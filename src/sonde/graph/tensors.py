@@ -27,7 +27,16 @@ def storage_of(tensor: Tensor) -> int | None:
 
 
 def version_of(tensor: Tensor) -> int:
-    """Return how often the memory was written to; -1 where torch does not count writes (inference tensors)."""
+    """Return how often the memory was written to; -1 where torch does not count writes (inference tensors).
+
+    >>> import torch
+    >>> from sonde import graph
+    >>> tensor = torch.zeros(2)
+    >>> before = graph.version_of(tensor)
+    >>> _ = tensor.add_(1)
+    >>> graph.version_of(tensor) - before
+    1
+    """
     return -1 if tensor.is_inference() else written_to(tensor)
 
 

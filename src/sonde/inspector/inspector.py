@@ -50,6 +50,23 @@ Item = TypeVar("Item")
 class Inspector(Observer):
     """Records through lenses what happens in a model while it is trained.
 
+    >>> import sonde, torch
+    >>> net = torch.nn.Linear(2, 1)
+    >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+    >>> inspector = sonde.Inspector(module=net, optimizer=optimizer, every=1, to="memory", verbose=False)
+    >>> for epoch in inspector.range(2):
+    ...     loss = net(torch.ones(1, 2)).sum()
+    ...     loss.backward()
+    ...     inspector.push_loss(loss.detach(), train=True)
+    ...     inspector.push_metric("accuracy", 0.5)
+    ...     optimizer.step()
+    ...     optimizer.zero_grad()
+    >>> _ = inspector.detach()
+    >>> inspector.run.scalar("accuracy")[1].tolist()
+    [0.5, 0.5]
+    >>> inspector.run.sql("SELECT DISTINCT step FROM moments ORDER BY step").fetchall()
+    [(0,), (1,)]
+
     An inspector is attached at once if a *module* is given, otherwise by :meth:`attach`, until the end of a ``with`` block,
     :meth:`detach`, or the end of the process, for as long as something holds it. Sees every thread. :func:`sonde.watch` makes one.
 
@@ -164,6 +181,15 @@ class Inspector(Observer):
     def attach(self, module: nn.Module | Mapping[str, nn.Module]) -> Self:
         """Begin to record *module*, or several models by name. An inspector that is attached is detached first, and ends its run.
 
+        >>> import sonde, torch
+        >>> net = torch.nn.Linear(2, 1)
+        >>> inspector = sonde.Inspector(every=1, to="memory", verbose=False)
+        >>> with inspector.attach(net):
+        ...     net(torch.ones(1, 2)).sum().backward()
+        ...     inspector.step()
+        >>> inspector.run.families
+        ('moments', 'scalars')
+
         Raises:
             ArgumentError: an argument does not fit the model.
             ModelError, SelectionError, StoreError: see the class; the folder of the run that ended is not written to again.
@@ -214,6 +240,11 @@ class Inspector(Observer):
 
     def detach(self, error: BaseException | None = None) -> Self:
         """Take every hook out, write what is left, close the run, and print three closing lines. Idempotent.
+
+        >>> import sonde, torch
+        >>> inspector = sonde.Inspector(module=torch.nn.Linear(2, 1), to="memory", verbose=False)
+        >>> inspector.detach() is inspector
+        True
 
         Args:
             error: the exception that ends the training, which the run keeps. By default that of a surrounding ``finally`` or
@@ -269,26 +300,59 @@ class Inspector(Observer):
     def step(self) -> None:
         """Count a step, in a loop without a ``torch.optim`` optimizer, whose steps are seen by themselves.
 
+        >>> import sonde, torch
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+        >>> with sonde.watch(net, every=1, to="memory", verbose=False) as inspector:
+        ...     net(torch.ones(1, 2)).sum().backward()
+        ...     inspector.step()
+        >>> inspector.run.sql("SELECT DISTINCT step FROM moments ORDER BY step").fetchall()
+        [(0,)]
+
         Raises:
             ArgumentError: no forward of a model was seen since the last step.
         """
         self._attached().step()
 
     def tick_epoch(self, epoch: int | None = None) -> None:
-        """End an epoch: write what belongs to it, and call the visualizers; *epoch* sets the number of the next."""
+        """End an epoch: write what belongs to it, and call the visualizers; *epoch* sets the number of the next.
+
+        >>> import sonde, torch
+        >>> net = torch.nn.Linear(2, 1)
+        >>> with sonde.watch(net, every=1, to="memory", verbose=False) as inspector:
+        ...     for _ in range(2):
+        ...         net(torch.ones(1, 2)).sum().backward()
+        ...         inspector.step()
+        ...         inspector.tick_epoch()
+        >>> inspector.run.sql("SELECT DISTINCT epoch, step FROM moments ORDER BY step").fetchall()
+        [(0, 0), (1, 1)]
+        """
         self._ended_epoch = self._attached().end_epoch(epoch)
         self._show()
 
     tick = tick_epoch
 
     def iter(self, epochs: Iterable[Item]) -> Iterator[Item]:
-        """Iterate over *epochs*, with ``tick_epoch()`` after each."""
+        """Iterate over *epochs*, with ``tick_epoch()`` after each.
+
+        >>> import sonde, torch
+        >>> inspector = sonde.Inspector(module=torch.nn.Linear(2, 1), to="memory", verbose=False)
+        >>> [name for name in inspector.iter(["warm-up", "training"])]
+        ['warm-up', 'training']
+        >>> _ = inspector.detach()
+        """
         for item in epochs:
             yield item
             self.tick_epoch()
 
     def range(self, *arguments: int) -> Iterator[int]:
-        """``iter(range(...))``."""
+        """``iter(range(...))``.
+
+        >>> import sonde, torch
+        >>> inspector = sonde.Inspector(module=torch.nn.Linear(2, 1), to="memory", verbose=False)
+        >>> list(inspector.range(3))
+        [0, 1, 2]
+        >>> _ = inspector.detach()
+        """
         return self.iter(range(*arguments))
 
     def _show(self) -> None:
@@ -302,6 +366,15 @@ class Inspector(Observer):
 
     def push_loss(self, value: Any, *, train: bool | None = None, running: bool = True) -> None:
         """Record a loss: a number, or a tensor of one element, which stays on its device until a logged step.
+
+        >>> import sonde, torch
+        >>> net = torch.nn.Linear(2, 1)
+        >>> with sonde.watch(net, every=1, to="memory", verbose=False) as inspector:
+        ...     net(torch.ones(1, 2)).sum().backward()
+        ...     inspector.push_loss(0.25)
+        ...     inspector.step()
+        >>> inspector.run.scalar("loss")[1].tolist()
+        [0.25]
 
         Args:
             value: the loss of one batch.
@@ -317,6 +390,15 @@ class Inspector(Observer):
     def push_metric(self, name: str, value: Any, *, running: bool = True) -> None:
         """Record a metric; see :meth:`push_loss`. It belongs to training if the model is in training mode.
 
+        >>> import sonde, torch
+        >>> net = torch.nn.Linear(2, 1)
+        >>> with sonde.watch(net, every=1, to="memory", verbose=False) as inspector:
+        ...     net(torch.ones(1, 2)).sum().backward()
+        ...     inspector.push_metric("accuracy", 0.75)
+        ...     inspector.step()
+        >>> inspector.run.scalar("accuracy")[1].tolist()
+        [0.75]
+
         Raises:
             ArgumentError: *value* is not one real number, or a :class:`LossMetrics` lens names other metrics.
         """
@@ -326,6 +408,15 @@ class Inspector(Observer):
 
     def keep_graph(self, graph: Graph) -> None:
         """Keep an execution graph in the run, in place of an earlier one; see ``watch(graph=)``. Of several ranks, that of rank 0.
+
+        >>> import sonde, torch
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+        >>> with sonde.watch(net, every=1, to="memory", verbose=False) as inspector:
+        ...     net(torch.ones(1, 2)).sum().backward()
+        ...     inspector.keep_graph(sonde.capture(net, torch.ones(1, 2)))
+        ...     inspector.step()
+        >>> len(inspector.run.graph.nodes)
+        9
 
         Raises:
             ArgumentError: no run is written.
@@ -411,11 +502,30 @@ class Inspector(Observer):
         return None if self._training is None else self._training.overhead()
 
     def coverage(self) -> Coverage:
-        """Return which sites delivered, and why the others did not."""
+        """Return which sites delivered, and why the others did not.
+
+        >>> import sonde, torch
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+        >>> with sonde.watch(net, every=1, to="memory", verbose=False) as inspector:
+        ...     net(torch.ones(1, 2)).sum().backward()
+        ...     inspector.step()
+        ...     covered = {str(line.site): line.count for line in inspector.coverage()}
+        >>> covered["1:output"]
+        1
+        """
         return self._last().coverage()
 
     def to_frame(self, family: str = "moments") -> pandas.DataFrame:
         """A family of the run so far as a table.
+
+        >>> import sonde, torch
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+        >>> with sonde.watch(net, every=1, to="memory", verbose=False) as inspector:
+        ...     net(torch.zeros(1, 2)).sum().backward()
+        ...     inspector.step()
+        >>> frame = inspector.to_frame("activation")
+        >>> frame[["site", "step", "count"]].values.tolist()
+        [['1:output', 0, 2.0]]
 
         Raises:
             MissingExtraError: pandas is not installed.

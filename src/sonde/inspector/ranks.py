@@ -43,6 +43,10 @@ _ANSWER = 20.0  # seconds that a rank that has come may take to answer another
 class Ranks:
     """What the processes of a training (``torchrun``) record, where each calls ``watch``.
 
+    >>> import sonde
+    >>> sonde.Ranks(per_rank=True, timeout=60).timeout
+    60
+
     Args:
         what: ``"merged"``, one run of the joined numbers of all; ``"each"``, one run in which each writes its own, without any
             communication after the call of ``watch``; ``"first"``, rank 0 records alone, and nothing communicates. Or a process

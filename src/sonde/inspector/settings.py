@@ -31,6 +31,13 @@ _ON_NONFINITE: tuple[OnNonFinite | None, ...] = ("warn", "stop", "wait", None)
 class BadSteps:
     """What ``watch`` does about bad steps, also between logged ones: with NaN or infinity, or with a spike.
 
+    >>> import sonde, torch
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    >>> bad = sonde.BadSteps(on_nonfinite="stop", on_spike=100.0)
+    >>> with sonde.watch(net, every=1, to="memory", bad_steps=bad, verbose=False) as inspector:
+    ...     bad.on_nonfinite
+    'stop'
+
     A bad step is kept in the folder of the run, with its batches, parameters and random state: see :func:`sonde.replay`.
 
     Args:
@@ -66,6 +73,10 @@ class BadSteps:
 @dataclass(frozen=True)
 class Limits:
     """What ``watch`` may take of the time of a training, and of memory.
+
+    >>> import sonde
+    >>> sonde.Limits(memory="2GB").memory_bytes()
+    2000000000.0
 
     Args:
         budget: the share of step time that observing may take, as ``"1%"`` or 0.01: *every*, an int, is then adapted. None: any.

@@ -27,6 +27,14 @@ _MOST_LEAVES, _MOST_ELEMENTS, _LONGEST = 4, 3, 60  # of a stash on one line
 class Stash:
     """The kept value of one event.
 
+    >>> import sonde, torch
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    >>> with sonde.track(net, grad=False) as tracker:
+    ...     _ = net(torch.ones(1, 2))
+    >>> stash = tracker[1]
+    >>> stash.name, stash.type.__name__, stash.grad, stash.value.shape
+    ('1', 'ReLU', False, torch.Size([1, 2]))
+
     Attributes:
         name: the module's name, ``""`` for the root.
         type: the module's class.
@@ -113,6 +121,11 @@ StashValueFn: TypeAlias = Callable[[Tensor], Any]
 def rmap_tensor(value: Any, fn: StashValueFn) -> Any:
     """*value* with ``fn(tensor)`` for each tensor in it, in tuples, lists, dicts, dataclasses and the like.
 
+    >>> import torch
+    >>> from sonde import keep
+    >>> keep.rmap_tensor({"hidden": (torch.ones(2), 5)}, torch.sum)
+    {'hidden': (tensor(2.), 5)}
+
     Every container keeps its own type. A value without tensors is returned unchanged.
     """
     return remap(value, fn)
@@ -120,6 +133,13 @@ def rmap_tensor(value: Any, fn: StashValueFn) -> Any:
 
 def default_stash_value(tensor: Tensor) -> Any:
     """A copy of *tensor* in main memory: ``tensor.detach().cpu().clone()``.
+
+    >>> import torch
+    >>> from sonde import keep
+    >>> weight = torch.nn.Parameter(torch.ones(2))
+    >>> copy = keep.default_stash_value(weight)
+    >>> copy, copy.requires_grad, copy.data_ptr() == weight.data_ptr()
+    (tensor([1., 1.]), False, False)
 
     A tensor without data (on the meta device) is detached only.
     """
@@ -131,6 +151,17 @@ def default_stash_value(tensor: Tensor) -> Any:
 
 def default_stash(event: Event, stash_value: StashValueFn) -> Stash:
     """The stash of *event* with ``stash_value(tensor)`` for each tensor.
+
+    >>> import sonde, torch
+    >>> from sonde import keep
+    >>> net = torch.nn.Identity()
+    >>> seen = []
+    >>> def keep_half(event):
+    ...     seen.append(keep.default_stash(event, lambda tensor: tensor / 2))
+    >>> with sonde.observe(net, keep_half):
+    ...     _ = net(torch.ones(2))
+    >>> seen[0].name, seen[0].value
+    ('', tensor([0.5000, 0.5000]))
 
     Instances of unknown classes that hold tensors (a key-value cache, for example) are copied as well.
     """
@@ -173,6 +204,14 @@ _ONE: tuple[str, ...] = ("",)  # the leaf path of a value that is a tensor itsel
 
 def get_stash_fn(stash_value: StashValueFn | None = None, stash: StashFn | None = None) -> StashFn:
     """The stash function for the two arguments of ``track``: *stash* itself, or ``default_stash`` with *stash_value*.
+
+    >>> import sonde, torch
+    >>> from sonde import keep
+    >>> stash_fn = keep.get_stash_fn(stash_value=torch.sum)
+    >>> with sonde.track(torch.nn.Identity(), stash=stash_fn) as tracker:
+    ...     pass
+    >>> len(tracker)
+    0
 
     Raises:
         ArgumentError: both are given.

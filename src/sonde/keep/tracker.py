@@ -35,6 +35,19 @@ Ports: TypeAlias = Iterable[Port] | Port | None
 class Tracker(KeepingProbe):
     """A list of stashes that fills while the model runs; see :func:`track`.
 
+    >>> import sonde, torch
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    >>> tracker = sonde.Tracker()
+    >>> tracker.register(net[1], name="relu", grad=False)
+    >>> tracker.register_all(net[0])
+    >>> _ = net(torch.ones(1, 2))
+    >>> [stash.name for stash in tracker]
+    ['', 'relu']
+    >>> tracker.clear()
+    >>> len(tracker)
+    0
+    >>> tracker.detach()
+
     ``tracker[i]`` is a stash, ``tracker[i:j]`` a list of them, ``tracker["layers.3.mlp"]`` all stashes of one module and
     ``tracker["layers.3.mlp:grad_output"]`` all of one site. In a console or notebook it shows a table of the layers.
 
@@ -109,6 +122,17 @@ class Tracker(KeepingProbe):
 
     def measure_rounding(self, step: Callable[[], object]) -> None:
         """Run *step* three times more, two of them disturbed, and note for ``save`` how far rounding alone moves each tensor.
+
+        >>> import sonde, torch
+        >>> net = torch.nn.Linear(2, 1)
+        >>> def step():
+        ...     net.zero_grad()
+        ...     net(torch.ones(1, 2)).sum().backward()
+        >>> with sonde.track(net) as tracker:
+        ...     step()
+        ...     tracker.measure_rounding(step)
+        >>> len(tracker)
+        2
 
         Call it in the ``with`` block, behind the step that was tracked. *step* is a forward and, for gradients, a backward pass of
         the same batch, without a step of an optimizer; where it draws random numbers, it sets the seed first. Where ranks wait for
@@ -237,6 +261,14 @@ class Tracker(KeepingProbe):
         overwrite: bool = False,
     ) -> Path:
         """Write all stashes to the folder *path*, as safetensors shards and a JSON index, and return *path*. No pickle.
+
+        >>> import sonde, tempfile, torch
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+        >>> with sonde.track(net, grad=False) as tracker, tempfile.TemporaryDirectory() as folder:
+        ...     _ = net(torch.ones(1, 2))
+        ...     path = tracker.save(f"{folder}/seen")
+        ...     sonde.open_tensors(path)["0:output"].shape
+        torch.Size([1, 2])
 
         ``sonde.open_tensors(path)`` reads the folder. Missing folders are made. All is written or nothing. Beside the tensors stand
         the rank, where a rank holds a part of a distributed tensor, and what ``measure_rounding`` has measured.

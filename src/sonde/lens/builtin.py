@@ -43,6 +43,14 @@ _RARELY = 10  # activation by unit costs several times what moments do, and a de
 class OutputActivation(Lens):
     """Lens: the share of active outputs and of dead units of each activation layer: family ``activation``.
 
+    >>> import sonde, torch
+    >>> from sonde import lens
+    >>> net = torch.nn.Sequential(torch.nn.Identity(), torch.nn.ReLU())
+    >>> with sonde.observe(net, lens.OutputActivation()) as probe:
+    ...     _ = net(torch.tensor([[-1.0, 1.0]]))
+    >>> [(row["name"], row["activation"], row["call_death"]) for row in probe.rows()]
+    [('1', 0.5, 0.5)]
+
     Numbers: see :class:`sonde.stats.Activation`; ``activation`` and, averaged over calls, ``call_activation`` and ``call_death``.
 
     A model without such layers is no error: the lens warns and records nothing.
@@ -102,6 +110,16 @@ class OutputActivation(Lens):
 class EffectiveRank(Lens):
     """Lens: how many directions the outputs of each layer use: family ``effective_rank``, numbers of :class:`sonde.stats.Spectrum`.
 
+    >>> import sonde, torch
+    >>> from sonde import lens
+    >>> net = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False))
+    >>> _ = torch.nn.init.eye_(net[0].weight)
+    >>> with sonde.watch(net, every=1, lenses=lens.EffectiveRank(one_in=1), to="memory", verbose=False) as inspector:
+    ...     net(torch.eye(8)).sum().backward()
+    ...     inspector.step()
+    >>> inspector.run.sql("SELECT site, round(effective_rank, 3), vectors FROM effective_rank").fetchall()
+    [('0:output', 8.0, 8.0)]
+
     ``effective_rank`` is 1 where all vectors of a batch are parallel, and at most the number of features. It is judged by the rule
     ``rank_collapse``. A row takes ``8 * features * min(features, sketch)`` bytes, and a matrix product in each observed forward.
 
@@ -125,6 +143,14 @@ class EffectiveRank(Lens):
 
 class OutputNorm(Lens):
     """Lens: the length of each layer's output, per sample: family ``output_norm``, numbers ``norm`` and ``rms``.
+
+    >>> import sonde, torch
+    >>> from sonde import lens
+    >>> net = torch.nn.Sequential(torch.nn.ReLU())
+    >>> with sonde.observe(net, lens.OutputNorm()) as probe:
+    ...     _ = net(torch.tensor([[3.0, 4.0]]))
+    >>> [(row["name"], row["norm"]) for row in probe.rows()]
+    [('0', 5.0)]
 
     Args:
         normalize_by_size: draw ``rms`` in place of ``norm``; both are recorded.
@@ -207,6 +233,14 @@ class _Geometry(Lens):
 class OutputGradientGeometry(_Geometry):
     """Lens: the length of the gradient of each layer's output: family ``output_gradient``, numbers ``norm`` and ``rms``.
 
+    >>> import sonde, torch
+    >>> from sonde import lens
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    >>> with sonde.observe(net, lens.OutputGradientGeometry()) as probe:
+    ...     net(torch.ones(1, 2)).sum().backward()
+    >>> [(row["name"], row["port"]) for row in probe.rows()]
+    [('0', 'grad_output')]
+
     Args:
         compute_correlation: also record the cosine of each gradient to the gradient of the step before, in
             ``output_gradient_cosine``; the step before a logged step is then observed too.
@@ -237,6 +271,15 @@ class OutputGradientGeometry(_Geometry):
 class ParameterGradientGeometry(_Geometry):
     """Lens: the length of the gradient of each parameter: family ``parameter_gradient``, numbers ``norm`` and ``rms``.
 
+    >>> import sonde, torch
+    >>> from sonde import lens
+    >>> net = torch.nn.Linear(2, 1, bias=False)
+    >>> with sonde.watch(net, every=1, lenses=lens.ParameterGradientGeometry(), to="memory", verbose=False) as inspector:
+    ...     net(torch.tensor([[3.0, 4.0]])).sum().backward()
+    ...     inspector.step()
+    >>> inspector.run.sql("SELECT site, norm FROM parameter_gradient").fetchall()
+    [('weight:grad', 5.0)]
+
     Args:
         parameters: the last part of the names of the parameters, as ``("weight", "bias")``; None for all.
         compute_correlation: see :class:`OutputGradientGeometry`.
@@ -262,6 +305,15 @@ class ParameterGradientGeometry(_Geometry):
 
 class ParameterGradientActivation(Lens):
     """Lens: share of nonzero gradient elements, and of units without any: family ``parameter_gradient_activation``.
+
+    >>> import sonde, torch
+    >>> from sonde import lens
+    >>> net = torch.nn.Linear(2, 1, bias=False)
+    >>> with sonde.watch(net, every=1, lenses=lens.ParameterGradientActivation(), to="memory", verbose=False) as inspector:
+    ...     net(torch.tensor([[1.0, 0.0]])).sum().backward()
+    ...     inspector.step()
+    >>> inspector.run.sql("SELECT site, activation FROM parameter_gradient_activation").fetchall()
+    [('weight:grad', 0.5)]
 
     Args:
         parameters, exclude: see :class:`ParameterGradientGeometry`.
@@ -290,6 +342,16 @@ class ParameterGradientActivation(Lens):
 class ParameterNorm(Lens):
     """Lens: the length of each parameter after each logged step: family ``parameter_norm``, numbers ``norm`` and ``rms``.
 
+    >>> import sonde, torch
+    >>> from sonde import lens
+    >>> net = torch.nn.Linear(2, 1, bias=False)
+    >>> _ = torch.nn.init.constant_(net.weight, 0.0)
+    >>> with sonde.watch(net, every=1, lenses=lens.ParameterNorm(), to="memory", verbose=False) as inspector:
+    ...     net(torch.ones(1, 2)).sum().backward()
+    ...     inspector.step()
+    >>> inspector.run.sql("SELECT site, norm FROM parameter_norm").fetchall()
+    [('weight:param', 0.0)]
+
     Args:
         parameters, exclude: see :class:`ParameterGradientGeometry`.
         aggregation_method: the aggregate of each interval of logged steps that is drawn, by itself and as shares.
@@ -315,6 +377,16 @@ class ParameterNorm(Lens):
 class ParameterCond(Lens):
     """Lens: condition number and stable rank of parameters after each logged step: family ``conditioning``.
 
+    >>> import sonde, torch
+    >>> from sonde import lens
+    >>> net = torch.nn.Linear(2, 2, bias=False)
+    >>> _ = torch.nn.init.eye_(net.weight)
+    >>> with sonde.watch(net, every=1, lenses=lens.ParameterCond(), to="memory", verbose=False) as inspector:
+    ...     net(torch.ones(1, 2)).sum().backward()
+    ...     inspector.step()
+    >>> inspector.run.sql("SELECT site, condition, stable_rank FROM conditioning").fetchall()
+    [('weight:param', 1.0, 2.0)]
+
     Numbers: ``condition`` and ``stable_rank`` of :class:`sonde.stats.MatrixCondition`. A singular value decomposition of each
     parameter takes long: choose layers, and log few steps.
 
@@ -333,6 +405,17 @@ class ParameterCond(Lens):
 
 class ParameterUpdateGeometry(_Geometry):
     """Lens: the update of each parameter in a step: families ``parameter_update`` (its length) and ``parameter_update_ratio``.
+
+    >>> import sonde, torch
+    >>> from sonde import lens
+    >>> net = torch.nn.Linear(2, 1, bias=False)
+    >>> optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    >>> _ = torch.nn.init.zeros_(net.weight)
+    >>> with sonde.watch(net, optimizer, every=1, lenses=lens.ParameterUpdateGeometry(), to="memory", verbose=False) as inspector:
+    ...     net(torch.tensor([[3.0, 4.0]])).sum().backward()
+    ...     optimizer.step()
+    >>> inspector.run.sql("SELECT site, norm FROM parameter_update").fetchall()
+    [('weight:update', 5.0)]
 
     The second family has ``ratio``, update / weight, and ``unchanged``, the share of elements that did not change; see
     :class:`sonde.stats.Updates`.
@@ -379,13 +462,26 @@ class ParameterUpdateGeometry(_Geometry):
 
 
 def moments() -> Lens:
-    """:class:`~sonde.stats.Moments` of outputs, output gradients, parameters, their gradients and updates: family ``moments``."""
+    """:class:`~sonde.stats.Moments` of outputs, output gradients, parameters, their gradients and updates: family ``moments``.
+
+    >>> from sonde import lens
+    >>> lens.moments().name, lens.moments().ports
+    ('moments', ('output', 'grad_output', 'param', 'grad', 'update'))
+    """
     ports: tuple[Port, ...] = ("output", "grad_output", "param", "grad", "update")
     return Lens("moments", Moments(), ports, None, is_container, False, {"picture": "heatmap", "number": "rms", "log": True})
 
 
 def exponents(*ports: Port, include: Where = None, exclude: Where = is_container, one_in: int = 1) -> Lens:
     """How large the elements are, in powers of two, and what other precisions would lose: family ``exponents``.
+
+    >>> import sonde, torch
+    >>> from sonde import lens
+    >>> net = torch.nn.Identity()
+    >>> with sonde.observe(net, lens.exponents("output")) as probe:
+    ...     _ = net(torch.tensor([1.0, 4.0]))
+    >>> probe.rows()[0]["count"]
+    2.0
 
     Numbers: see :class:`sonde.stats.ExponentHistogram`; beside them ``powers``, 278 counts in each row, which
     :func:`sonde.view.plots.exponents` draws. Gradients under a ``GradScaler`` are counted as they are, scaled: that is
@@ -401,7 +497,14 @@ def exponents(*ports: Port, include: Where = None, exclude: Where = is_container
 
 
 def default_lenses(*models: nn.Module) -> tuple[AnyLens, ...]:
-    """What is looked at where nothing is asked for: moments, and activation where there are layers that can be inactive."""
+    """What is looked at where nothing is asked for: moments, and activation where there are layers that can be inactive.
+
+    >>> import torch
+    >>> from sonde import lens
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    >>> [type(each).__name__ for each in lens.default_lenses(net)]
+    ['Lens', 'OutputActivation', 'LossMetrics']
+    """
     found = any(isinstance(item.module, RELU_LIKE) for model in models for item in members(model))
     return (moments(), *([OutputActivation(dropout=False, one_in=_RARELY)] if found else ()), LossMetrics())
 

@@ -21,6 +21,18 @@ from sonde.view import bands_named, points_named, summarised
 class Lens:
     """A statistic, the ports and layers that it measures, and how its numbers are shown.
 
+    >>> import torch
+    >>> from sonde import lens
+    >>> from sonde.stats import Norm
+    >>> length = lens.Lens("length", Norm(), ("output",), include=torch.nn.Linear)
+    >>> length.described()["ports"]
+    ['output']
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    >>> [(statistic, where) for statistic, where in length.parts(net)][0][0]
+    Norm()
+    >>> length.as_observed(net, None, None)[0]
+    Norm()
+
     Attributes:
         name: name of its family in the run: small letters, digits and underscores.
         statistic: a statistic of :mod:`sonde.stats`, or your own.
@@ -98,6 +110,18 @@ _AGGREGATIONS = {"loss_line": points_named, "metrics_line": points_named, "loss_
 class LossMetrics:
     """The loss and the metrics of a training, as scalars.
 
+    >>> import sonde, torch
+    >>> from sonde import lens
+    >>> net = torch.nn.Linear(2, 1)
+    >>> losses = lens.LossMetrics(metrics=("accuracy",))
+    >>> with sonde.watch(net, every=1, lenses=losses, to="memory", verbose=False) as inspector:
+    ...     net(torch.ones(1, 2)).sum().backward()
+    ...     inspector.push_loss(0.25, train=True)
+    ...     inspector.step()
+    ...     inspector.tick_epoch()
+    >>> losses.loss(train=True), losses.described()["metrics"]
+    (0.25, ['accuracy'])
+
     Values pushed with ``push_loss`` and ``push_metric`` are recorded without this lens too. The lens also records every value
     that a loss module returns, and sets how the scalars are drawn.
 
@@ -145,7 +169,14 @@ class LossMetrics:
         return {name: value for name, value in vars(self).items() if name != "_read"}  # a copy belongs to no inspector
 
     def read_by(self, read: Callable[[bool], list[float]]) -> None:
-        """Let :meth:`loss` read by *read*: whether losses of training are wanted -> the losses of the last epoch."""
+        """Let :meth:`loss` read by *read*: whether losses of training are wanted -> the losses of the last epoch.
+
+        >>> from sonde import lens
+        >>> losses = lens.LossMetrics()
+        >>> losses.read_by(lambda train: [2.0, 4.0] if train else [])
+        >>> losses.loss(train=True)
+        3.0
+        """
         object.__setattr__(self, "_read", read)
 
     def loss(self, *, train: bool, method: str | None = None) -> float:

@@ -29,6 +29,11 @@ _DROPPED_FIRST = ("input", "calls", "zeros", "gradient", "memory", "mean ± std"
 class SummaryRow:
     """One place in the tree of modules.
 
+    >>> import sonde, torch
+    >>> row = sonde.summary(torch.nn.Linear(2, 1), torch.ones(3, 2)).rows[0]
+    >>> row.type, row.input_shapes, row.output_shapes, row.params
+    ('Linear', ((3, 2),), ((3, 1),), 3)
+
     Attributes:
         name: the place, as ``named_modules()`` names it, wrapper parts removed; ``""`` is the model itself.
         type: the module's class.
@@ -88,6 +93,12 @@ class SummaryRow:
 class Summary(ShownAsTable):
     """The result of :func:`sonde.summary`: the rows of one run of a model.
 
+    >>> import sonde, torch
+    >>> net = torch.nn.Linear(2, 1)
+    >>> found = sonde.summary(net, torch.ones(1, 2))
+    >>> found.total_params, found.rows[0].output_shapes, found.as_note().splitlines()[0] != ""
+    (3, ((1, 1),), True)
+
     Attributes:
         title: one line: the model's class, and the exception if there was one.
         rows: every place in the tree, parents before children; *depth* folds none of them away here.
@@ -119,6 +130,11 @@ class Summary(ShownAsTable):
 
     def to_frame(self) -> pandas.DataFrame:
         """A pandas table of all rows, with the columns by which all frames of sonde join.
+
+        >>> import sonde, torch
+        >>> net = torch.nn.Linear(2, 1)
+        >>> sonde.summary(net, torch.ones(1, 2)).to_frame()[["type", "params"]].values.tolist()
+        [['Linear', 3]]
 
         Raises:
             MissingExtraError: pandas is not installed.

@@ -79,6 +79,12 @@ class InMemory(list[Any]):
     def quantile(self, share: float) -> float:
         """Return the number below which a *share* of the finite elements lies, from 0 to 1.
 
+        >>> from sonde.preprocessor import InMemory
+        >>> numbers = InMemory()
+        >>> numbers.extend([1.0, 2.0, 3.0])
+        >>> numbers.quantile(0.5)
+        2.0
+
         Raises:
             ArgumentError: *share* is not between 0 and 1.
         """
@@ -145,6 +151,14 @@ def aggregate(numbers: Aggregate, method: str) -> float:
 
 def aggregate_range(numbers: Aggregate, method: str) -> tuple[float, float]:
     """Return the lower and the upper end of the numbers of an interval.
+
+    >>> from sonde.preprocessor import aggregate_range
+    >>> from sonde.stats import RunningMeanVar
+    >>> losses = RunningMeanVar()
+    >>> for loss in (1.0, 3.0):
+    ...     losses.update(loss)
+    >>> aggregate_range(losses, "min-max")
+    (1.0, 3.0)
 
     Args:
         numbers: a running aggregate or a kept list.

@@ -18,6 +18,15 @@ from sonde.site import Port, Site
 class AbstractPreprocessor(ABC):
     """A statistic of one tensor of a layer, for many layers by name; its numbers are aggregated over an interval.
 
+    >>> from sonde.preprocessor import AbstractPreprocessor, OutputNorm
+    >>> norms = OutputNorm()
+    >>> isinstance(norms, AbstractPreprocessor)
+    True
+    >>> norms.expect(["0"])
+    >>> norms.reset()
+    >>> list(norms.value)
+    ['0']
+
     Feed a preprocessor by calling its ``process_*`` method, or with ``sonde.observe(model, preprocessor, ports=...)``, which
     calls the preprocessor with events. To write one, derive from the class that names its input
     (:class:`AbstractForwardPreprocessor` and its siblings), and write ``process_*``, ``value`` and ``reset``.
@@ -67,6 +76,25 @@ class AbstractPreprocessor(ABC):
 class AbstractForwardPreprocessor(AbstractPreprocessor):
     """Base of preprocessors of a layer's input and output.
 
+    >>> import sonde, torch
+    >>> from sonde.preprocessor import AbstractForwardPreprocessor
+    >>> class Largest(AbstractForwardPreprocessor):
+    ...     def __init__(self):
+    ...         self.seen = {}
+    ...     def process_fw(self, name, module, layer_input, layer_output):
+    ...         self.seen[name] = max(self.seen.get(name, 0.0), layer_output.max().item())
+    ...     @property
+    ...     def value(self):
+    ...         return dict(self.seen)
+    ...     def reset(self):
+    ...         self.seen.clear()
+    >>> largest = Largest()
+    >>> net = torch.nn.Sequential(torch.nn.ReLU())
+    >>> with sonde.observe(net, largest):
+    ...     _ = net(torch.tensor([-1.0, 2.0]))
+    >>> largest.value
+    {'0': 2.0, '': 2.0}
+
     Events of ``output`` are processed, except those of a checkpoint's recomputation, which would count one forward twice.
     """
 
@@ -95,6 +123,15 @@ class AbstractForwardPreprocessor(AbstractPreprocessor):
 class AbstractBackwardPreprocessor(AbstractPreprocessor):
     """Base of preprocessors of the gradients of a layer's inputs or outputs.
 
+    >>> import torch
+    >>> from sonde.preprocessor import AbstractBackwardPreprocessor, OutputGradientGeometry
+    >>> isinstance(OutputGradientGeometry(), AbstractBackwardPreprocessor)
+    True
+    >>> geometry = OutputGradientGeometry(correlation=False)
+    >>> geometry.process_bw("0", None, None, torch.tensor([[3.0, 4.0]]))
+    >>> geometry.value["0"].mean
+    5.0
+
     An event of ``grad_output`` is processed with an empty ``grad_input``, an event of ``grad_input`` with an empty ``grad_output``.
     """
 
@@ -120,6 +157,17 @@ class AbstractBackwardPreprocessor(AbstractPreprocessor):
 
 class AbstractModulePreprocessor(AbstractPreprocessor):
     """Base of preprocessors of a layer itself.
+
+    >>> import torch
+    >>> from sonde.preprocessor import AbstractModulePreprocessor, ParameterNorm
+    >>> norms = ParameterNorm(attrs=("weight",))
+    >>> isinstance(norms, AbstractModulePreprocessor)
+    True
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> _ = torch.nn.init.zeros_(layer.weight)
+    >>> norms.process_module("0", layer)
+    >>> norms.value["0"]["weight"].mean
+    0.0
 
     Each layer is processed once per step: one that owns parameters at their first event of ``param``, which the optimizer's step
     brings, and any other at its first event of ``output``, when it runs.
@@ -151,6 +199,15 @@ class AbstractModulePreprocessor(AbstractPreprocessor):
 
 class AbstractTensorPreprocessor(AbstractPreprocessor):
     """Base of preprocessors of one tensor, mostly the gradient of a parameter.
+
+    >>> import torch
+    >>> from sonde.preprocessor import AbstractTensorPreprocessor, GradientGeometry
+    >>> lengths = GradientGeometry(correlation=False)
+    >>> isinstance(lengths, AbstractTensorPreprocessor)
+    True
+    >>> lengths.process_tensor("weight", torch.tensor([3.0, 4.0]))
+    >>> lengths.value["weight"].mean
+    5.0
 
     Events of ``grad`` and ``param`` are processed under the full name of the parameter.
     """

@@ -22,7 +22,16 @@ _NORM, _CORRELATION = 0, 1  # positions of the specs
 
 
 class Geometry(NamedTuple):
-    """Length of tensors over an interval, and the cosine of each to the tensor before, from -1 to 1."""
+    """Length of tensors over an interval, and the cosine of each to the tensor before, from -1 to 1.
+
+    >>> import torch
+    >>> from sonde.preprocessor import GradientGeometry
+    >>> lengths = GradientGeometry()
+    >>> lengths.process_tensor("weight", torch.tensor([3.0, 4.0]))
+    >>> lengths.process_tensor("weight", torch.tensor([3.0, 4.0]))
+    >>> lengths.value["weight"].norm.mean, round(lengths.value["weight"].correlation.mean, 6)
+    (5.0, 1.0)
+    """
 
     norm: Aggregate
     correlation: Aggregate
@@ -96,6 +105,13 @@ class SequenceGeometry(Measured):
 class OutputGradientGeometry(SequenceGeometry, AbstractBackwardPreprocessor):
     """Preprocessor: the length of the gradient of a layer's output, and its correlation with the gradient of the pass before.
 
+    >>> import torch
+    >>> from sonde.preprocessor import OutputGradientGeometry
+    >>> lengths = OutputGradientGeometry(correlation=False)
+    >>> lengths.process_bw("0", None, None, torch.tensor([[3.0, 4.0]]))
+    >>> lengths.value["0"].mean
+    5.0
+
     Numbers, arguments and differences from monitorch: see :class:`SequenceGeometry`.
 
     Of a structured output the first gradient that arrived is measured; a pass without any gives no number. A batch of
@@ -122,6 +138,13 @@ class OutputGradientGeometry(SequenceGeometry, AbstractBackwardPreprocessor):
 class GradientGeometry(SequenceGeometry, AbstractTensorPreprocessor):
     """Preprocessor: the length of the gradient of a parameter, and its correlation with the gradient before.
 
+    >>> import torch
+    >>> from sonde.preprocessor import GradientGeometry
+    >>> lengths = GradientGeometry(correlation=False)
+    >>> lengths.process_tensor("weight", torch.tensor([3.0, 4.0]))
+    >>> lengths.value["weight"].mean
+    5.0
+
     Numbers, arguments and differences from monitorch: see :class:`SequenceGeometry`.
 
     Each call of ``process_tensor`` counts as one gradient. Through ``observe``, each optimizer step counts as one: where several
@@ -143,6 +166,13 @@ class GradientGeometry(SequenceGeometry, AbstractTensorPreprocessor):
 
 class GradientActivation(Measured, AbstractTensorPreprocessor):
     """Preprocessor: the share of a parameter's elements that get a gradient, and the share of neurons that get none.
+
+    >>> import torch
+    >>> from sonde.preprocessor import GradientActivation
+    >>> shares = GradientActivation()
+    >>> shares.process_tensor("weight", torch.tensor([[1.0, 0.0], [0.0, 0.0]]))
+    >>> shares.value["weight"].activation.mean, shares.value["weight"].death.mean
+    (0.25, 0.5)
 
     *Tensor to number*: an element is active if ``|g| > eps``; the rate of a neuron is the share of its elements that are active;
     ``activation`` is the mean rate over the neurons, ``death`` the share of neurons whose rate is 0

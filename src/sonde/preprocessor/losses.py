@@ -21,6 +21,14 @@ from sonde.stats import HostCopy, RunningMeanVar, Single, as_number
 class LossModule(Measured, AbstractForwardPreprocessor):
     """Preprocessor: the loss that a loss module (``nn.MSELoss``, ``nn.CrossEntropyLoss``) returns, in training and in evaluation.
 
+    >>> import torch
+    >>> from sonde.preprocessor import LossModule
+    >>> losses, criterion = LossModule(), torch.nn.MSELoss()
+    >>> losses.set_loss_strs("loss", "val_loss")
+    >>> losses.process_fw("", criterion, (), torch.tensor(0.5, requires_grad=True))
+    >>> {name: each.mean for name, each in losses.value.items() if each.count}
+    {'loss': 0.5}
+
     *Tensor to number*: the one element of the output. *Numbers to aggregates*: unweighted over calls. ``value`` has two
     names, whatever the module is called: ``train_loss`` and ``val_loss``, or the names given to :meth:`set_loss_strs`.
 
@@ -99,6 +107,18 @@ class ExplicitCall(AbstractPreprocessor):
 
     def push_loss(self, value: float | Tensor, *, train: bool, running: bool = True) -> None:
         """Add a loss.
+
+        >>> from sonde.preprocessor import ExplicitCall
+        >>> pushed = ExplicitCall()
+        >>> pushed.push_loss(0.5, train=True)
+        >>> pushed.push_running("accuracy", 0.25)
+        >>> pushed.push_memory("lr", 0.1)
+        >>> pushed.value["train_loss"].mean, pushed.value["accuracy"].mean, pushed.value["lr"]
+        (0.5, 0.25, InMemory([0.1]))
+        >>> pushed.reset()
+        >>> pushed.clear()
+        >>> sorted(pushed.value)
+        ['train_loss', 'val_loss']
 
         Args:
             value: a number or a tensor of one element.

@@ -22,7 +22,12 @@ _SHOWN = ("mean", "std", "min", "max")
 
 
 class Values(dict[str, Any]):
-    """The value of a preprocessor: by name, in the order in which the names were first met."""
+    """The value of a preprocessor: by name, in the order in which the names were first met.
+
+    >>> from sonde.preprocessor import ExplicitCall, Values
+    >>> isinstance(ExplicitCall().value, Values)
+    True
+    """
 
     def __missing__(self, name: str) -> Any:
         raise UnknownSiteError(f"nothing called {name!r} was ever processed. {nearest(name, self)}")

@@ -17,7 +17,17 @@ from sonde.stats import Activation, SampleNorm
 
 
 class Activity(NamedTuple):
-    """How active a layer was over an interval: two shares per call, from 0 to 1."""
+    """How active a layer was over an interval: two shares per call, from 0 to 1.
+
+    >>> import sonde, torch
+    >>> from sonde.preprocessor import OutputActivation
+    >>> shares = OutputActivation()
+    >>> net = torch.nn.Sequential(torch.nn.ReLU())
+    >>> with sonde.observe(net, shares):
+    ...     _ = net(torch.tensor([[-1.0, 2.0]]))
+    >>> shares.value["0"].activation.mean, shares.value["0"].death.mean
+    (0.5, 0.5)
+    """
 
     activation: Aggregate
     death: Aggregate
@@ -57,6 +67,15 @@ class _OfCalls(Measured, AbstractForwardPreprocessor):
 
 class OutputActivation(_OfCalls):
     """Preprocessor: the share of active outputs, and of dead neurons, of each call of a layer.
+
+    >>> import sonde, torch
+    >>> from sonde.preprocessor import OutputActivation
+    >>> shares = OutputActivation(death=False)
+    >>> net = torch.nn.Sequential(torch.nn.ReLU())
+    >>> with sonde.observe(net, shares):
+    ...     _ = net(torch.tensor([[-1.0, 2.0]]))
+    >>> shares.value["0"].mean
+    0.5
 
     An output is active if ``|x| > eps``. *Tensor to number*: the rate of a neuron (a channel) is the share of samples and positions
     of one call at which the neuron is active; ``activation`` is the mean rate of the layer's neurons, ``death`` the share of
@@ -104,6 +123,15 @@ class OutputActivation(_OfCalls):
 class OutputNorm(_OfCalls):
     """Preprocessor: the length of a layer's output, per sample.
 
+    >>> import sonde, torch
+    >>> from sonde.preprocessor import OutputNorm
+    >>> lengths = OutputNorm()
+    >>> net = torch.nn.Sequential(torch.nn.Identity())
+    >>> with sonde.observe(net, lengths):
+    ...     _ = net(torch.tensor([[3.0, 4.0]]))
+    >>> lengths.value["0"].mean
+    5.0
+
     *Tensor to number*: the Euclidean norm of each sample's output, all dimensions flattened, then the mean over the
     samples of the call; with *normalize* each norm is divided by the root of the number of elements of a sample: the number is
     then the mean of the samples' root mean squares, not the root mean square of all elements. Computed in float64. *Numbers to
@@ -134,6 +162,13 @@ class OutputNorm(_OfCalls):
 
 class InputNorm(OutputNorm):
     """Preprocessor: the length of a layer's input, per sample; the number and the arguments are those of :class:`OutputNorm`.
+
+    >>> import torch
+    >>> from sonde.preprocessor import InputNorm
+    >>> lengths = InputNorm()
+    >>> lengths.process_fw("0", torch.nn.ReLU(), torch.tensor([[3.0, 4.0]]), None)
+    >>> lengths.value["0"].mean
+    5.0
 
     Of several arguments the first floating-point tensor is measured. Inputs are measured before the layer runs, since a layer may
     write into its input.

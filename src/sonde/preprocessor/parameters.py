@@ -57,6 +57,15 @@ class _OfAttributes(Measured, AbstractModulePreprocessor):
 class ParameterNorm(_OfAttributes):
     """Preprocessor: the norm of the parameters of layers.
 
+    >>> import torch
+    >>> from sonde.preprocessor import ParameterNorm
+    >>> layer = torch.nn.Linear(2, 1, bias=False)
+    >>> _ = torch.nn.init.zeros_(layer.weight)
+    >>> lengths = ParameterNorm(attrs=("weight",))
+    >>> lengths.process_module("0", layer)
+    >>> lengths.value["0"]["weight"].mean
+    0.0
+
     *Tensor to number*: the Euclidean norm of an attribute of the layer, with *normalize* divided by the root of its number of
     elements (:class:`sonde.stats.Norm`), computed in float64. *Numbers to aggregates*: over the calls of ``process_module``,
     or, through ``observe``, over optimizer steps. ``value[layer][attribute]`` is the aggregate.
@@ -77,7 +86,18 @@ class ParameterNorm(_OfAttributes):
 
 
 class Condition(NamedTuple):
-    """Condition number and stable rank of a parameter, over an interval."""
+    """Condition number and stable rank of a parameter, over an interval.
+
+    >>> import torch
+    >>> from sonde.preprocessor import Conditioning
+    >>> numbers = Conditioning()
+    >>> layer = torch.nn.Linear(2, 2)
+    >>> _ = torch.nn.init.eye_(layer.weight)
+    >>> numbers.process_module("0", layer)
+    >>> found = numbers.value["0"]["weight"]
+    >>> found.condition.mean, found.stable_rank.mean
+    (1.0, 2.0)
+    """
 
     condition: Aggregate
     stable_rank: Aggregate
@@ -85,6 +105,15 @@ class Condition(NamedTuple):
 
 class Conditioning(_OfAttributes):
     """Preprocessor: the condition number and the stable rank of the parameters of layers.
+
+    >>> import torch
+    >>> from sonde.preprocessor import Conditioning
+    >>> numbers = Conditioning()
+    >>> layer = torch.nn.Linear(2, 2)
+    >>> _ = torch.nn.init.eye_(layer.weight)
+    >>> numbers.process_module("0", layer)
+    >>> numbers.value["0"]["weight"].condition.mean
+    1.0
 
     *Tensor to number*: the parameter is read as a matrix with a row per neuron (output channel), and its singular values are
     computed in float64; ``condition`` is the largest over the smallest (Golub and Van Loan, Matrix Computations, 4th ed.,

@@ -70,6 +70,15 @@ class _OfUpdates(Measured, AbstractTensorPreprocessor):
 class ParameterDifferenceGeometry(_OfUpdates, SequenceGeometry):
     """Preprocessor: the length of the updates of a parameter, and the correlation of each update with the update before.
 
+    >>> import torch
+    >>> from sonde.preprocessor import ParameterDifferenceGeometry
+    >>> net = torch.nn.Linear(2, 1, bias=False)
+    >>> lengths = ParameterDifferenceGeometry(correlation=False)
+    >>> for value in (torch.zeros(1, 2), torch.tensor([[3.0, 4.0]])):
+    ...     lengths.process_tensor("weight", value)
+    >>> lengths.value["weight"].mean
+    5.0
+
     An update is the parameter after a step minus the parameter before, computed in float64. Numbers, arguments and differences from
     monitorch: see :class:`SequenceGeometry`.
 
@@ -86,6 +95,14 @@ class ParameterDifferenceGeometry(_OfUpdates, SequenceGeometry):
 
 class UpdateRatio(_OfUpdates):
     """Preprocessor: the length of a parameter's update, divided by the length of the parameter.
+
+    >>> import torch
+    >>> from sonde.preprocessor import UpdateRatio
+    >>> ratios = UpdateRatio()
+    >>> for value in (torch.tensor([3.0, 4.0]), torch.tensor([3.0, 9.0])):
+    ...     ratios.process_tensor("weight", value)
+    >>> ratios.value["weight"].mean
+    1.0
 
     *Tensor to number*: ``|after - before| / |before|``, Euclidean norms computed in float64, no unit (``ratio`` of
     :class:`sonde.stats.Updates`); 1e-3 is usual in a healthy training. *Numbers to aggregates*: over calls, which through
@@ -106,6 +123,15 @@ class UpdateRatio(_OfUpdates):
 
 class UpdateRounding(Measured):
     """Preprocessor: the share of a parameter's elements whose update vanished in the parameter's precision.
+
+    >>> import torch
+    >>> from sonde.preprocessor import UpdateRounding
+    >>> shares = UpdateRounding()
+    >>> before = torch.tensor([1.0, 1.0], dtype=torch.float16)
+    >>> wanted = torch.tensor([1e-8, 0.5])
+    >>> shares.process_update("weight", before, before + wanted.half(), wanted)
+    >>> shares.value["weight"].mean
+    0.5
 
     *Tensor to number*: among all elements, the share that got a gradient other than 0 and that the step left exactly as
     before (:func:`sonde.stats.vanished_share`): the update was smaller than half the distance to the next number

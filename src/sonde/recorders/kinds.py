@@ -85,6 +85,14 @@ _IN_COMPILED_CODE = "in compiled code its input is not known after its forward; 
 class ForwardInput(Recorder):
     """Records the arguments of modules, as they are after the forward.
 
+    >>> import torch
+    >>> from sonde.recorders import ForwardInput
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    >>> with ForwardInput().modules(net, types=torch.nn.Linear) as recorder:
+    ...     _ = net(torch.ones(1, 2))
+    >>> recorder["0"]
+    [tensor([[1., 1.]])]
+
     The values differ from those of :class:`ForwardPre` exactly where a module writes into its input. Several arguments are
     recorded in the same form.
     """
@@ -117,6 +125,14 @@ class ForwardOutput(Recorder):
 
 class BackwardOutput(Recorder):
     """Records the gradients of the outputs of modules.
+
+    >>> import torch
+    >>> from sonde.recorders import BackwardOutput
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    >>> with BackwardOutput().modules(net, types=torch.nn.ReLU) as recorder:
+    ...     net(torch.ones(1, 2)).sum().backward()
+    >>> recorder["1"]
+    [tensor([[1., 1.]])]
 
     The gradient of a single tensor is recorded by itself, those of a tuple as a tuple, those of another structure in that
     structure, with None for tensors without a gradient.

@@ -44,7 +44,18 @@ DataMethod: TypeAlias = Literal["batch", "sample"]
 
 @dataclass(frozen=True)
 class Handle:
-    """Ends the recording of one slot, whose data stays; ``Recorder.remove`` takes the whole slot away."""
+    """Ends the recording of one slot, whose data stays; ``Recorder.remove`` takes the whole slot away.
+
+    >>> import torch
+    >>> from sonde.recorders import ForwardOutput
+    >>> net = torch.nn.Sequential(torch.nn.Identity())
+    >>> recorder = ForwardOutput().children(net)
+    >>> _ = net(torch.ones(1))
+    >>> recorder.handles[0].remove()
+    >>> _ = net(torch.zeros(1))
+    >>> recorder["0"]
+    [tensor([1.])]
+    """
 
     subrecorder: Subrecorder
     _attachment: Attachment
@@ -58,6 +69,25 @@ class Handle:
 
 class Recorder(SlotReader, KeepingProbe):
     """A recorder of torchfunc: a list with one slot for each module; the values that pass there are kept in the slot.
+
+    >>> import torch
+    >>> from sonde.recorders import ForwardOutput
+    >>> net = torch.nn.Sequential(torch.nn.Identity(), torch.nn.ReLU())
+    >>> with ForwardOutput(reduction=torch.add).children(net) as recorder:
+    ...     for value in (-1.0, 2.0):
+    ...         _ = net(torch.tensor([value]))
+    >>> recorder[1], recorder.samples(1), len(recorder)
+    (tensor([2.]), 2, 2)
+    >>> recorder.apply(lambda value: value * 10)
+    >>> recorder.apply_sample(lambda value, samples: value / samples)
+    >>> recorder["1"]
+    tensor([10.])
+    >>> state = recorder.state_dict()
+    >>> recorder.reset()
+    >>> recorder["1"]
+    >>> recorder.load_state_dict(state)
+    >>> recorder["1"]
+    tensor([10.])
 
     A slot belongs to its module: neither the order of execution, nor a call that was not recorded, nor a slot that was
     removed changes that. ``recorder[i]``, ``recorder["layers.3"]`` and ``recorder[site]`` are the kept values: a list of all
@@ -151,6 +181,13 @@ class Recorder(SlotReader, KeepingProbe):
     ) -> Self:
         """Record at *module* and all modules in it that satisfy every condition; return the recorder. A module has one slot.
 
+        >>> import torch
+        >>> from sonde.recorders import ForwardOutput
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Sequential(torch.nn.ReLU(), torch.nn.ReLU()))
+        >>> with ForwardOutput().modules(net, types=torch.nn.ReLU) as recorder:
+        ...     [str(each.site) for each in recorder.subrecorders]
+        ['1.0:output', '1.1:output']
+
         What takes the place of a module is recorded in its slot. Modules that come under new names have none: call this again.
 
         Args:
@@ -177,6 +214,13 @@ class Recorder(SlotReader, KeepingProbe):
         name: str | None = None,
     ) -> Self:
         """Record at the direct children of *network*; return the recorder. *indices* are positions in ``network.children()``.
+
+        >>> import torch
+        >>> from sonde.recorders import ForwardOutput
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1))
+        >>> with ForwardOutput().children(net, indices=[0, 2]) as recorder:
+        ...     [str(each.site) for each in recorder.subrecorders]
+        ['0:output', '2:output']
 
         All else as in ``modules``.
         """
@@ -275,7 +319,18 @@ class Recorder(SlotReader, KeepingProbe):
     @overload
     def remove(self, index: Key) -> Any: ...
     def remove(self, index: Key | None = None) -> Any:
-        """Take one slot away with its hooks, and return its value; without *index* detach, as ``Probe.remove`` does."""
+        """Take one slot away with its hooks, and return its value; without *index* detach, as ``Probe.remove`` does.
+
+        >>> import torch
+        >>> from sonde.recorders import ForwardOutput
+        >>> net = torch.nn.Sequential(torch.nn.Identity(), torch.nn.ReLU())
+        >>> with ForwardOutput().children(net) as recorder:
+        ...     _ = net(torch.ones(1))
+        ...     recorder.remove("1")
+        ...     len(recorder)
+        [tensor([1.])]
+        1
+        """
         if index is None:
             self.detach()
             return None
@@ -315,6 +370,14 @@ class Recorder(SlotReader, KeepingProbe):
 
     def save(self, path: str | os.PathLike[str], mkdir: bool = False, *args: Any, overwrite: bool = False, **kwargs: Any) -> Path:
         """Write all values to the folder *path*, as safetensors shards and a JSON index, and return *path*. No pickle.
+
+        >>> import sonde, tempfile, torch
+        >>> from sonde.recorders import ForwardOutput
+        >>> net = torch.nn.Sequential(torch.nn.Identity())
+        >>> with ForwardOutput().children(net) as recorder, tempfile.TemporaryDirectory() as folder:
+        ...     _ = net(torch.ones(1))
+        ...     sonde.open_tensors(recorder.save(f"{folder}/seen")).at("0:output")
+        [tensor([1.])]
 
         ``sonde.recorders.open_recorded(path)`` reads the slots, ``sonde.open_tensors(path)`` the tensors. All is written or
         nothing.
@@ -362,7 +425,18 @@ class Recorder(SlotReader, KeepingProbe):
         return tuple(slot.site for slot in self._keeper.slots)
 
     def coverage(self) -> Coverage:
-        """The number of calls that each slot has recorded, and why not more."""
+        """The number of calls that each slot has recorded, and why not more.
+
+        >>> import torch
+        >>> from sonde.recorders import ForwardOutput
+        >>> net = torch.nn.Sequential(torch.nn.Identity(), torch.nn.ReLU())
+        >>> with ForwardOutput().children(net) as recorder:
+        ...     _ = net[1](torch.ones(1))
+        ...     [(str(line.site), line.count) for line in recorder.coverage()]
+        ...     [(row["name"], row["samples"]) for row in recorder.rows()]
+        [('0:output', 0), ('1:output', 1)]
+        [('0', 0), ('1', 1)]
+        """
         observed = {line.site: line for line in super().coverage()}
         stopped = self._keeper.stopped
         lines = []

@@ -68,6 +68,16 @@ def entry_of(number: int, site: Site, value: Any, record: dict[str, Any], leaves
 class Recorded(SlotReader):
     """A saved recorder: ``recorded[i]``, ``recorded["layers.3"]``, ``len``, iteration, ``samples``.
 
+    >>> import tempfile, torch
+    >>> from sonde.recorders import ForwardOutput, open_recorded
+    >>> net = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Identity())
+    >>> with ForwardOutput(reduction=torch.add).children(net) as recorder, tempfile.TemporaryDirectory() as folder:
+    ...     for _ in range(3):
+    ...         _ = net(torch.ones(1))
+    ...     recorded = open_recorded(recorder.save(f"{folder}/sums"))
+    ...     recorded[1], recorded.samples(1)
+    (tensor([3.]), 3)
+
     Tuples, lists, dicts and numbers come back as they were, named tuples and dataclasses as dicts of their fields, and what
     could not be written as its description in ``<...>``.
 
@@ -117,6 +127,15 @@ def _slot(place: int, written: dict[str, Any]) -> Subrecorder:
 
 def open_recorded(path: str | os.PathLike[str]) -> Recorded:
     """Open a folder that ``Recorder.save`` wrote. Nothing in it is executed: it holds JSON and safetensors.
+
+    >>> import tempfile, torch
+    >>> from sonde.recorders import ForwardOutput, open_recorded
+    >>> net = torch.nn.Sequential(torch.nn.Identity())
+    >>> with ForwardOutput().children(net) as recorder, tempfile.TemporaryDirectory() as folder:
+    ...     _ = net(torch.ones(1))
+    ...     recorded = open_recorded(recorder.save(f"{folder}/seen"))
+    ...     recorded["0"], recorded.samples("0"), len(recorded)
+    ([tensor([1.])], 1, 1)
 
     Raises:
         StoreError: the folder holds no recorder, is not whole, or was written in another version of the format.

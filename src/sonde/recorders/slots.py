@@ -23,6 +23,15 @@ Key: TypeAlias = SupportsIndex | str | Site
 class Subrecorder:
     """One slot: the values that a recorder keeps of one module.
 
+    >>> import torch
+    >>> from sonde.recorders import ForwardOutput
+    >>> net = torch.nn.Sequential(torch.nn.Identity())
+    >>> with ForwardOutput().children(net) as recorder:
+    ...     _ = net(torch.ones(1))
+    >>> slot = recorder.subrecorders[0]
+    >>> str(slot.site), slot.type, slot.samples
+    ('0:output', 'torch.nn.modules.linear.Identity', 1)
+
     Attributes:
         index: the slot's position in the recorder; it moves up when a slot before it is removed.
         site: the module, and which of its tensors.

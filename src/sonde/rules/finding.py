@@ -29,6 +29,11 @@ Severity = Literal["note", "warn", "bad"]
 class Finding:
     """One thing that is wrong, and where.
 
+    >>> from sonde.types import Finding
+    >>> found = Finding("dead_units", "half of the units are dead", severity="warn")
+    >>> found.at("1:output", epoch=0, step=20).site
+    '1:output'
+
     Attributes:
         rule: its name in ``RULES``.
         message: what is wrong, in words.

@@ -142,6 +142,14 @@ def _opened(run: Any) -> Run:
 class Checked(Answer):
     """What the rules find in a run, the gravest first; printed as lines.
 
+    >>> import sonde
+    >>> from sonde.run import Layout, memory_run
+    >>> writer = memory_run()
+    >>> writer.append("moments", Layout(["0:output", "1:output"]), {"rms": [1.0, 0.5]}, step=0)
+    >>> checked = sonde.check(writer.run())
+    >>> checked.verdict, checked.findings, checked.to_text().splitlines() != []
+    ('ok', (), True)
+
     Attributes:
         not_judged: by rule, what it needs and the run does not have.
         name: of the run.

@@ -55,6 +55,15 @@ def export(
 ) -> Exported:
     """Write rows of *run* to files, and return their paths by family.
 
+    >>> import tempfile
+    >>> from sonde.run import Layout, memory_run
+    >>> writer = memory_run()
+    >>> writer.append("moments", Layout(["0:output", "1:output"]), {"rms": [1.0, 0.5]}, step=0)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     paths = writer.run().export(folder, "csv")
+    ...     {family: path.name for family, path in paths.items()}
+    {'moments': 'moments.csv'}
+
     Each family is one file, in the order of steps, with its columns as the run has them: the keys (``epoch``, ``step``,
     ``micro_step``, ``rank``, ``scope``, ``ranks``, ``model``, ``site``, ``layer``, ``port``, ``leaf``, ``call``, ``order``), then
     its numbers. In CSV a missing number is empty, NaN is ``nan``, and a list of numbers is a JSON array. A file appears when it is

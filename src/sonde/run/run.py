@@ -61,6 +61,13 @@ _NUMERIC = ("INT", "FLOAT", "DOUBLE", "DECIMAL", "BOOLEAN")
 class Run:
     """The rows and documents that one training recorded, open for reading; :func:`open_run` makes one.
 
+    >>> from sonde.run import Layout, memory_run
+    >>> writer = memory_run()
+    >>> writer.append("moments", Layout(["0:output", "1:output"]), {"rms": [1.0, 0.5]}, step=0)
+    >>> run = writer.run()
+    >>> run.families, run.sql("SELECT count(*) FROM moments").fetchall()
+    (('moments',), [(2,)])
+
     Each answer shows the run at that moment: a run can be read while it is written.
     """
 
@@ -220,7 +227,14 @@ class Run:
         return Record.merged(list(self._source.records().values()))
 
     def records(self) -> Mapping[int, Record]:
-        """Return the record of findings of each rank that wrote one."""
+        """Return the record of findings of each rank that wrote one.
+
+        >>> from sonde.run import Layout, memory_run
+        >>> writer = memory_run()
+        >>> writer.append("moments", Layout(["0:output", "1:output"]), {"rms": [1.0, 0.5]}, step=0)
+        >>> writer.run().records()
+        {}
+        """
         return self._source.records()
 
     def keep_records(self, records: Mapping[int, Record]) -> str:
@@ -270,13 +284,27 @@ class Run:
         return {**found, "pruned": self.pruned} if isinstance(found, dict) and self.pruned else found
 
     def document(self, name: str, *, rank: int = 0) -> Any:
-        """A document as one rank wrote it, as plain data; None where there is none."""
+        """A document as one rank wrote it, as plain data; None where there is none.
+
+        >>> from sonde.run import Layout, memory_run
+        >>> writer = memory_run()
+        >>> writer.append("moments", Layout(["0:output", "1:output"]), {"rms": [1.0, 0.5]}, step=0)
+        >>> writer.document("coverage", {"0:output": 1})
+        >>> writer.run().document("coverage")
+        {'0:output': 1}
+        """
         return self._source.document(name, rank)
 
     # Reading
 
     def table(self, family: str) -> pyarrow.Table:
         """All rows of a family, in order of step, micro-step, rank and execution.
+
+        >>> from sonde.run import Layout, memory_run
+        >>> writer = memory_run()
+        >>> writer.append("moments", Layout(["0:output", "1:output"]), {"rms": [1.0, 0.5]}, step=0)
+        >>> writer.run().table("moments").select(["site", "step", "rms"]).to_pylist()
+        [{'site': '0:output', 'step': 0, 'rms': 1.0}, {'site': '1:output', 'step': 0, 'rms': 0.5}]
 
         Raises:
             UnknownSiteError: there is no such family.
@@ -289,6 +317,12 @@ class Run:
 
     def to_pandas(self, family: str) -> pandas.DataFrame:
         """:meth:`table` as a pandas table.
+
+        >>> from sonde.run import Layout, memory_run
+        >>> writer = memory_run()
+        >>> writer.append("moments", Layout(["0:output", "1:output"]), {"rms": [1.0, 0.5]}, step=0)
+        >>> writer.run().to_pandas("moments")[["site", "rms"]].values.tolist()
+        [['0:output', 1.0], ['1:output', 0.5]]
 
         Raises:
             MissingExtraError: pandas is not installed.
@@ -393,6 +427,13 @@ class Run:
     ) -> Heatmap:
         """One number of all layers over all steps, as a matrix: sites in the order of execution, times steps.
 
+        >>> from sonde.run import Layout, memory_run
+        >>> writer = memory_run()
+        >>> writer.append("moments", Layout(["0:output", "1:output"]), {"rms": [1.0, 0.5]}, step=0)
+        >>> found = writer.run().heatmap("rms")
+        >>> found.sites, found.steps.tolist(), found.values.tolist()
+        (('0:output', '1:output'), [0], [[1.0], [0.5]])
+
         Args:
             number: a column, as ``rms``.
             port: which tensor of a layer.
@@ -418,6 +459,16 @@ class Run:
 
     def send_to(self, *targets: Receiver | Callable[[Run], object], every: Steps | None = None, rank: int | None = None) -> None:
         """Send the run to sinks and visualizers, in the order in which it was recorded, as the training did.
+
+        >>> from sonde.inspector import Sink
+        >>> class Names(Sink):
+        ...     def write(self, rows):
+        ...         print(rows.family, rows.step, rows.columns()["site"])
+        >>> from sonde.run import Layout, memory_run
+        >>> writer = memory_run()
+        >>> writer.append("moments", Layout(["0:output", "1:output"]), {"rms": [1.0, 0.5]}, step=0)
+        >>> writer.run().send_to(Names())
+        moments 0 ['0:output', '1:output']
 
         A visualizer is shown the run as it was at the end of each epoch, and at the end. How often a row was added to is not in a
         run: ``Rows.counts`` is NaN.
@@ -466,6 +517,13 @@ class Run:
 
     def connection(self) -> duckdb.DuckDBPyConnection:
         """Return a new DuckDB connection with a view of each family, for all that :meth:`sql` refuses.
+
+        >>> from sonde.run import Layout, memory_run
+        >>> writer = memory_run()
+        >>> writer.append("moments", Layout(["0:output", "1:output"]), {"rms": [1.0, 0.5]}, step=0)
+        >>> with writer.run().connection() as connection:
+        ...     connection.sql("SELECT site, rms FROM moments WHERE rms < 1").fetchall()
+        [('1:output', 0.5)]
 
         The connection may do everything that DuckDB can: write files, read others, attach databases. The views show the parts
         that the run has now; call again for later ones. Close the connection after use.

@@ -40,6 +40,23 @@ _LONGEST = 24  # characters of a setting in the table
 class Runs(Sequence[Run]):
     """Several runs on disk, in the order of their names; :func:`open_runs` makes one.
 
+    >>> import sonde, tempfile
+    >>> from sonde.run import Layout, start_run
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name, loss in (("wide", 1.5), ("deep", 0.5)):
+    ...         with start_run(f"{folder}/{name}", about={"arguments": {"lr": loss / 10}}) as writer:
+    ...             writer.append("moments", Layout(["0:output"]), {"rms": [loss]}, step=0)
+    ...             writer.scalar("loss", loss, step=0)
+    ...     runs = sonde.open_runs(folder)
+    ...     {name: values.tolist() for name, (steps, values) in runs.scalars("loss").items()}
+    ...     runs.table("moments")["run"].to_pylist(), runs.frame("moments")["rms"].tolist()
+    ...     runs.sql("SELECT run, rms FROM moments WHERE rms < 1").fetchall()
+    ...     list(runs.select("d*").summaries()), runs.summaries()["wide"].loss
+    {'deep': [0.5], 'wide': [1.5]}
+    (['deep', 'wide'], [0.5, 1.5])
+    [('deep', 0.5)]
+    (['deep'], 1.5)
+
     ``runs[0]`` and ``runs["name"]`` are one :class:`Run`, ``runs[2:5]`` and :meth:`select` some of them. As a text, a table with a
     row for each run.
 

@@ -58,9 +58,7 @@ class Receiver(Protocol):
 
     def document(self, name: str, data: Any) -> None: ...
 
-    def write(self, rows: Rows) -> None: ...
-
-    def scalar(self, scalar: Scalar) -> None: ...
+    def write_step(self, rows: Sequence[Rows], scalars: Sequence[Scalar]) -> None: ...
 
     def alert(self, finding: Finding) -> None: ...
 
@@ -179,10 +177,7 @@ class _Moment:
 
     def give(self, sinks: Sequence[Receiver]) -> None:
         for sink in sinks:
-            for rows in self.rows:
-                sink.write(rows)
-            for scalar in self.scalars:
-                sink.scalar(scalar)
+            sink.write_step(self.rows, self.scalars)
             for found in self.findings:
                 sink.alert(found)
 

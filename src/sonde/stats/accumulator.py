@@ -21,7 +21,14 @@ _LINE = 100  # characters, beyond which a repr takes a line per number
 
 
 class Result:
-    """The numbers of one row, as attributes: ``result.mean``; iterating gives the names. NaN means no number."""
+    """The numbers of one row, as attributes: ``result.mean``; iterating gives the names. NaN means no number.
+
+    >>> import torch
+    >>> from sonde.stats import Accumulator, Norm
+    >>> found = Accumulator(Norm()).update(torch.tensor([3.0, 4.0])).compute()
+    >>> found.norm, sorted(found) == sorted(found.as_dict())
+    (5.0, True)
+    """
 
     def __init__(self, numbers: dict[str, float]) -> None:
         self._numbers = numbers
@@ -88,6 +95,18 @@ class Accumulator(Generic[S_co]):
 
     def update(self, tensor: Tensor, previous: Tensor | None = None) -> Self:
         """Add all elements of *tensor*. The row moves to the device of the last tensor.
+
+        >>> import torch
+        >>> from sonde.stats import Accumulator, Moments
+        >>> half = Accumulator(Moments()).update(torch.tensor([1.0, 2.0]))
+        >>> rest = Accumulator(Moments()).update(torch.tensor([3.0, 6.0]))
+        >>> half.merge(rest).compute().mean
+        3.0
+        >>> half.columns()["zeros"]
+        array([0.])
+        >>> again = Accumulator(Moments()).load_state_dict(half.state_dict())
+        >>> half.reset().compute().count, again.compute().count
+        (0.0, 4.0)
 
         Args:
             tensor: any real, integer, bool or complex tensor, of any shape, dense or sparse.

@@ -67,6 +67,13 @@ def _shares(eps: float, *names: str) -> Iterator[Number]:
 class Activation(Statistic):
     """Share of active elements over all tensors added; activation and death rate of each call, averaged over calls.
 
+    >>> import torch
+    >>> from sonde.stats import Accumulator, Activation
+    >>> output = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
+    >>> seen = Accumulator(Activation()).update(output).compute()
+    >>> seen.activation, seen.call_death
+    (0.25, 0.5)
+
     An element is active if ``|x| > eps``. NaN and infinities are counted separately and belong to no share.
 
     * Over all tensors: ``count``, ``nan``, ``inf``, ``finite`` and ``activation``, active / finite elements.
@@ -168,6 +175,17 @@ class Activation(Statistic):
 @dataclass(frozen=True)
 class ChannelActivation(Statistic):
     """Activation of each channel over everything seen, and which channels were dead all the time.
+
+    >>> import torch
+    >>> from sonde.stats import Accumulator, ChannelActivation
+    >>> statistic = ChannelActivation(2)
+    >>> seen = Accumulator(statistic).update(torch.tensor([[1.0, 0.0], [0.0, 0.0]]))
+    >>> seen.compute().dead
+    1.0
+    >>> statistic.rates(seen.columns()).tolist(), statistic.dead(seen.columns()).tolist()
+    ([[0.5, 0.0]], [[False, True]])
+    >>> statistic.takes_part((4, 2), (2, 2)), statistic.takes_part((4, 2), (4, 1))
+    (True, False)
 
     A channel is dead if each of its elements, over all samples and positions of all tensors seen, was inactive:
     ``|x| <= eps``. A NaN or an infinity is not inactive. The rate of a channel is active / finite elements.

@@ -46,6 +46,12 @@ def _percentile(name: str, part: float) -> Number:
 class ExponentHistogram(Statistic):
     """Counts of elements per power of two; percentiles, dynamic range, underflow and overflow from them.
 
+    >>> import torch
+    >>> from sonde.stats import Accumulator, ExponentHistogram
+    >>> seen = Accumulator(ExponentHistogram()).update(torch.tensor([1.0, 1.5, 4.0, 0.0])).compute()
+    >>> seen.count, seen.zeros
+    (4.0, 1.0)
+
     **Row layout** (288 float64, all of them counts that add up; the same for every kernel):
 
     ======== ============ ==========================================================================

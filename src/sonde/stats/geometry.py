@@ -21,6 +21,12 @@ from sonde.stats.statistic import Column, Field, Statistic, dense, elements
 class Norm(Statistic):
     """Euclidean norm and root mean square of all elements added, as of one long vector.
 
+    >>> import torch
+    >>> from sonde.stats import Accumulator, Norm
+    >>> seen = Accumulator(Norm()).update(torch.tensor([3.0])).update(torch.tensor([4.0])).compute()
+    >>> seen.norm, seen.count
+    (5.0, 2.0)
+
     ``norm`` is ``sqrt(sum |x|^2)`` and ``rms`` is ``norm / sqrt(finite)``, both in the unit of x; the norm of several tensors
     is the norm of their concatenation, not a mean of norms. NaN and infinities are counted (``nan``, ``inf``) and left out;
     ``count`` is the number of all elements, ``finite`` the number of finite elements. Elements without a finite one among them have
@@ -59,6 +65,14 @@ class Norm(Statistic):
 @dataclass(frozen=True)
 class Cosine(PairStatistic):
     """Cosine of the angle between each tensor and the tensor before, averaged over pairs.
+
+    >>> import torch
+    >>> from sonde.stats import Accumulator, Cosine
+    >>> seen = Accumulator(Cosine())
+    >>> for gradient in ([1.0, 0.0], [2.0, 0.0], [0.0, 1.0]):
+    ...     _ = seen.update(torch.tensor(gradient))
+    >>> seen.compute().cosine, seen.compute().pairs
+    (0.5, 2.0)
 
     ``cos = <x, y> / (|x| |y|)``, no eps added, over the elements that are finite in both; always in [-1, 1]. The first tensor of a
     sequence has no predecessor and gives no pair (not a pair of cosine 0).
@@ -102,6 +116,11 @@ class Cosine(PairStatistic):
 
 def cosine(tensor: Tensor, previous: Tensor) -> Tensor:
     """Return the cosine of the angle between two tensors of one shape, over the elements that are finite in both.
+
+    >>> import torch
+    >>> from sonde.stats import cosine
+    >>> cosine(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])).item()
+    0.0
 
     Returns:
         A float64 scalar in [-1, 1] on the tensors' device; NaN if a tensor is zero or no element is finite in both. No host sync.

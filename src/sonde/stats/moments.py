@@ -20,6 +20,12 @@ from sonde.stats.statistic import Column, Field, Statistic, elements
 class Moments(Statistic):
     """Count, mean, std, rms, norm, min, max, absmax, zeros, nan, inf of all elements added.
 
+    >>> import torch
+    >>> from sonde.stats import Accumulator, Moments
+    >>> seen = Accumulator(Moments()).update(torch.tensor([3.0, -4.0, float("nan")])).compute()
+    >>> seen.mean, seen.norm, seen.min, seen.nan
+    (-0.5, 5.0, -4.0, 1.0)
+
     NaN and infinities are counted (``nan``, ``inf``) and left out of all other numbers; ``count`` is the number of all
     elements, ``finite`` the number of finite elements. Elements without a finite one among them have NaN for all other numbers but
     ``zeros``; no element at all has the ``norm`` 0.

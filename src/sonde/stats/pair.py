@@ -14,6 +14,18 @@ from sonde.stats.statistic import RowStatistic, dense
 class PairStatistic(RowStatistic):
     """A statistic, without state, of pairs: each tensor with its predecessor.
 
+    >>> import torch
+    >>> from sonde.stats import Cosine, PairStatistic
+    >>> statistic = Cosine()
+    >>> isinstance(statistic, PairStatistic), dict(statistic.layout())
+    (True, {'pairs': 1, 'skipped': 1, 'elements': 1, 'nonfinite': 1, 'defined': 1, 'cosines': 1})
+    >>> row = statistic.row_of(torch.tensor([1.0, 0.0]), torch.tensor([2.0, 0.0]))
+    >>> other = statistic.row_of(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 2.0]))
+    >>> statistic.finish(statistic.columns(statistic.merged(row, other)[None]))["cosine"].tolist()
+    [0.5]
+    >>> statistic.merged(row, statistic.empty(1)[0]).equal(row)
+    True
+
     A row belongs to one sequence of tensors. The row begins with the number of ``pairs`` added and the number ``skipped``; the
     ``sums`` that a subclass names follow, which add up over the pairs of that sequence only. Rows of several sequences do not
     merge: the cosine of gradients on one rank does not determine the cosine of their mean. ``Accumulator.merge`` and

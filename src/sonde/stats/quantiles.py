@@ -25,6 +25,12 @@ PERCENTILES: dict[str, float] = {"p01": 0.01, "p05": 0.05, "p25": 0.25, "p50": 0
 def magnitude_quantiles(columns: Mapping[str, Column], shares: Sequence[float]) -> Column:
     """Return quantiles of ``|x|`` over the finite elements of each row of an ``ExponentHistogram``.
 
+    >>> import torch
+    >>> from sonde.stats import Accumulator, ExponentHistogram, magnitude_quantiles
+    >>> seen = Accumulator(ExponentHistogram()).update(torch.tensor([1.0, 1.0, 1.0, 1.0]))
+    >>> magnitude_quantiles(seen.columns(), [0.5]).shape
+    (1, 1)
+
     The quantile of share q is the order statistic of rank ``max(1, ceil(q n))`` of n magnitudes (numpy's
     ``inverted_cdf``). The order statistic lies in a known bin ``(2**(e-1), 2**e]``; the returned ``2**(e-1/2)`` is at most a factor
     of sqrt(2) off. Zeros are exact. For float64 magnitudes outside the bins, the edge is returned: 2**-150 or 2**128.

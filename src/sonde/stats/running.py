@@ -55,6 +55,18 @@ class RunningMeanVar:
     def update(self, value: SupportsFloat | Tensor) -> None:
         """Add one number.
 
+        >>> from sonde.stats import RunningMeanVar
+        >>> losses = RunningMeanVar()
+        >>> for loss in (1.0, 3.0):
+        ...     losses.update(loss)
+        >>> copy = losses.copy()
+        >>> losses.append(8.0)
+        >>> losses.mean, copy.mean, copy.merge(losses).count
+        (4.0, 2.0, 5)
+        >>> losses.reset()
+        >>> losses.count
+        0
+
         Args:
             value: a real number, or a real tensor of one element (reading it waits for its device).
 
@@ -118,6 +130,13 @@ class RunningMeanVar:
 
     def start_sync(self, dst_rank: int = 0, *, group: ProcessGroup | None = None) -> None:
         """Begin to send these numbers to the other ranks of a distributed training, without waiting for them.
+
+        >>> from sonde.stats import RunningMeanVar
+        >>> losses = RunningMeanVar()
+        >>> losses.update(2.0)
+        >>> losses.start_sync()
+        >>> losses.finish_sync().mean
+        2.0
 
         All ranks of the group call this, and :meth:`finish_sync` later. In one process the two do nothing.
 

@@ -43,6 +43,15 @@ class _Spectra(NamedTuple):
 class Spectrum(Statistic):
     """Effective rank and top singular value of all vectors added, as the rows of one matrix X of *features* columns.
 
+    >>> import torch
+    >>> from sonde.stats import Accumulator, Spectrum
+    >>> statistic = Spectrum(2)
+    >>> seen = Accumulator(statistic).update(torch.tensor([[3.0, 0.0], [6.0, 0.0]])).compute()
+    >>> round(seen.effective_rank, 3), seen.vectors
+    (1.0, 2.0)
+    >>> statistic.takes_part((4, 2), (2, 2)), statistic.takes_part((4, 2), (4, 1))
+    (True, False)
+
     A row keeps ``Y = G Q`` for the Gram matrix ``G = X^T X`` and a fixed matrix Q of *sketch* columns: Y adds up over
     batches, and takes ``features * min(features, sketch)`` numbers for any number of vectors. The estimate is the Nyström
     approximation ``Y (Q^T Y)^+ Y^T`` (Tropp, Yurtsever, Udell, Cevher: Fixed-rank approximation of a positive-semidefinite

@@ -31,6 +31,10 @@ _IDENTITY: dict[str, float] = {"sum": 0.0, "min": float("inf"), "max": float("-i
 class Field:
     """One entry of a row, and how the entries of two rows merge: over calls, steps, ranks and files in the same way.
 
+    >>> from sonde.stats import Field
+    >>> Field("largest", merge="max").size
+    1
+
     Attributes:
         name: name of the field and of its column.
         merge: how two entries merge.
@@ -46,7 +50,22 @@ class Field:
 
 
 class RowStatistic(ABC):
-    """Base of all statistics: rows of float64 with a known layout, and numbers finished from columns of rows."""
+    """Base of all statistics: rows of float64 with a known layout, and numbers finished from columns of rows.
+
+    >>> import torch
+    >>> from sonde.stats import Norm, RowStatistic
+    >>> statistic = Norm()
+    >>> isinstance(statistic, RowStatistic), statistic.number("norm").label, statistic.on_axis(1) is statistic
+    (True, 'norm', True)
+    >>> row = statistic.empty(1)[0]
+    >>> statistic.add(row, torch.tensor([3.0, 4.0]))
+    >>> row.equal(statistic.row_of(torch.tensor([3.0, 4.0])))
+    True
+    >>> statistic.finish(statistic.columns(statistic.merged(row, row)[None]))["count"].tolist()
+    [4.0]
+    >>> statistic.takes_part((4, 2), (2, 2)), len(statistic.layout()) == len(statistic.fields)
+    (True, True)
+    """
 
     recorded: ClassVar[tuple[str, ...]] = ()
     """Fields that a run records unchanged, beside the numbers."""
@@ -163,6 +182,19 @@ class RowStatistic(ABC):
 class Statistic(RowStatistic):
     """A statistic without state; the state is a row of its ``fields``, which the caller keeps.
 
+    >>> import torch
+    >>> from sonde.stats import Accumulator, Field, Statistic, elements
+    >>> class Largest(Statistic):
+    ...     fields = (Field("largest", merge="max"),)
+    ...     def measure(self, tensor):
+    ...         return elements(tensor).abs().max().reshape(1)
+    ...     def finish(self, columns):
+    ...         return {"largest": columns["largest"]}
+    >>> Accumulator(Largest()).update(torch.tensor([1.0, -3.0])).update(torch.tensor([2.0])).compute().largest
+    3.0
+    >>> Largest().empty(2).tolist()
+    [[-inf], [-inf]]
+
     A subclass names its ``fields`` (sums first, then minima, then maxima), measures one tensor, and finishes
     columns of rows. Rows merge field by field: merging an empty row changes nothing, and the order and
     the grouping of updates matter only by rounding.
@@ -201,6 +233,12 @@ class Statistic(RowStatistic):
     def aligned(self, rows: Tensor, minima: Tensor) -> Tensor:
         """Return the sums of *rows* as they are to be added to those of other rows: unchanged, unless overridden.
 
+        >>> import torch
+        >>> from sonde.stats import Norm
+        >>> row = Norm().measure(torch.tensor([3.0, 4.0]))
+        >>> Norm().aligned(row, row[:0]).equal(row)
+        True
+
         Override this where sums depend on a minimum, as sums of distances from a point do: the point is a field that merges by
         "min", and this method moves it to the merged one. Sums of a row that has these minima already must stay as they are, bit
         by bit. So rows of many ranks merge by one reduction of minima and one of sums.
@@ -217,6 +255,12 @@ class Statistic(RowStatistic):
     def marks(self, rows: Tensor) -> Tensor:
         """Return the numbers of each row that tell copies of one tensor on several ranks apart.
 
+        >>> import torch
+        >>> from sonde.stats import Norm
+        >>> row = Norm().measure(torch.tensor([3.0, 4.0]))
+        >>> Norm().marks(row[None]).shape[0]
+        1
+
         Of equal tensors each is equal up to 1e-12 of its size, in whatever order sums were formed. By default all fields that
         count elements; where sums depend on a minimum (:meth:`aligned` is overridden), the minima and maxima alone. Override this
         there, and where a sum may cancel out: give it as a share of the size of what was added.
@@ -230,6 +274,11 @@ class Statistic(RowStatistic):
 
     def rounding(self, row: Tensor) -> Tensor:
         """Return how far each number of *row* may be off, for the laws: 1e-12 of the number, and 1e-9.
+
+        >>> import torch
+        >>> from sonde.stats import Norm
+        >>> Norm().rounding(torch.zeros(1)).item()
+        9.999999717180685e-10
 
         Override this where a number magnifies the rounding of what it is made from, as a condition number does.
         """
@@ -248,6 +297,12 @@ class Statistic(RowStatistic):
 
 def reduce(statistic: Statistic, rows: Tensor) -> Tensor:
     """Merge *rows*, of shape ``(rows, width)``, into one row of shape ``(width,)``: over ranks, steps or files.
+
+    >>> import torch
+    >>> from sonde.stats import Norm, reduce
+    >>> rows = torch.stack([Norm().measure(torch.tensor([3.0])), Norm().measure(torch.tensor([4.0]))])
+    >>> Norm().finish(Norm().columns(reduce(Norm(), rows)[None]))["norm"].tolist()
+    [5.0]
 
     Raises:
         ArgumentError: *statistic* is a :class:`~sonde.stats.PairStatistic`, whose rows depend on the order of
@@ -418,6 +473,11 @@ def _values_of(tensor: Tensor) -> Tensor:
 
 def elements(tensor: Tensor) -> Tensor:
     """Return the elements as float64, without a graph: integers and bools as numbers, complex elements as their modulus.
+
+    >>> import torch
+    >>> from sonde.stats import elements
+    >>> elements(torch.tensor([True, False])), elements(torch.tensor([3 + 4j]))
+    (tensor([1., 0.], dtype=torch.float64), tensor([5.], dtype=torch.float64))
 
     A modulus is formed in double precision: it may be beyond the precision of the complex element's parts.
 

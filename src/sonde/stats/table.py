@@ -24,6 +24,29 @@ _BYTES = 1 << 20  # bytes of unused rows that a block may hold, whatever the num
 class Table:
     """The rows of *statistic*: float64, shape ``(1 + width,)``; the first number counts the additions.
 
+    >>> import torch
+    >>> from sonde.stats import Norm, Table
+    >>> table = Table(Norm())
+    >>> first, second = table.allocate(2, "cpu")
+    >>> table.add(first, torch.tensor([3.0]))
+    >>> table.merge(first, table.measured(torch.tensor([4.0])))
+    >>> additions, numbers = table.read()
+    >>> additions, numbers["norm"].tolist()
+    ([2, 0], [5.0, 0.0])
+    >>> before = table.copied()
+    >>> table.clear(first)
+    >>> table.restore([first], before)
+    >>> table.finished(table.on_host([first]))[0], table.positions([second]).tolist()
+    ([2], [1])
+    >>> table.merged(first, first)[0].item(), Table.additions([table])[id(first)]
+    (4.0, 2)
+    >>> table.check(table.measured(torch.ones(1)))
+    >>> table.reset()
+    >>> table.read()[0]
+    [0, 0]
+    >>> table.move(first, torch.device("cpu")).shape == second.shape
+    True
+
     Rows of a device lie in few blocks, so that copying and emptying all rows takes few operations. A row is written in place and
     never replaced, except by :meth:`move`, because a kernel keeps the address of a row, and compiled code keeps the row itself.
 

@@ -20,6 +20,12 @@ from sonde.stats.statistic import Column, dense
 class Updates(PairStatistic):
     """Update norm, update / weight ratio and the share of elements that did not move, from a parameter before and after.
 
+    >>> import torch
+    >>> from sonde.stats import Accumulator, Updates
+    >>> seen = Accumulator(Updates()).update(torch.tensor([3.0, 4.0])).update(torch.tensor([3.0, 9.0])).compute()
+    >>> seen.update_norm, seen.weight_norm
+    (5.0, 5.0)
+
     ``Accumulator(Updates()).update(after, before)`` adds a pair; ``update(parameter)`` after each step compares with the last
     call. All numbers are over the elements that are finite in both, computed in float64:
 
@@ -125,6 +131,13 @@ class Updates(PairStatistic):
 
 def vanished_share(after: Tensor, before: Tensor, wanted: Tensor) -> Tensor:
     """Return the share of the finite elements that should have moved and did not: ``wanted != 0`` and ``after == before``.
+
+    >>> import torch
+    >>> from sonde.stats import vanished_share
+    >>> before = torch.tensor([1.0, 1.0], dtype=torch.float16)
+    >>> wanted = torch.tensor([1e-8, 0.5])
+    >>> vanished_share(before + wanted.half(), before, wanted).item()
+    0.5
 
     Use this where *after* has the parameter's own precision: there :class:`Updates` gives ``unchanged`` only. *wanted* is any
     tensor that is zero exactly where no update was wanted, such as the gradient given to an optimizer without weight decay or

@@ -45,6 +45,10 @@ PAIR_LAWS: Laws = {}
 def assert_laws(statistic: RowStatistic, *, sample: Sequence[int] = (), examples: int = 50) -> None:
     """Assert that *statistic* obeys the laws on which sonde relies wherever it adds up rows.
 
+    >>> import sonde
+    >>> from sonde import testing
+    >>> testing.assert_laws(sonde.stats.Norm(), examples=2)
+
     Laws of a ``Statistic``: an empty row changes nothing; merging is commutative and associative; chunks, their order and
     their strides make no difference (beyond the rounding of float64, and for fields per element); rows reduce as they merge,
     by one reduction of minima and one of sums, as ranks merge theirs.
@@ -126,7 +130,12 @@ def _measured(statistic: Any, *given: Tensor) -> Tensor:
 
 
 def members(package: ModuleType) -> set[type[RowStatistic]]:
-    """Return all concrete statistics that *package* or a module below it defines, exported or not, but none with a private name."""
+    """Return all concrete statistics that *package* or a module below it defines, exported or not, but none with a private name.
+
+    >>> from sonde import stats, testing
+    >>> stats.Norm in testing.members(stats)
+    True
+    """
     for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         importlib.import_module(found.name)
     known: set[type[RowStatistic]] = set()

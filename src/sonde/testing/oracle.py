@@ -26,6 +26,14 @@ def assert_oracle(
 ) -> None:
     """Assert that *statistic* gives the numbers of *oracle*: the same names, and each number within its tolerance.
 
+    >>> import sonde, torch
+    >>> from sonde import testing
+    >>> def oracle(tensors):
+    ...     joined = torch.cat([tensor.flatten() for tensor in tensors])
+    ...     return {"norm": joined.norm(), "rms": joined.square().mean().sqrt(), "count": joined.numel()}
+    >>> tensors = [torch.tensor([3.0]), torch.tensor([4.0])]
+    >>> testing.assert_oracle(sonde.stats.Norm(), oracle, tensors, unchecked=["finite", "nan", "inf"])
+
     The tensors are added one after the other. If the statistic merges, two more ways are compared: an accumulator for each
     tensor, as on several ranks, merged backwards; and rows that are measured without a compiled kernel, as in compiled
     models and on other devices.
@@ -81,6 +89,10 @@ def _compare(
 
 def situations(features: int | None = None) -> dict[str, list[Tensor]]:
     """Return difficult tensors for statistics, by name: each entry is the tensors of several updates, the same each time.
+
+    >>> from sonde import testing
+    >>> [name for name, tensors in testing.situations().items()][:3]
+    ['float32', 'float64', 'bfloat16']
 
     Among them are types from float64 to bool and complex, NaN and infinities, empty tensors, scalars, tiny and huge values,
     large offsets, and strided, expanded and sparse tensors.

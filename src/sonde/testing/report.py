@@ -20,6 +20,11 @@ _SHOWN = 2  # sites per model in the last column
 def zoo_report(entries: Iterable[Entry] | None = None) -> Grid:
     """Return a table of the events that ``track`` records in one pass of each entry, one row per model.
 
+    >>> from sonde import testing
+    >>> report = testing.zoo_report([testing.ZOO["mlp"]])
+    >>> report.to_text(80).splitlines() != []
+    True
+
     The columns are the name; the numbers of modules, of observed sites (outputs and their gradients), of forward events, of
     gradient events and of recomputed events; and the sites without an event, with the reason.
 

@@ -24,6 +24,12 @@ Batch = tuple[tuple[Any, ...], dict[str, Any]]
 class Entry:
     """One model of the zoo.
 
+    >>> from sonde import testing
+    >>> entry = testing.ZOO["mlp"]
+    >>> arguments, keywords = entry.batch()
+    >>> entry.build()(*arguments, **keywords).shape
+    torch.Size([3, 2])
+
     Attributes:
         name: the name, which is also the key in ``ZOO``.
         why: the reason for this model, in a line.

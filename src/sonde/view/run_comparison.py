@@ -32,6 +32,14 @@ _ADVICE = {
 class RunComparison(Answer):
     """Where two runs part; :func:`compare_runs` makes one. In a terminal and a notebook, a table of the layers in that order.
 
+    >>> import sonde
+    >>> from sonde.run import Layout, memory_run
+    >>> writer = memory_run()
+    >>> writer.append("moments", Layout(["0:output", "1:output"]), {"rms": [1.0, 0.5]}, step=0)
+    >>> found = sonde.compare(writer.run(), writer.run())
+    >>> found.verdict, found.parts.identical
+    ('ok', True)
+
     Attributes:
         a, b: the names of the runs.
         parts: all that was found, as plain data.

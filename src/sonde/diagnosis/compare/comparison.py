@@ -29,6 +29,12 @@ _HOW_FAR = (
 class Comparison(Answer):
     """Two sides, compared place by place; printed as a ladder of layers that stops at the culprit.
 
+    >>> import sonde, torch
+    >>> a, b = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+    >>> found = sonde.compare(a, b, torch.ones(1, 2))
+    >>> found.verdict, found.culprit is not None
+    ('bad', True)
+
     Attributes:
         a, b: the sides in words: the model's class, or the folder.
         places: every place that both sides have, in the order in which ``a`` executed them: forward, backward, update.

@@ -23,6 +23,11 @@ _MOST_INDICES = 8
 class NonFinite(Answer):
     """The first operation that made a NaN or an infinity, or the news that none did.
 
+    >>> import sonde, torch
+    >>> found = sonde.why_nan(torch.nn.Linear(2, 1), torch.tensor([[1.0, float("nan")]]), torch.sum)
+    >>> found.verdict, found.origin is not None
+    ('bad', True)
+
     Attributes:
         model: class of the model.
         origin: where the first bad value came about, with its operands, result and lines; None if nothing bad has reached the

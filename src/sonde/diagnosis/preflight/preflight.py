@@ -33,6 +33,11 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 class Preflight(ModelChecks):
     """The checks on a model before its training; printed as a table.
 
+    >>> import sonde, torch
+    >>> found = sonde.preflight(torch.nn.Linear(2, 1), torch.ones(4, 2), torch.sum, checks=["zeroed_inputs"])
+    >>> [check.name for check in found.checks], found.raise_if_bad() is found
+    (['zeroed_inputs'], True)
+
     Attributes:
         model: class of the model.
         checks: in the order in which they were made.

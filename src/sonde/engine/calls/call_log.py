@@ -22,6 +22,16 @@ from sonde.engine.torch_api import autograd_state, hooks
 class ModuleCall(NamedTuple):
     """A module call that is running, or whose backward is.
 
+    >>> import sonde, torch
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    >>> def inside(module, args, output):
+    ...     print([(each.path, each.module) for each in sonde.where().stack])
+    >>> with sonde.ModuleTracker(net):
+    ...     handle = net[1].register_forward_hook(inside)
+    ...     _ = net[1](torch.ones(1, 2))
+    [('', ReLU())]
+    >>> handle.remove()
+
     Attributes:
         path: the module's canonical name, as in its sites; ``""`` for the root.
         module: the module; None in the backward of one that is gone.

@@ -176,7 +176,14 @@ class ModuleTracker:
         return state
 
     def enter(self, module: nn.Module, args: Any) -> None:
-        """Begin a call of *module* in this thread."""
+        """Begin a call of *module* in this thread.
+
+        >>> import sonde, torch
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+        >>> tracker = sonde.ModuleTracker(net)
+        >>> tracker.enter(net[0], (torch.ones(1, 2),))
+        >>> tracker.leave(net[0], None)
+        """
         if blocks and is_quiet(self._number, module, *modules_running()):
             return
         state = self._local.state or self._state()

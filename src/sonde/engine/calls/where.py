@@ -18,6 +18,10 @@ from sonde.site import Phase
 class Whereabouts:
     """The module calls that run in this thread.
 
+    >>> import sonde
+    >>> sonde.where()
+    Whereabouts(phase='forward', stack=(), known=True)
+
     Attributes:
         phase: ``forward``, ``backward``, or ``recompute`` (a checkpoint repeats a forward inside a backward pass).
         stack: the module calls, from the root to the innermost; empty outside of any module.

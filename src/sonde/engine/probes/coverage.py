@@ -35,7 +35,15 @@ class Covered:
 
 
 class Coverage(ShownAsTable):
-    """The sites of a probe, each with how often it delivered. Iterate over it, or print it."""
+    """The sites of a probe, each with how often it delivered. Iterate over it, or print it.
+
+    >>> import sonde, torch
+    >>> net = torch.nn.Linear(2, 1)
+    >>> with sonde.observe(net, sonde.stats.Norm()) as probe:
+    ...     _ = net(torch.ones(1, 2))
+    >>> [(str(line.site), line.count) for line in probe.coverage()]
+    [('(root):output', 1)]
+    """
 
     def __init__(self, lines: list[Covered], *, attached: bool) -> None:
         self._lines = lines

@@ -39,6 +39,19 @@ if TYPE_CHECKING:
 class Probe(Observer, ShownAsTable):
     """An instrument on a model: attached when it is made; leaves no trace when it is detached or deleted.
 
+    >>> import sonde, torch
+    >>> from sonde.stats import Norm
+    >>> net = torch.nn.Linear(2, 1, bias=False)
+    >>> _ = torch.nn.init.ones_(net.weight)
+    >>> with sonde.observe(net, Norm()) as probe:
+    ...     for value in (3.0, 4.0):
+    ...         _ = net(torch.tensor([[value, 0.0]]))
+    ...         probe.step()
+    >>> [(row["name"], row["norm"], row["count"]) for row in probe.rows()]
+    [('', 5.0, 2.0)]
+    >>> probe.to_frame()[["port", "norm"]].values.tolist()
+    [['output', 5.0]]
+
     Use a probe in a ``with`` block, which detaches the probe at the end and observes only the thread that entered, or call
     ``detach`` yourself. A backward pass that runs while the probe is detached delivers nothing.
 
@@ -75,7 +88,18 @@ class Probe(Observer, ShownAsTable):
         return super().__reduce__()
 
     def attach(self) -> Self:
-        """Put the hooks (back) in. Idempotent."""
+        """Put the hooks (back) in. Idempotent.
+
+        >>> import sonde, torch
+        >>> net = torch.nn.Identity()
+        >>> probe = sonde.observe(net, lambda event: print(event.value))
+        >>> probe.detach()
+        >>> _ = net(torch.ones(1))
+        >>> _ = probe.attach()
+        >>> _ = net(torch.ones(1))
+        tensor([1.])
+        >>> probe.detach()
+        """
         self._attachment.attach()
         return self
 
@@ -85,6 +109,15 @@ class Probe(Observer, ShownAsTable):
 
     def pause(self) -> None:
         """Observe nothing for a while; inside compiled code the graph without observation runs.
+
+        >>> import sonde, torch
+        >>> net = torch.nn.Identity()
+        >>> with sonde.observe(net, lambda event: print(event.value)) as probe:
+        ...     probe.pause()
+        ...     _ = net(torch.zeros(1))
+        ...     probe.resume()
+        ...     _ = net(torch.ones(1))
+        tensor([1.])
 
         Forwards and micro-steps go on being counted, which costs two hooks on the model and one on each parameter. A
         *schedule* rests between whole steps and needs but one hook on the model.
@@ -112,7 +145,17 @@ class Probe(Observer, ShownAsTable):
             clock.end_step()
 
     def tick_epoch(self, epoch: int | None = None) -> None:
-        """Count an epoch that has ended; *epoch* sets the number of the next."""
+        """Count an epoch that has ended; *epoch* sets the number of the next.
+
+        >>> import sonde, torch
+        >>> net = torch.nn.Identity()
+        >>> with sonde.observe(net, lambda event: print(event.tick.epoch, event.tick.step)) as probe:
+        ...     _ = net(torch.ones(1))
+        ...     probe.tick_epoch()
+        ...     _ = net(torch.ones(1))
+        0 0
+        1 0
+        """
         for clock in self._clocks():
             clock.end_epoch(epoch)
 
@@ -143,7 +186,17 @@ class Probe(Observer, ShownAsTable):
         return Coverage.of(self._attachment)
 
     def reset(self) -> None:
-        """Empty the statistic's rows; the probe stays attached, and its coverage counts on."""
+        """Empty the statistic's rows; the probe stays attached, and its coverage counts on.
+
+        >>> import sonde, torch
+        >>> net = torch.nn.Identity()
+        >>> with sonde.observe(net, sonde.stats.Norm()) as probe:
+        ...     _ = net(torch.ones(1))
+        ...     probe.reset()
+        ...     _ = net(torch.tensor([2.0]))
+        >>> probe.rows()[0]["norm"]
+        2.0
+        """
         if self._attachment.hooks.table is not None:
             self._attachment.hooks.table.reset(counts_on=True)
 
@@ -164,6 +217,13 @@ class Probe(Observer, ShownAsTable):
 
     def merged(self, *, group: Any = None, seconds: float = 20.0) -> pandas.DataFrame:
         """Return the rows of all ranks of a distributed training, joined, as a table. On all ranks; the probe stays attached.
+
+        >>> import sonde, torch
+        >>> net = torch.nn.Identity()
+        >>> with sonde.observe(net, sonde.stats.Norm()) as probe:
+        ...     _ = net(torch.ones(1))
+        ...     probe.merged()[["name", "norm", "scope", "ranks"]].values.tolist()
+        [['', 1.0, 'global', 1]]
 
         Rows of a module's ports are of the batches of all ranks that train the model with batches of their own, as if one process
         had seen the joined batch (a gradient of an output is of the mean loss of its rank: so many times that of the joined mean).

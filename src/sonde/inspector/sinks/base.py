@@ -21,6 +21,12 @@ _SCALAR_BYTES = 128
 class LoggedRows:
     """All that was logged in a while. Iterate for the rows of each moment and the scalars, in the order in which they came.
 
+    >>> from sonde.inspector import LoggedRows, Scalar
+    >>> logged = LoggedRows([], [], [])
+    >>> logged.add_scalars([Scalar("loss", 1.5, epoch=0, step=0)])
+    >>> [(each.name, each.value) for each in LoggedRows.joined([logged, logged])]
+    [('loss', 1.5), ('loss', 1.5)]
+
     Attributes:
         sequence: in that order a block and the position of a moment in it, or a scalar.
         blocks: all rows, a block for each family of each model.
@@ -60,7 +66,22 @@ class LoggedRows:
         self.scalars.extend(scalars)
 
     def add_moment(self, block: RowBlock, moment: int) -> None:
-        """Add one moment of *block* at the end; the moments of each block in order."""
+        """Add one moment of *block* at the end; the moments of each block in order.
+
+        >>> from sonde.inspector import LoggedRows, Sink
+        >>> class Copies(Sink):
+        ...     def write_all(self, entries):
+        ...         copy = LoggedRows([], [], [])
+        ...         for block in entries.blocks:
+        ...             for moment in range(len(block.moments)):
+        ...                 copy.add_moment(block, moment)
+        ...         print([(rows.family, rows.step) for rows in copy])
+        >>> from sonde.run import Layout, memory_run
+        >>> writer = memory_run()
+        >>> writer.append("moments", Layout(["0:output", "1:output"]), {"rms": [1.0, 0.5]}, step=0)
+        >>> writer.run().send_to(Copies())
+        [('moments', 0)]
+        """
         self.sequence.append((block, moment))
         if moment == 0:
             self.blocks.append(block)
@@ -81,6 +102,40 @@ class LoggedRows:
 
 class Sink:
     """A place where rows go. Write one by overriding the methods it needs; they are called in the writer thread, one at a time.
+
+    >>> from sonde.inspector import Sink
+    >>> class Tell(Sink):
+    ...     def prepare(self):
+    ...         print("begin")
+    ...     def open(self, description):
+    ...         print(sorted(description["lenses"]))
+    ...     def write(self, rows):
+    ...         print(rows.family, rows.step)
+    ...     def scalar(self, scalar):
+    ...         print(scalar.name, scalar.value)
+    ...     def alert(self, finding):
+    ...         print(finding.message)
+    ...     def document(self, name, data):
+    ...         print(name, data)
+    ...     def finish(self, run, *, failed):
+    ...         print("failed" if failed else "done")
+    ...     def close(self):
+    ...         print("closed")
+    >>> from sonde.run import Layout, memory_run
+    >>> writer = memory_run({"lenses": {"moments": {}}})
+    >>> writer.append("moments", Layout(["0:output"]), {"rms": [1.0]}, step=0)
+    >>> writer.scalar("loss", 0.5, step=0)
+    >>> writer.document("coverage", {"0:output": 1})
+    >>> writer.alert("look here", step=0)
+    >>> writer.run().send_to(Tell())
+    begin
+    ['moments']
+    coverage {'0:output': 1}
+    moments 0
+    loss 0.5
+    look here
+    done
+    closed
 
     While a training runs, the rows of up to a second come together, in the order in which they were logged. A sink that can take
     all of them in one go overrides ``write_all``. A call that raises is made again, with the same rows: at once, and after one, two
@@ -116,7 +171,18 @@ class Sink:
         """Take one loss, metric, norm or share."""
 
     def write_all(self, entries: LoggedRows) -> None:
-        """Take rows and scalars of several moments. Unless it is overridden, it calls ``write`` and ``scalar`` for each."""
+        """Take rows and scalars of several moments. Unless it is overridden, it calls ``write`` and ``scalar`` for each.
+
+        >>> from sonde.inspector import Sink
+        >>> class Count(Sink):
+        ...     def write_all(self, entries):
+        ...         print(len(entries.blocks), "block,", len(entries.scalars), "scalars")
+        >>> from sonde.run import Layout, memory_run
+        >>> writer = memory_run()
+        >>> writer.append("moments", Layout(["0:output", "1:output"]), {"rms": [1.0, 0.5]}, step=0)
+        >>> writer.run().send_to(Count())
+        1 block, 0 scalars
+        """
         for entry in entries:
             if isinstance(entry, Scalar):
                 self.scalar(entry)
@@ -126,6 +192,16 @@ class Sink:
     def calls_for(self, entries: LoggedRows) -> Sequence[tuple[Callable[[], None], int]]:
         """Return the calls that give *entries* to this sink, and the rows of each. One that raises is made again, alone.
 
+        >>> from sonde.inspector import LoggedRows, Scalar, Sink
+        >>> class Print(Sink):
+        ...     def scalar(self, scalar):
+        ...         print(scalar.name, scalar.value)
+        >>> logged = LoggedRows([], [], [])
+        >>> logged.add_scalars([Scalar("loss", 1.5, epoch=0, step=0)])
+        >>> for call, rows in Print().calls_for(logged):
+        ...     call()
+        loss 1.5
+
         Unless it is overridden, it is one call of a ``write_all`` of the sink's own, or a ``write`` or ``scalar`` for each.
         """
         if type(self).write_all is not Sink.write_all:
@@ -134,6 +210,23 @@ class Sink:
             (partial(self.scalar, each), 1) if isinstance(each, Scalar) else (partial(self.write, each), len(each.rows))
             for each in entries
         ]
+
+    def write_step(self, rows: Sequence[Rows], scalars: Sequence[Scalar]) -> None:
+        """Take the rows and scalars of one step of a recorded run that is sent: by the call that takes those of a training.
+
+        >>> from sonde.inspector import Scalar, Sink
+        >>> class Tell(Sink):
+        ...     def scalar(self, scalar):
+        ...         print(scalar.name, scalar.value)
+        >>> Tell().write_step([], [Scalar("loss", 1.5, epoch=0, step=0)])
+        loss 1.5
+        """
+        entries = LoggedRows([], [], [])
+        for each in rows:
+            entries.add_moment(each.block(), 0)
+        entries.add_scalars(scalars)
+        for call, _ in Sink.calls_for(self, entries):
+            call()
 
     def alert(self, finding: Finding) -> None:
         """Take a finding of the rules."""
@@ -154,11 +247,31 @@ class Sink:
 
 
 class Nothing(Sink):
-    """Drops everything: for a training that is watched for its findings alone."""
+    """Drops everything: for a training that is watched for its findings alone.
+
+    >>> import sonde, torch
+    >>> from sonde.inspector.sinks import Nothing
+    >>> net = torch.nn.Linear(2, 1)
+    >>> with sonde.watch(net, every=1, to=Nothing(), verbose=False) as inspector:
+    ...     net(torch.ones(1, 2)).sum().backward()
+    ...     inspector.step()
+    >>> inspector.findings
+    ()
+    """
 
 
 class RunSink(Sink):
     """Writes a run, on disk or in memory.
+
+    >>> import sonde, torch
+    >>> from sonde.inspector import RunSink
+    >>> from sonde.run import memory_run
+    >>> net, sink = torch.nn.Linear(2, 1), RunSink(memory_run())
+    >>> with sonde.watch(net, every=1, to=sink, verbose=False) as inspector:
+    ...     net(torch.ones(1, 2)).sum().backward()
+    ...     inspector.step()
+    >>> sink.run().families
+    ('moments', 'scalars')
 
     Attributes:
         writer: of the run.

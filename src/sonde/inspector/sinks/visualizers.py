@@ -36,6 +36,17 @@ class EpochVisualizer(ABC):
 class Print(EpochVisualizer):
     """Prints :func:`sonde.view.plots.table`, one row for each layer: ``watch(model, to=[path, Print()])``.
 
+    >>> from sonde.inspector.sinks import Print
+    >>> from sonde.run import Layout, memory_run
+    >>> writer = memory_run()
+    >>> writer.append("moments", Layout(["0:output", "1:output"]), {"rms": [1.0, 0.5]}, step=0)
+    >>> writer.run().send_to(Print())
+    run in memory · epoch 0 · step 0
+    layer   rms
+    ──────────────
+    0         1
+    1       0.5
+
     Args:
         include, exclude: of layers: a regular expression that is searched in their names, or exact names.
         console: a rich console to print to; by default one that writes to the standard output of that moment.
@@ -54,6 +65,18 @@ class Print(EpochVisualizer):
 
 class Pictures(EpochVisualizer):
     """Draws the pictures of :func:`sonde.view.plots.plan` over those of the epoch before.
+
+    >>> import tempfile
+    >>> from sonde.inspector.sinks import Pictures
+    >>> from sonde.run import memory_run
+    >>> writer = memory_run()
+    >>> for step in range(3):
+    ...     writer.scalar("loss", 1.0 / (1 + step), step=step)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     pictures = Pictures(folder)
+    ...     writer.run().send_to(pictures)
+    ...     type(pictures.show_fig()).__name__
+    'Picture'
 
     As in ``watch(model, to=[path, Pictures("out")])``.
 

@@ -21,6 +21,21 @@ from sonde.words import many, shape_text
 class Reduction(ABC):
     """A callable ``(so far, new) -> so far``. Its arguments are borrowed: it neither keeps nor changes the tensors of *new*.
 
+    >>> import torch
+    >>> from sonde.recorders import ForwardOutput
+    >>> from sonde.recorders.reductions import Reduction
+    >>> class Largest(Reduction):
+    ...     def begin(self, first):
+    ...         return first.clone()
+    ...     def __call__(self, so_far, new):
+    ...         return torch.maximum(so_far, new)
+    >>> net = torch.nn.Sequential(torch.nn.Identity())
+    >>> with ForwardOutput(reduction=Largest()).children(net) as recorder:
+    ...     for value in (3.0, 1.0):
+    ...         _ = net(torch.tensor([value]))
+    >>> recorder["0"]
+    tensor([3.])
+
     It is also a plain function for ``functools.reduce``; the finished value is the result's ``value``. Derive from this class
     for a reduction that takes structured values whole; a plain function is called tensor by tensor.
     """
@@ -45,6 +60,13 @@ class State:
 
 class Accumulated:
     """The sums of a running reduction, and the structure of the value that they are of.
+
+    >>> import torch
+    >>> from sonde.recorders.reductions import Accumulated, Mean
+    >>> sums = Accumulated.of(Mean(), {"hidden": torch.tensor([[1.0, 2.0]])})
+    >>> sums.add({"hidden": torch.tensor([[3.0, 4.0]])})
+    >>> Accumulated.restored(Mean(), sums.plain()).plain()["template"]
+    {'hidden': tensor([])}
 
     Attributes:
         reduction: the reduction that made the sums.

@@ -14,7 +14,18 @@ from sonde.recorders.reductions.base import Reduction, Running, State, lined_up,
 
 @dataclass(frozen=True)
 class Last(Reduction):
-    """The value that came last, of any kind."""
+    """The value that came last, of any kind.
+
+    >>> import torch
+    >>> from sonde.recorders import ForwardOutput
+    >>> from sonde.recorders.reductions import Last
+    >>> net = torch.nn.Sequential(torch.nn.Identity())
+    >>> with ForwardOutput(reduction=Last()).children(net) as recorder:
+    ...     for value in (1.0, 2.0):
+    ...         _ = net(torch.tensor([value]))
+    >>> recorder["0"]
+    tensor([2.])
+    """
 
     def begin(self, first: Any) -> Any:
         return own(first)

@@ -34,7 +34,12 @@ _MEMBERS = ("format", "version", "model", "error", "values", "nodes", "edges")
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One tensor: its shape, dtype (``float32``) and device (``cpu``)."""
+    """One tensor: its shape, dtype (``float32``) and device (``cpu``).
+
+    >>> import sonde, torch
+    >>> sonde.capture(torch.nn.ReLU(), torch.ones(1, 2)).values[0]
+    Value(shape=(1, 2), dtype='float32', device='cpu')
+    """
 
     shape: tuple[int, ...]
     dtype: str
@@ -47,6 +52,12 @@ class Value:
 @dataclass(frozen=True, slots=True)
 class Node:
     """One node.
+
+    >>> import sonde, torch
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    >>> node = sonde.capture(net, torch.ones(1, 2)).nodes[0]
+    >>> node.id, node.kind, node.name
+    (0, 'input', 'input')
 
     Attributes:
         id: its number; a node that came about later has a higher one. Passes keep the numbers.
@@ -92,6 +103,13 @@ class Node:
 @dataclass(frozen=True, slots=True)
 class Edge:
     """*target* read a tensor that *source* gave.
+
+    >>> import sonde, torch
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    >>> captured = sonde.capture(net, torch.ones(1, 2))
+    >>> edge = captured.edges[0]
+    >>> captured.nodes[edge.source].name, captured.nodes[edge.target].name, captured.values[edge.value]
+    ('input', 'linear', Value(shape=(1, 2), dtype='float32', device='cpu'))
 
     Attributes:
         source: number of the node that gave the tensor.

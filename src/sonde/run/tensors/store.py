@@ -25,6 +25,17 @@ from sonde.words import many
 class TensorStore(Mapping[str, Any]):
     """A folder of tensors, open for reading. Each is mapped into memory, and checked when it is read for the first time.
 
+    >>> import sonde, tempfile, torch
+    >>> model = torch.nn.Linear(2, 1, bias=False)
+    >>> _ = torch.nn.init.ones_(model.weight)
+    >>> batches = [torch.tensor([[1.0, 2.0], [3.0, 4.0]])]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     store = sonde.extract(model, batches, None, to=f"{folder}/acts", progress=False)
+    ...     store["(root):output"][:].tolist(), store.item(1)["(root):output"].tolist(), store.verify()
+    ...     [batch["(root):output"].shape for batch in store.shuffled(2)], len(store.at("(root):output"))
+    ([[3.0], [7.0]], [[7.0]], [])
+    ([torch.Size([2, 1])], 1)
+
     What ``Tracker.save`` and ``Recorder.save`` wrote holds *records*: ``store["000012/layers.3.mlp:output"]`` is one tensor,
     ``store["layers.3.mlp:output"]`` the only one of a site, ``store.at("layers.3.mlp")`` every tensor of a module in the order
     they were kept, and ``store.value(12)`` the value of record 12, in its structure.
@@ -192,6 +203,14 @@ class TensorStore(Mapping[str, Any]):
 
     def value(self, record: int) -> Any:
         """The value of a record, in its structure.
+
+        >>> import sonde, tempfile, torch
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+        >>> with sonde.track(net, grad=False) as tracker, tempfile.TemporaryDirectory() as folder:
+        ...     _ = net(torch.ones(1, 2))
+        ...     store = sonde.open_tensors(tracker.save(f"{folder}/seen"))
+        ...     store.value(0).shape
+        torch.Size([1, 2])
 
         Tuples, lists, dicts and numbers come back as they were, named tuples and dataclasses as dicts of their fields, and
         what could not be written as its description in ``<...>``.

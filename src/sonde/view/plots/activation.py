@@ -40,6 +40,14 @@ def activation(
 ) -> Picture:
     """Draw the share of active elements and the share of dead units of every layer over the steps; above, the worst layers.
 
+    >>> from sonde.view import plots
+    >>> from sonde.run import Layout, memory_run
+    >>> writer = memory_run()
+    >>> for step in range(2):
+    ...     writer.append("activation", Layout(["1:output"]), {"call_activation": [0.5], "call_death": [0.25]}, step=step)
+    >>> plots.activation(writer.run()).texts[0].get_text()
+    'Active elements and dead units in outputs'
+
     A unit is dead in a call if it is zero for every element of the batch; :class:`sonde.stats.Activation` defines both shares.
 
     Args:

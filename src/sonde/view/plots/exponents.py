@@ -74,6 +74,16 @@ def exponents(
 ) -> Picture:
     """Draw how many elements have which power of two, at every step, of the chosen layers together.
 
+    >>> import sonde, torch
+    >>> from sonde import lens
+    >>> from sonde.view import plots
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    >>> with sonde.watch(net, every=1, lenses=lens.exponents("output"), to="memory", verbose=False) as inspector:
+    ...     net(torch.ones(1, 2)).sum().backward()
+    ...     inspector.step()
+    >>> plots.exponents(inspector.run).texts[0].get_text()
+    'Powers of two of outputs'
+
     Beside it stand the ranges of bfloat16, float16 and the two float8 formats: full where precision is full, light where it
     is not (subnormal). Below stand the share of elements that are zero, the share that each format would round to zero, and red
     ticks at steps with NaN elements, triangles at steps with infinite ones.

@@ -45,6 +45,13 @@ def gradient_flow(
 ) -> Picture:
     """Draw the size of the gradients through the depth: a row for each layer, the first at the top.
 
+    >>> from sonde.view import plots
+    >>> from sonde.run import Layout, memory_run
+    >>> writer = memory_run()
+    >>> writer.append("moments", Layout(["0.weight:grad", "1.weight:grad"]), {"rms": [0.5, 0.25]}, step=0)
+    >>> plots.gradient_flow(writer.run()).texts[0].get_text()
+    'Gradient flow through depth'
+
     A dot is the chosen step, the thick bar spans the middle half of all logged steps, the thin one all of them. Parameters of one
     layer share its row. Gradients that are exactly zero, NaN or infinite at the chosen step have no place on the logarithmic axis;
     they are marked at its left end and named in the legend.

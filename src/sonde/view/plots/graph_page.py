@@ -34,6 +34,13 @@ Points = list[tuple[float, float]]
 class GraphPage:
     """The page of a graph with the numbers of a run. A notebook shows the page in a frame.
 
+    >>> import tempfile
+    >>> from sonde.view import plots
+    >>> page = plots.GraphPage("net", "<p>net</p>", ("rms",))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     page.save(f"{folder}/net.html").name
+    'net.html'
+
     Attributes:
         title: of the page.
         html: the page, one file that loads nothing.
@@ -66,6 +73,18 @@ def graph_page(
     depth: int | None = None,
 ) -> GraphPage:
     """Return the page of the run's execution graph, coloured by its numbers, with a slider over the steps.
+
+    >>> import sonde, tempfile, torch
+    >>> from sonde.view import plots
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    >>> with sonde.watch(net, every=1, to="memory", verbose=False) as inspector:
+    ...     net(torch.ones(1, 2)).sum().backward()
+    ...     inspector.keep_graph(sonde.capture(net, torch.ones(1, 2)))
+    ...     inspector.step()
+    >>> page = plots.graph_page(inspector.run, "rms")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     page.save(f"{folder}/graph.html").name
+    'graph.html'
 
     ``graph_page(run, "rms").save("graph.html")``. Number and port can be chosen on the page: *number* and the main number of each
     family, at each port at which they were recorded. Modules without the number, as containers, are marked "not recorded";

@@ -45,6 +45,13 @@ def heatmap(
 ) -> Picture:
     """Draw one number of all layers over all steps: the first layer at the top, a column for each step.
 
+    >>> from sonde.view import plots
+    >>> from sonde.run import Layout, memory_run
+    >>> writer = memory_run()
+    >>> writer.append("moments", Layout(["0:output", "1:output"]), {"rms": [1.0, 0.5]}, step=0)
+    >>> plots.heatmap(writer.run(), "rms").texts[0].get_text()
+    'Root mean square of outputs'
+
     Sizes are coloured logarithmically, numbers with a sign symmetrically about zero, shares from 0 to 1. Cells with NaN
     elements are red and crossed, cells with infinite elements orange and gridded, also if the number itself, which leaves them
     out, is finite. Cells beyond an end of the scale have the colour of that end, and dots; the legend names every mark.

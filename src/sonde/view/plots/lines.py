@@ -64,6 +64,13 @@ def lines(
 ) -> Picture:
     """Draw one number of each layer as a line over the steps: a panel for each layer, all on one scale.
 
+    >>> from sonde.view import plots
+    >>> from sonde.run import Layout, memory_run
+    >>> writer = memory_run()
+    >>> writer.append("moments", Layout(["0:output", "1:output"]), {"rms": [1.0, 0.5]}, step=0)
+    >>> plots.lines(writer.run(), "rms").texts[0].get_text()
+    'Root mean square of outputs'
+
     A line is the mean, or another aggregate, over the logged steps of an interval, and the bands show how far the number varied
     within it. Steps with NaN or infinite elements are left out, and marked on the axis: by red ticks and by triangles. On a
     logarithmic axis exact zeros are left out, and marked by circles. Several runs share each panel and have a colour each.

@@ -43,6 +43,13 @@ _drawing = LibraryCalls()
 def plan(run: Run) -> dict[str, Drawing]:
     """Return the pictures that *run* has, by name; each is drawn when it is called.
 
+    >>> from sonde.view import plots
+    >>> from sonde.run import Layout, memory_run
+    >>> writer = memory_run()
+    >>> writer.append("moments", Layout(["0:output", "1:output"]), {"rms": [1.0, 0.5]}, step=0)
+    >>> list(plots.plan(writer.run()))
+    ['moments-output']
+
     ``run.info["lenses"]`` names the picture that each lens asks for; a family without an entry is shown by its numbers.
     """
     listed = run.info.get("lenses", ())
@@ -84,6 +91,16 @@ def save(
     run: Run, folder: str | PathLike[str], *, form: str = "png", theme: Theme = "light", seconds: float = math.inf
 ) -> list[Path]:
     """Draw every picture of :func:`plan` into *folder*, which is made if it does not exist, and return the files.
+
+    >>> import tempfile
+    >>> from sonde.view import plots
+    >>> from sonde.run import Layout, memory_run
+    >>> writer = memory_run()
+    >>> writer.append("moments", Layout(["0:output", "1:output"]), {"rms": [1.0, 0.5]}, step=0)
+    >>> writer.scalar("loss", 1.5, step=0)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     [path.name for path in plots.save(writer.run(), folder)]
+    ['scalars.png', 'moments-output.png']
 
     The end of the program waits for the picture that a thread is drawing.
 

@@ -64,6 +64,14 @@ def scalars(
 ) -> Picture:
     """Draw loss, metrics and global norms over the steps; names that differ only in ``train``, ``eval`` ... share a panel.
 
+    >>> from sonde.view import plots
+    >>> from sonde.run import memory_run
+    >>> writer = memory_run()
+    >>> for step in range(3):
+    ...     writer.scalar("loss", 1.0 / (1 + step), step=step)
+    >>> plots.scalars(writer.run()).texts[0].get_text()
+    'Loss, metrics and norms'
+
     A series of 60 values or more is drawn faintly, under its running mean, or under the aggregates of 40 intervals of equally many
     values that are asked for. Several runs share each panel: a colour for each run, and dashes for each scalar. A value that is NaN
     is a red tick on the axis, an infinite one a triangle; on a logarithmic axis an exact zero is a circle.

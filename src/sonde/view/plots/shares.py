@@ -39,6 +39,13 @@ def shares(
 ) -> Picture:
     r"""Draw the share of each layer in the sum over the layers, stacked in the order of execution, the first at the top.
 
+    >>> from sonde.view import plots
+    >>> from sonde.run import Layout, memory_run
+    >>> writer = memory_run()
+    >>> writer.append("moments", Layout(["0:output", "1:output"]), {"norm": [3.0, 1.0]}, step=0)
+    >>> plots.shares(writer.run()).texts[0].get_text()
+    'Euclidean norm of outputs: share of each layer'
+
     The share of layer i is ``v_i / sum(v)`` at each step, for a number that is not negative. A layer that holds others of the
     chosen layers is left out, since its tensors are counted with theirs: choose ``include=r"blocks\.\d+$"`` to compare blocks. A
     value of NaN or infinite elements counts as 0; its step is marked on the axis.

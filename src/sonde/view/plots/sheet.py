@@ -22,6 +22,13 @@ _DPI = 150
 def sheet(run: Run, *, theme: Theme = "light") -> Picture:
     """Draw every picture of :func:`plan` on one figure, in two columns, as images; a run without any gives an empty figure.
 
+    >>> from sonde.view import plots
+    >>> from sonde.run import Layout, memory_run
+    >>> writer = memory_run()
+    >>> writer.append("moments", Layout(["0:output", "1:output"]), {"rms": [1.0, 0.5]}, step=0)
+    >>> len(plots.sheet(writer.run()).axes)
+    1
+
     :func:`save` writes each picture to a file of its own, which can be enlarged without loss.
 
     Args:

@@ -43,6 +43,17 @@ def table(
 ) -> Grid:
     """Return a row for each layer, in the order of execution, each container before its parts; ``sonde show`` prints the same.
 
+    >>> from sonde.view import plots
+    >>> from sonde.run import Layout, memory_run
+    >>> writer = memory_run()
+    >>> writer.append("moments", Layout(["0:output", "1:output"]), {"rms": [1.0, 0.5]}, step=0)
+    >>> print(plots.table(writer.run()).to_text(60))
+    run in memory · epoch 0 · step 0
+    layer   rms
+    ──────────────
+    0         1
+    1       0.5
+
     ``rms`` is the root mean square of the layer's outputs, ``gradient`` the Euclidean norm of the gradient at its output,
     ``weight`` and ``weight grad`` are norms over all its parameters, ``dead`` is the share of units that were zero in a call, the
     worst if the layer has several ``calls`` in a forward (other numbers are their means),

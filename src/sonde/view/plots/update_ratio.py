@@ -38,6 +38,13 @@ def update_ratio(
 ) -> Picture:
     """Draw update / weight of each parameter over the steps, coloured by depth, with the line of 1e-3.
 
+    >>> from sonde.view import plots
+    >>> from sonde.run import Layout, memory_run
+    >>> writer = memory_run()
+    >>> writer.append("moments", Layout(["0.weight:update", "0.weight:param"]), {"rms": [0.25, 2.0]}, step=0)
+    >>> plots.update_ratio(writer.run()).texts[0].get_text()
+    'Update / weight'
+
     The ratio is that of the root mean squares of the ports ``update`` and ``param`` in ``moments``, or ``ratio`` of
     ``lens.ParameterUpdateGeometry()``. A parameter that is all zeros has no ratio. The axis holds all logged steps. Steps at which
     a parameter or its update has NaN elements are red ticks on the axis, and triangles where it has infinite ones, with a cross at
