@@ -48,6 +48,17 @@ def test_a_page_of_the_reference_has_so_many_names_that_it_can_be_read() -> None
         assert len(public) <= 40 or below
 
 
+def test_every_public_class_function_and_method_is_shown_by_an_example(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which the quick tests run, as doctests; the few that cannot run everywhere are listed, each with the reason."""
+    pytest.importorskip("sphinx")
+    monkeypatch.syspath_prepend(DOCS / "_ext")
+    public = importlib.import_module("public")
+    assert public.without_example() == []
+    bare = public.without_example(())
+    for beginning in public.WITHOUT:
+        assert any(name.startswith(beginning) for name in bare), f"{beginning} has an example now: take it from the list"
+
+
 @pytest.mark.slow
 def test_the_site_is_built_without_a_warning_and_names_everything_public(tmp_path: Path) -> None:
     pytest.importorskip("furo")

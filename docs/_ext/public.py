@@ -9,6 +9,7 @@ import importlib
 import inspect
 import re
 import sys
+from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
@@ -74,7 +75,7 @@ def described(module: str, chosen: list[str]) -> list[str]:
 
 
 WITHOUT = {
-    "sonde.integrations.": "a trainer calls them, and needs Lightning, transformers or accelerate: docs/trainers.md shows whole trainings",
+    "sonde.integrations.": "a trainer calls them, which has to be installed: docs/trainers.md shows trainings",
     "sonde.inspector.sinks.MLflowSink": "needs mlflow: docs/loggers.md shows a training",
     "sonde.inspector.sinks.OpenTelemetrySink": "needs the SDK of OpenTelemetry: docs/loggers.md shows a training",
     "sonde.inspector.sinks.TensorBoard": "needs tensorboard: docs/loggers.md shows a training",
@@ -82,40 +83,36 @@ WITHOUT = {
     "sonde.rule": "a rule stays listed for all programs that run after it: CONTRIBUTING.md shows one",
     "sonde.replay": "a step must have failed before: docs/watch-bad-steps.md shows one",
     "sonde.types.Tried": "as for sonde.replay, which returns it",
+    "sonde.Inspector.open": "starts a server and a browser: docs/live-page.md shows one",
+    "sonde.testing.assert_traceable": "compiles: docs/statistics.md shows one",
+    "sonde.run.Write": "is a part of a thread that writes: docs/engine.md says how rows travel",
 }
 """Names without an example, by their beginning, each with the reason."""
 
 
-def without_example() -> list[str]:
+def without_example(excepted: Iterable[str] = tuple(WITHOUT)) -> list[str]:
     """Return the full names of public classes, functions and methods that no example shows, in the order of the pages.
 
-    A class and a function have an example of their own. A method has one, or its class's example calls it; a method that has the
-    words of another class has the example there, and one that is another name of the same method has that of the first.
+    A class and a function have an example of their own. A method has one, or an example of its class or of a method beside it
+    calls it. A method that takes its words from another class has the example there, and an alias has that of the method.
     """
     found: dict[int, list[tuple[str, bool]]] = {}
     for module in MODULES:
         for name in names(module):
             value = getattr(importlib.import_module(module), name)
             if inspect.isclass(value) and not issubclass(value, BaseException):
-                shown = example(value)
                 methods = [(each, inspect.getattr_static(value, each)) for each in vars(value) if each[0] != "_"]
-                aliased = [id(held) for each, held in methods if example(held)]
-                found.setdefault(
-                    id(value),
-                    [
-                        (f"{module}.{name}", bool(shown)),
-                        *(
-                            (f"{module}.{name}.{each}", id(held) in aliased or bool(re.search(rf"(\.|def ){each}\b", shown)))
-                            for each, held in methods
-                            if inspect.isroutine(held) and getattr(held, "__doc__", None)
-                        ),
-                    ],
-                )
+                shown = "\n".join(map(example, (value, *(held for _, held in methods))))
+                known = {id(held) for each, held in methods if example(held) or re.search(rf"(\.|def ){each}\b", shown)}
+                members = [
+                    (f"{module}.{name}.{each}", id(held) in known)
+                    for each, held in methods
+                    if inspect.isroutine(held) and getattr(held, "__doc__", None)
+                ]
+                found.setdefault(id(value), [(f"{module}.{name}", bool(example(value))), *members])
             elif inspect.isroutine(value):
                 found.setdefault(id(value), [(f"{module}.{name}", bool(example(value)))])
-    return [
-        name for held in found.values() for name, is_shown in held if not is_shown and not any(map(name.startswith, WITHOUT))
-    ]
+    return [name for held in found.values() for name, is_shown in held if not is_shown and not name.startswith(tuple(excepted))]
 
 
 def example(value: object) -> str:

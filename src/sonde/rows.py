@@ -69,6 +69,11 @@ KEYS = tuple([key.name for key in KEY_COLUMNS])
 class Layout:
     """Which place in the network each row belongs to. Make one and give it with every block of numbers.
 
+    >>> from sonde.run import Layout
+    >>> layout = Layout(["0:output", "1:output"], call=[0, 1])
+    >>> layout.site, layout.columns["layer"], len(layout.of_scope("rank"))
+    (('0:output', '1:output'), ('0', '1'), 2)
+
     Args:
         sites: of each row its site, or the text of it, as ``layers.3.mlp:output``.
         call: of each row which call of the module within one forward, or one number for all.

@@ -32,7 +32,7 @@ class Checkup(ModelChecks):
 
     >>> import sonde, torch
     >>> net = torch.nn.Linear(2, 1)
-    >>> found = sonde.doctor(net, torch.ones(1, 2), torch.sum)
+    >>> found = sonde.doctor(net, torch.ones(1, 2), seconds=0.1)
     >>> found.verdict, len(found.to_text(width=80).splitlines()) > 5
     ('ok', True)
 

@@ -213,7 +213,20 @@ class BaseRenderer(ABC):
         """Put *node* into *dest*."""
 
     def render_recursive_node(self, dest: Any, node: LayerNode) -> None:
-        """Put *node* and the nodes that lie in it into *dest*; a flat renderer does not define this."""
+        """Put *node* and the nodes that lie in it into *dest*; a flat renderer does not define this.
+
+        >>> import torch
+        >>> from sonde import graph
+        >>> class Nested(graph.BaseRenderer):
+        ...     def render_node(self, dest, node):
+        ...         dest.append(node.name)
+        ...     def render_recursive_node(self, dest, node):
+        ...         dest.append([node.name])
+        ...     def render_edge(self, dest, fnode, tnode):
+        ...         pass
+        >>> Nested(graph.record(torch.nn.Sequential(torch.nn.ReLU()), "net", (1, 2)), render_depth=1)([])
+        ['Input', 'net', 'Output']
+        """
         raise NotImplementedError(f"{type(self).__name__} defines no render_recursive_node")
 
     @abstractmethod

@@ -19,6 +19,13 @@ Given = Mapping[str, bool | Mapping[str, float]] | bool | None
 class Chosen:
     """The rules that are applied.
 
+    >>> from sonde.rules import Chosen
+    >>> chosen = Chosen.of({"dead": False, "update_large": {"most": 0.5}})
+    >>> chosen.is_on("dead"), chosen.limit("update_large", "most"), "update_large" in chosen.applied()
+    (False, 0.5, True)
+    >>> Chosen.of(chosen.described()) == chosen
+    True
+
     Attributes:
         off: the names of the rules that are not.
         thresholds: by rule the thresholds that replace the defaults.
@@ -99,7 +106,14 @@ class Chosen:
 
 
 def judge(name: str, /, *numbers: Any, **more: Any) -> Finding | None:
-    """Return what the rule *name* finds in *numbers*, with its own thresholds; None if nothing is wrong."""
+    """Return what the rule *name* finds in *numbers*, with its own thresholds; None if nothing is wrong.
+
+    >>> from sonde.rules import RULES, judge
+    >>> sorted(RULES)[:3]
+    ['all_zero', 'attention_large', 'begins_large']
+    >>> judge("update_large", 0.5).rule
+    'update_large'
+    """
     return RULES[name].judge(*numbers, **more)
 
 

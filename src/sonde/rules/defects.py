@@ -86,7 +86,17 @@ class _Found:
 
 
 class FirstDefect:
-    """The first step with a NaN or an infinity, and the first place in it."""
+    """The first step with a NaN or an infinity, and the first place in it.
+
+    >>> from sonde.rules import FirstDefect
+    >>> first = FirstDefect()
+    >>> first.look_at_scalar("loss", 1.5, epoch=0, step=0)
+    >>> first.finding() is None
+    True
+    >>> first.look_at_scalar("loss", float("nan"), epoch=0, step=1)
+    >>> first.finding().step
+    1
+    """
 
     def __init__(self) -> None:
         self._found: _Found | None = None
@@ -94,7 +104,21 @@ class FirstDefect:
         self._aside: dict[tuple[str, str, int], tuple[_Place, ...]] = {}  # by role, model and step: places that were not finite
 
     def look(self, block: RowBlock) -> None:
-        """Look at finished rows of one model."""
+        """Look at finished rows of one model.
+
+        >>> from sonde.inspector import Sink
+        >>> from sonde.rules import FirstDefect
+        >>> class Judge(Sink):
+        ...     def write(self, rows):
+        ...         first = FirstDefect()
+        ...         first.look(rows.block())
+        ...         print(first.finding())
+        >>> from sonde.run import Layout, memory_run
+        >>> writer = memory_run()
+        >>> writer.append("moments", Layout(["0:output", "1:output"]), {"rms": [1.0, 0.5]}, step=0)
+        >>> writer.run().send_to(Judge())
+        None
+        """
         if not len(block):
             return
         model = next(iter(block.layout.model), "")

@@ -109,6 +109,11 @@ class Finding:
 class Rule:
     """An entry of ``RULES``.
 
+    >>> from sonde.rules import RULES
+    >>> rule = RULES["update_large"]
+    >>> rule.name, dict(rule.thresholds)
+    ('update_large', {'most': 0.2})
+
     Attributes:
         name: of the function.
         condition: under which the function finds something, in words.

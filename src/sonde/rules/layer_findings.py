@@ -40,6 +40,11 @@ Steps = npt.NDArray[np.int64]
 class LayerFindings:
     """The rules about sizes (root mean squares) and shares of elements, for one family and model.
 
+    >>> from sonde.rules import Chosen, LayerFindings, ModelFacts
+    >>> found = LayerFindings(ModelFacts({}), Chosen())
+    >>> list(found.findings()), list(found.begins_large(2.0, 2.0)), found.moved_first(0, 3.0)
+    ([], [], None)
+
     Rules about single steps say in their entries where they are judged, and how often they must hold. A rule that compares steps
     has a memory of its own here.
 
@@ -81,7 +86,21 @@ class LayerFindings:
         self._looked = False
 
     def add(self, block: RowBlock) -> None:
-        """Add rows."""
+        """Add rows.
+
+        >>> from sonde.inspector import Sink
+        >>> from sonde.rules import Chosen, LayerFindings, ModelFacts
+        >>> class Judge(Sink):
+        ...     def write(self, rows):
+        ...         found = LayerFindings(ModelFacts({}), Chosen())
+        ...         found.add(rows.block())
+        ...         print(list(found.findings()))
+        >>> from sonde.run import Layout, memory_run
+        >>> writer = memory_run()
+        >>> writer.append("moments", Layout(["0:output", "1:output"]), {"rms": [1.0, 0.5]}, step=0)
+        >>> writer.run().send_to(Judge())
+        []
+        """
         history, steps = self.history, block.moments[:, 1]
         values = history.add(block)
         if self._groups is None or self._known != history.changes:

@@ -186,12 +186,22 @@ def _correlations(values: Numbers) -> Numbers:
 
 
 def among(names: Sequence[str], message: str) -> str:
-    """Return *message* about the first of *names*, with the others behind it: a few by name."""
+    """Return *message* about the first of *names*, with the others behind it: a few by name.
+
+    >>> from sonde.rules import among, others
+    >>> among(["0", "1", "2"], "0: dead"), others(["0", "1"])
+    ('0: 0: dead (also 1, 2)', ' (also 1)')
+    """
     return f"{names[0]}: {message}{others(names)}"
 
 
 def others(names: Sequence[str]) -> str:
-    """Return the end of a message that names all but the first of *names*: a few by name; ``""`` where there is one."""
+    """Return the end of a message that names all but the first of *names*: a few by name; ``""`` where there is one.
+
+    >>> from sonde.rules import others
+    >>> others(["0", "1"]), others(["0"])
+    (' (also 1)', '')
+    """
     rest = len(names) - _NAMED
     return f" (also {', '.join(names[1:_NAMED])}" + (f" and {rest} more)" if rest > 0 else ")") if len(names) > 1 else ""
 

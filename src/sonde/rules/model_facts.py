@@ -73,6 +73,12 @@ _UNKNOWN = Fact()
 class ModelFacts:
     """The facts about every layer and parameter of the models of a run.
 
+    >>> import sonde
+    >>> from sonde.rules import ModelFacts
+    >>> facts = ModelFacts({})
+    >>> facts.chance(""), facts.has_attention(""), facts.of(sonde.Site("0"))
+    (nan, False, Fact(kind='', name='', shape=None, trainable=True, dtype='float32', rate=nan))
+
     Args:
         about: the description that the run begins with: ``model`` is the list of its modules. A run that another program wrote
             may have none.

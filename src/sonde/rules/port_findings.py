@@ -21,6 +21,12 @@ from sonde.site import PORTS
 class PortFindings:
     """The findings of the rules whose ``at`` is a port or ``scalars``.
 
+    >>> from sonde.rules import Chosen, ModelFacts, PortFindings
+    >>> found = PortFindings(ModelFacts({}), Chosen())
+    >>> found.look_at_scalar("loss", 1.5, epoch=0, step=0)
+    >>> list(found.findings())
+    []
+
     Args:
         facts: about the layers.
         chosen: the rules that are applied.
@@ -36,7 +42,21 @@ class PortFindings:
         self._records: dict[tuple[str, str, str], _Own | _BuiltIn] = {}  # by family, model and rule
 
     def look(self, block: RowBlock) -> None:
-        """Judge the rows of *block* that have the numbers of a rule."""
+        """Judge the rows of *block* that have the numbers of a rule.
+
+        >>> from sonde.inspector import Sink
+        >>> from sonde.rules import Chosen, LayerFindings, ModelFacts, PortFindings
+        >>> class Judge(Sink):
+        ...     def write(self, rows):
+        ...         found = PortFindings(ModelFacts({}), Chosen())
+        ...         found.look(rows.block())
+        ...         print(list(found.findings()))
+        >>> from sonde.run import Layout, memory_run
+        >>> writer = memory_run()
+        >>> writer.append("moments", Layout(["0:output", "1:output"]), {"rms": [1.0, 0.5]}, step=0)
+        >>> writer.run().send_to(Judge())
+        []
+        """
         wanted = [rule for rule in self._of_rows if block.numbers.keys() >= rule.required]
         if not wanted:
             return

@@ -36,6 +36,15 @@ Where = Callable[[int, float], tuple[str, float] | None]
 class ScalarFindings:
     """The findings about scalars.
 
+    >>> from sonde.rules import Chosen, ScalarFindings
+    >>> found = ScalarFindings(Chosen())
+    >>> for step in range(40):
+    ...     found.add("loss", 1.0 / (1 + step) ** 2, epoch=0, step=step)
+    >>> found.begun_at(""), found.has_converged(""), found.is_learnt(""), list(found.findings())
+    (1.0, True, True, [])
+    >>> found.has_helped("", 0), found.has_worsened("", 0)
+    (True, False)
+
     Args:
         chosen: the rules that are applied.
         moved_first: names the layer that moved first.

@@ -45,6 +45,11 @@ _THIRD = 3  # of the span in which a loss stands still: it is compared in thirds
 def told(findings: Iterable[Finding], gap: int = 1) -> list[Finding]:
     """Return *findings* in the order of their story: a root, behind it what follows from it, then the next root; the gravest first.
 
+    >>> from sonde.rules import Finding, told
+    >>> late, bad = Finding("dead", "dead", step=9), Finding("nonfinite", "a NaN", step=20, severity="bad")
+    >>> [each.rule for each in told([late, bad])]
+    ['nonfinite', 'dead']
+
     A root is what no other finding explains: its ``follows`` is empty. That of another finding names the rules of its roots, joined
     by ``or`` where several can explain it, the nearest in time first.
 
@@ -70,7 +75,13 @@ def told(findings: Iterable[Finding], gap: int = 1) -> list[Finding]:
 
 
 def chapters(findings: Iterable[Finding]) -> Iterator[tuple[Finding, list[Finding]]]:
-    """Yield of findings in the order of :func:`told` each root with what follows from it."""
+    """Yield of findings in the order of :func:`told` each root with what follows from it.
+
+    >>> from sonde.rules import Finding, chapters, told
+    >>> found = [Finding("dead", "half of the units are dead", "1:output", step=20)]
+    >>> [(root.rule, len(behind)) for root, behind in chapters(told(found))]
+    [('dead', 0)]
+    """
     root: Finding | None = None
     behind: list[Finding] = []
     for each in findings:
@@ -85,17 +96,32 @@ def chapters(findings: Iterable[Finding]) -> Iterator[tuple[Finding, list[Findin
 
 
 def gravity(each: Finding) -> tuple[int, bool, int]:
-    """Return a key that sorts the gravest findings first, of these a NaN, then by step."""
+    """Return a key that sorts the gravest findings first, of these a NaN, then by step.
+
+    >>> from sonde.rules import Finding, gravity
+    >>> late, bad = Finding("dead", "dead", step=9), Finding("nonfinite", "a NaN", step=20, severity="bad")
+    >>> [each.rule for each in sorted([late, bad], key=gravity)]
+    ['nonfinite', 'dead']
+    """
     return _GRAVEST.index(each.severity), each.rule != "nonfinite", each.begun
 
 
 def related(one: Finding, other: Finding) -> bool:
-    """Return whether two findings can be about one model."""
+    """Return whether two findings can be about one model.
+
+    >>> from sonde.rules import Finding, related
+    >>> related(Finding("dead", "dead", "G/0:output"), Finding("dead", "dead", "D/0:output"))
+    False
+    """
     return one.model == other.model or "" in (one.model, other.model)
 
 
 def implied(each: Finding, there: Iterable[Finding]) -> bool:
     """Return whether *each* says nothing beside a finding in *there*, and so is none of its own.
+
+    >>> from sonde.rules import Finding, implied
+    >>> implied(Finding("dead", "dead", "0:output"), [])
+    False
 
     A NaN implies all that was first seen at a later step; others imply what their rules bring.
     """

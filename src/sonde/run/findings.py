@@ -169,6 +169,28 @@ def _copy_of(judges: _Judges) -> _Judges:
 class Findings:
     """The findings in the rows and scalars of one process, from first to last, live and afterwards the same.
 
+    >>> from sonde.run import Findings, judge_rows
+    >>> from sonde.run import Layout, memory_run
+    >>> writer = memory_run()
+    >>> writer.append("moments", Layout(["0:output", "1:output"]), {"rms": [1.0, 0.5]}, step=0)
+    >>> findings = Findings()
+    >>> judge_rows(writer.run(), findings)
+    >>> findings.end()
+    >>> findings.judged(), findings.fresh(), findings.beyond(), "dead" in findings.not_judged(), "dead" in findings.too_early()
+    ([], [], [], True, False)
+
+    Rows that come one step after the other:
+
+    >>> from sonde.inspector import Sink
+    >>> class Judge(Sink):
+    ...     def write(self, rows):
+    ...         findings.look_aside("gradients", rows.block())
+    ...         findings.judge([rows.block()])
+    >>> findings = Findings()
+    >>> writer.run().send_to(Judge())
+    >>> findings.judged()
+    []
+
     A finding opens at the first step at which its condition holds. Its rule, place, first step, numbers and words stay as they are
     then; later steps add its last step and further places. No finding is taken back.
     How many steps come at once changes nothing: where a finding opens among several, they are judged again one by one.

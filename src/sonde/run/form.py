@@ -135,7 +135,12 @@ def named(of: Form, name: Form = text) -> Form:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """The form of a member that an object may lack: *default* stands for it then."""
+    """The form of a member that an object may lack: *default* stands for it then.
+
+    >>> from sonde.run import Absent
+    >>> Absent(int, default=0).default
+    0
+    """
 
     of: Form
     default: Any = None

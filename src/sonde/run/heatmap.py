@@ -28,6 +28,13 @@ _FUNCTIONS: dict[str, str] = {"mean": "avg", "min": "min", "max": "max", "sum": 
 class Heatmap:
     """A matrix with its labels.
 
+    >>> from sonde.run import Layout, memory_run
+    >>> writer = memory_run()
+    >>> writer.append("moments", Layout(["0:output", "1:output"]), {"rms": [1.0, 0.5]}, step=0)
+    >>> found = writer.run().heatmap("rms")
+    >>> found.values.shape, found.number, found.port, found.family
+    ((2, 1), 'rms', 'output', 'moments')
+
     Attributes:
         values: float64 of shape (sites, steps); NaN where nothing was recorded.
         sites: the rows, in the order of execution.

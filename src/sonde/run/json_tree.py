@@ -26,6 +26,11 @@ EncodeTensor = Callable[[Any, str], dict[str, Any] | None]
 def encode(value: Any, tensor: EncodeTensor) -> Any:
     """*value* as plain data that JSON can hold.
 
+    >>> from sonde.run import decode, encode
+    >>> tree = encode({"shape": (2, 3)}, lambda value, path: None)
+    >>> decode(tree, lambda name: None)
+    {'shape': (2, 3)}
+
     Args:
         value: any value. An object of an unknown class is written as its attributes, or else as the name of its class.
         tensor: writes the tensors.
@@ -84,6 +89,10 @@ def _type_name(value: Any) -> str:
 
 def decode(tree: Any, tensor: Callable[[str], Any]) -> Any:
     """The value that *tree* stands for, with ``tensor(key)`` in the place of each tensor.
+
+    >>> from sonde.run import decode, encode
+    >>> decode(encode(["a", (1, 2)], lambda value, path: None), lambda name: None)
+    ['a', (1, 2)]
 
     Raises:
         StoreError: *tree* is not the written form of any value.

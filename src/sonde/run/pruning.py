@@ -49,6 +49,14 @@ class PrunedFamily:
 class PrunedRun:
     """What :func:`prune` takes out of a run.
 
+    >>> import tempfile
+    >>> from sonde.run import Layout, prune, start_run
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with start_run(f"{folder}/a") as writer:
+    ...         writer.append("moments", Layout(["0:output"]), {"rms": [1.0]}, step=0)
+    ...     prune(f"{folder}/a", every=5, dry_run=True).dry_run
+    True
+
     Attributes:
         path: the folder of the run.
         families: those that lose rows.
@@ -82,6 +90,16 @@ def prune(
     dry_run: bool = False,
 ) -> PrunedRun:
     """Take rows out of a run that has ended, and return what went.
+
+    >>> import sonde, tempfile
+    >>> from sonde.run import Layout, prune, start_run
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with start_run(f"{folder}/a") as writer:
+    ...         for step in range(10):
+    ...             writer.append("moments", Layout(["0:output"]), {"rms": [1.0]}, step=step)
+    ...     gone = prune(f"{folder}/a", every=5)
+    ...     sonde.open_run(f"{folder}/a").series("0", "rms")[0].tolist(), gone.dry_run
+    ([0, 5, 9], False)
 
     Of each *every* steps one logged step is left, the same in all families as far as they have it. The first and the last logged
     step of each family stay, and so do the steps that findings name. Losses and other scalars stay whole. All rows are judged

@@ -30,6 +30,14 @@ def severity_of(given: object) -> Severity:
 class Record:
     """The findings of a run, and up to which step its rows were judged, by which rules.
 
+    >>> from sonde.rules import Finding
+    >>> from sonde.run import Record
+    >>> record = Record(seen=(Finding("dead", "0 is dead", "0:output", step=3),), step=9, steps=10)
+    >>> Record.read(record.to_data()).steps, record.health([]), record.shortfalls(9, 0), record.losses()
+    (10, 'warn', [], [])
+    >>> len(record.up_to(2).seen), record.tells_more_than(Record()), len(Record.merged([record, record]).seen)
+    (0, True, 1)
+
     Attributes:
         seen: what the training knew and no row holds.
         judged: what the rules found in the rows.
@@ -59,7 +67,12 @@ class Record:
 
     @staticmethod
     def of(findings: Findings, seen: Sequence[Finding] = (), *, judged: Sequence[Finding] | None = None) -> Record:
-        """Return the record of what *findings* has found so far, and of what the training has *seen*."""
+        """Return the record of what *findings* has found so far, and of what the training has *seen*.
+
+        >>> from sonde.run import Findings, Record
+        >>> Record.of(Findings()).seen
+        ()
+        """
         beyond = [each for each in findings.beyond() if not any(stands_for(known, each) for known in seen)]
         return Record(
             (*seen, *beyond),
@@ -220,7 +233,13 @@ def _key(each: Finding) -> tuple[object, ...]:
 
 
 def counted(findings: Sequence[Finding]) -> str:
-    """Return how many findings there are, in words, notes apart: ``"2 findings and 1 note"``."""
+    """Return how many findings there are, in words, notes apart: ``"2 findings and 1 note"``.
+
+    >>> from sonde.rules import Finding
+    >>> from sonde.run import counted
+    >>> counted([Finding("dead", "dead")]), counted([])
+    ('1 finding', 'no findings')
+    """
     notes = sum(each.severity == "note" for each in findings)
     others = len(findings) - notes
     words = [many(number, what) for number, what in ((others, "finding"), (notes, "note")) if number]
@@ -228,7 +247,13 @@ def counted(findings: Sequence[Finding]) -> str:
 
 
 def lines_of(findings: Sequence[Finding]) -> list[str]:
-    """Return a line for each finding that none explains, with the names of those that follow from it."""
+    """Return a line for each finding that none explains, with the names of those that follow from it.
+
+    >>> from sonde.rules import Finding
+    >>> from sonde.run import lines_of
+    >>> lines_of([Finding("dead", "0 is dead", "0:output", step=3)])
+    ['0 is dead']
+    """
     lines = []
     for root, behind in chapters(findings):
         broken = [each for each in behind[_NAMED:] if each.rule == "nonfinite"]  # the end of a training is always named

@@ -36,6 +36,15 @@ def chosen_in(run: Run) -> Chosen:
 def judge_rows(run: Run, findings: Findings, *, rank: int | None = None, before: int | None = None) -> None:
     """Judge the rows and scalars of a run, step by step. They are read once.
 
+    >>> from sonde.run import Findings, judge_rows
+    >>> from sonde.run import Layout, memory_run
+    >>> writer = memory_run()
+    >>> writer.append("moments", Layout(["0:output", "1:output"]), {"rms": [1.0, 0.5]}, step=0)
+    >>> findings = Findings()
+    >>> judge_rows(writer.run(), findings)
+    >>> findings.judged()
+    []
+
     Args:
         run: on disk or in memory.
         findings: judges them.

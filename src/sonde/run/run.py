@@ -238,7 +238,15 @@ class Run:
         return self._source.records()
 
     def keep_records(self, records: Mapping[int, Record]) -> str:
-        """Put *records* in place of those of the run, under its locks; return in words why not, ``""`` where that is done."""
+        """Put *records* in place of those of the run, under its locks; return in words why not, ``""`` where that is done.
+
+        >>> from sonde.run import Record, memory_run
+        >>> writer = memory_run()
+        >>> writer.scalar("loss", 1.5, step=0)
+        >>> run = writer.run()
+        >>> print(run.keep_records({0: Record(step=0, steps=1)}))
+        the run is being written
+        """
         return self._source.keep_records(records)
 
     @property

@@ -22,6 +22,10 @@ _SINGLE = ("scalars",)
 def facts_of_run(run: Run) -> dict[str, Any]:
     """Return what *run* holds, as plain data.
 
+    >>> from sonde.run import facts_of_run, memory_run
+    >>> facts_of_run(memory_run({"config": {"lr": 0.1}}).run())["settings"]
+    {'lr': 0.1}
+
     Returns:
         ``run`` (its name), ``path``, ``state``; ``end``: the error that ended the run, or None; ``attempts``: of each its first
         step, when it began and ended, in seconds since 1970, its lost rows, and the error that ended it, in words; ``steps``:

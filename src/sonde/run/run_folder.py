@@ -17,6 +17,14 @@ from sonde.run.schema import VERSION
 class RunFolder:
     """A folder that may hold a run: nothing is raised where it holds none, one that is damaged, or one of another version.
 
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from sonde.run import RunFolder, runs_below, start_run
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     start_run(f"{folder}/a").close()
+    ...     RunFolder(Path(folder) / "a").open().families, [path.name for path in runs_below(Path(folder))]
+    ((), ['a'])
+
     Attributes:
         path: of the folder.
     """

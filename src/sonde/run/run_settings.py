@@ -21,7 +21,12 @@ def joined_settings(config: Mapping[str, Any], rates: Mapping[str, float], envir
 
 
 def flat(given: Mapping[str, Any], deep: int = _DEEPEST) -> dict[str, Any]:
-    """Return *given* with the members of mappings inside it under dotted names."""
+    """Return *given* with the members of mappings inside it under dotted names.
+
+    >>> from sonde.run import flat
+    >>> flat({"optimizer": {"lr": 0.1}, "seed": 3})
+    {'optimizer.lr': 0.1, 'seed': 3}
+    """
     found: dict[str, Any] = {}
     for name, value in given.items():
         if isinstance(value, Mapping) and value and deep > 1:
@@ -39,5 +44,10 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...
 
 
 def setting_text(value: Any) -> str:
-    """Return a value of a setting in few characters; a dash for None."""
+    """Return a value of a setting in few characters; a dash for None.
+
+    >>> from sonde.run import setting_text
+    >>> setting_text(0.1), setting_text(None)
+    ('0.1', '–')
+    """
     return "–" if value is None else number_text(value) if isinstance(value, float) else str(value)

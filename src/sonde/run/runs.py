@@ -288,6 +288,10 @@ def _found(about: RunSummary, last: int) -> str:
 def names_apart(runs: Sequence[Run]) -> list[str]:
     """Return what *runs* are called where several are shown: the names of their folders, with as many above as tell them apart.
 
+    >>> from sonde.run import memory_run, names_apart
+    >>> len(names_apart([memory_run().run(), memory_run().run()]))
+    2
+
     Runs that no name tells apart, in memory or twice the same, are numbered.
     """
     parts = [("in memory",) if run.path is None else run.path.parts for run in runs]
@@ -302,6 +306,10 @@ def names_apart(runs: Sequence[Run]) -> list[str]:
 @dataclass(frozen=True, slots=True)
 class RunSummary:
     """What the scalars and the record of findings of a run say.
+
+    >>> from sonde.run import RunSummary
+    >>> RunSummary(first=0, last=9, loss=0.5).loss
+    0.5
 
     Attributes:
         first, last: the steps of its scalars; None without any.

@@ -38,6 +38,10 @@ _FAMILY = re.compile(r"[a-z][a-z0-9_]*")
 def check_family(name: str) -> str:
     """Return *name*, if it can name a family of numbers.
 
+    >>> from sonde.run import check_family
+    >>> check_family("moments")
+    'moments'
+
     Raises:
         ArgumentError: *name* has other characters than small letters, digits and underscores, or another meaning in a run.
     """

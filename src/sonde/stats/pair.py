@@ -20,6 +20,8 @@ class PairStatistic(RowStatistic):
     >>> isinstance(statistic, PairStatistic), dict(statistic.layout())
     (True, {'pairs': 1, 'skipped': 1, 'elements': 1, 'nonfinite': 1, 'defined': 1, 'cosines': 1})
     >>> row = statistic.row_of(torch.tensor([1.0, 0.0]), torch.tensor([2.0, 0.0]))
+    >>> statistic.measure(torch.tensor([1.0, 0.0]), torch.tensor([2.0, 0.0])).equal(row[2:])
+    True
     >>> other = statistic.row_of(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 2.0]))
     >>> statistic.finish(statistic.columns(statistic.merged(row, other)[None]))["cosine"].tolist()
     [0.5]

@@ -82,7 +82,15 @@ class Coverage(ShownAsTable):
 
     @classmethod
     def of(cls, attachment: Attachment, added: Mapping[int, int] | None = None) -> Coverage:
-        """Return the coverage of *attachment* so far; *added* are the additions to its rows, where they were read already."""
+        """Return the coverage of *attachment* so far; *added* are the additions to its rows, where they were read already.
+
+        >>> import sonde, torch
+        >>> net = torch.nn.Linear(2, 1)
+        >>> with sonde.observe(net, sonde.stats.Norm()) as probe:
+        ...     _ = net(torch.ones(1, 2))
+        >>> len(probe.coverage())
+        1
+        """
         added = attachment.hooks.additions() if added is None else added
         held, notes = attachment.hooks, attachment.delivery.notes
         dead = {id(hook) for hook in dead_among(attachment.roots, held.held)} if attachment.ran else set()

@@ -180,7 +180,15 @@ class Probe(Observer, ShownAsTable):
         return tuple(self._attachment.delivery.errors)
 
     def coverage(self) -> Coverage:
-        """Return how often each site delivered, and why the others did not. A model that has changed is looked through again."""
+        """Return how often each site delivered, and why the others did not. A model that has changed is looked through again.
+
+        >>> import sonde, torch
+        >>> net = torch.nn.Linear(2, 1)
+        >>> with sonde.observe(net, sonde.stats.Norm()) as probe:
+        ...     _ = net(torch.ones(1, 2))
+        ...     [(str(line.site), line.count) for line in probe.coverage()]
+        [('(root):output', 1)]
+        """
         if self.attached:
             self._attachment.rescan()
         return Coverage.of(self._attachment)

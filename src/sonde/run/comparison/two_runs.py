@@ -51,6 +51,15 @@ _ROUNDING = 0.01  # distance of logarithms: numbers of other weights, or other d
 class Difference:
     """The first step at which any recorded number of two runs differs, to the last bit.
 
+    >>> from sonde.run import Layout, compare_rows, memory_run
+    >>> one, other = memory_run(), memory_run()
+    >>> for step in range(20):
+    ...     one.append("moments", Layout(["0:output"]), {"rms": [1.0]}, step=step)
+    ...     other.append("moments", Layout(["0:output"]), {"rms": [1.0 + (step > 9)]}, step=step)
+    >>> found = compare_rows(one.run(), other.run()).difference
+    >>> found.step, found.site, found.a, found.b
+    (10, '0:output', 1.0, 2.0)
+
     Attributes:
         step: the step.
         site, call: the first place of that step that differs; where all layers do, which they have since an earlier step that was
@@ -75,6 +84,14 @@ class Difference:
 @dataclass(frozen=True)
 class Parting:
     """One number of one place, and where the two runs part in it.
+
+    >>> from sonde.run import Layout, compare_rows, memory_run
+    >>> one, other = memory_run(), memory_run()
+    >>> for step in range(20):
+    ...     one.append("moments", Layout(["0:output"]), {"rms": [1.0]}, step=step)
+    ...     other.append("moments", Layout(["0:output"]), {"rms": [1.0 + (step > 9)]}, step=step)
+    >>> [(found.site, found.number, found.step) for found in compare_rows(one.run(), other.run()).partings]
+    []
 
     Attributes:
         site, call: the place, as the first run names it; ``""`` for a scalar.
@@ -106,6 +123,15 @@ class Parting:
 class Curve:
     """One number of one place in both runs, over the steps that were compared; NaN where a run has no row.
 
+    >>> from sonde.run import Layout, compare_rows, memory_run
+    >>> one, other = memory_run(), memory_run()
+    >>> for step in range(20):
+    ...     one.append("moments", Layout(["0:output"]), {"rms": [1.0]}, step=step)
+    ...     other.append("moments", Layout(["0:output"]), {"rms": [1.0 + (step > 9)]}, step=step)
+    >>> parts = compare_rows(one.run(), other.run())
+    >>> [(curve.site, curve.number) for curve in parts.curves]
+    []
+
     Attributes:
         site, call, number: as of a :class:`Parting`.
         a, b: the values, of shape (steps,).
@@ -121,6 +147,14 @@ class Curve:
 @dataclass(frozen=True)
 class Parts:
     """The answer of :func:`compare_rows`.
+
+    >>> from sonde.run import compare_rows
+    >>> from sonde.run import Layout, memory_run
+    >>> writer = memory_run()
+    >>> writer.append("moments", Layout(["0:output", "1:output"]), {"rms": [1.0, 0.5]}, step=0)
+    >>> parts = compare_rows(writer.run(), writer.run())
+    >>> parts.identical, parts.partings, parts.steps.tolist()
+    (True, (), [0])
 
     Attributes:
         partings: of places, the earliest first; of one step in the order forward, backward, update.
@@ -156,6 +190,13 @@ def compare_rows(
     a: Run, b: Run, *, baseline: Sequence[Run] = (), rename: Rename | None = None, names: Sequence[str] = ("a", "b")
 ) -> Parts:
     """Compare the rows of two runs at their common steps.
+
+    >>> from sonde.run import compare_rows
+    >>> from sonde.run import Layout, memory_run
+    >>> writer = memory_run()
+    >>> writer.append("moments", Layout(["0:output", "1:output"]), {"rms": [1.0, 0.5]}, step=0)
+    >>> compare_rows(writer.run(), writer.run()).identical
+    True
 
     Args:
         a, b: the runs.

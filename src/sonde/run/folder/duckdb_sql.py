@@ -133,6 +133,10 @@ def check_query(query: str) -> None:
 def condition(where: str | None) -> str:
     """Return *where*, an SQL condition of the caller's, as SQL to append to a WHERE; nothing for None or "".
 
+    >>> from sonde.run import condition
+    >>> "(rms > 1" in condition("rms > 1"), condition(None)
+    (True, '')
+
     Raises:
         ArgumentError: *where* is more than a condition.
         duckdb.ParserException: *where* is no SQL.
@@ -157,12 +161,21 @@ def literal(value: str | int) -> str:
 
 
 def quoted(name: str) -> str:
-    """Return *name* as an SQL identifier, whatever characters it has."""
+    """Return *name* as an SQL identifier, whatever characters it has.
+
+    >>> from sonde.run import quoted
+    >>> print(quoted("rms"))
+    "rms"
+    """
     return '"' + name.replace('"', '""') + '"'
 
 
 def of_rank(family: str, rank: int | None, ranks: Sequence[int] = ()) -> str:
     """Return SQL for the rows of *family* that one *rank* wrote; None: of each place at each moment, those of the lowest rank.
+
+    >>> from sonde.run import of_rank
+    >>> "rank = 1" in of_rank("moments", 1)
+    True
 
     Args:
         family: its name.

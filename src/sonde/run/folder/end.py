@@ -118,7 +118,12 @@ def decisive(ends: Iterable[End], attempt: int) -> End | None:
 
 
 def line_of(error: BaseException) -> str:
-    """Return the last line of the user's own code that *error* came through, as ``"train.py:25: loss = model(x)"``; or ``""``."""
+    """Return the last line of the user's own code that *error* came through, as ``"train.py:25: loss = model(x)"``; or ``""``.
+
+    >>> from sonde.run import line_of
+    >>> line_of(ValueError("never raised"))
+    ''
+    """
     places = traceback.StackSummary.extract(traceback.walk_tb(error.__traceback__), lookup_lines=False)
     own = next((place for place in reversed(places) if _is_readable(place.filename)), None)
     return "" if own is None else f"{Path(own.filename).name}:{own.lineno}: {own.line}"

@@ -81,6 +81,17 @@ def _regular(found: os.stat_result, path: Path) -> os.stat_result:
 def appearing(path: Path, *, sync: bool, name: Callable[[Path], str] | None = None) -> Iterator[Path]:
     """Give a temporary path beside *path* to write to; at the end of the block the file takes its place.
 
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from sonde.run import appearing
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with appearing(Path(folder) / "a.txt", sync=False) as hidden:
+    ...         _ = hidden.write_text("whole")
+    ...         (Path(folder) / "a.txt").exists()
+    ...     (Path(folder) / "a.txt").read_text()
+    False
+    'whole'
+
     A process killed at any moment leaves the old file, or none, and at most a temporary one whose name starts with a dot and
     ends in ``.tmp``, so that no ``*.parquet`` pattern finds it.
 
@@ -135,7 +146,16 @@ def remove_leftovers(folder: Path, prefix: str) -> None:
 
 
 def runs_below(top: Path) -> list[Path]:
-    """Return the folders below *top* that hold a run.json, sorted; what lies inside a run is not searched."""
+    """Return the folders below *top* that hold a run.json, sorted; what lies inside a run is not searched.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from sonde.run import runs_below, start_run
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     start_run(f"{folder}/a").close()
+    ...     [path.name for path in runs_below(Path(folder))]
+    ['a']
+    """
     found = []
     for at, folders, files in os.walk(top):
         if FILE in files:

@@ -111,6 +111,14 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_checked(path: Path) -> tuple[dict[str, Any], bool | None]:
     """Return the data of the document at *path*, and whether its checksum fits; None where there is no checksum.
 
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from sonde.run import read_checked, write_json
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_json(Path(folder) / "about.json", {"lr": 0.1}, sync=False)
+    ...     read_checked(Path(folder) / "about.json")
+    ({'lr': 0.1}, True)
+
     Raises:
         FileNotFoundError: there is none.
         StoreError: the document cannot be read.
@@ -139,6 +147,14 @@ def read_bytes(path: Path) -> bytes:
 
 def write_json(path: Path, data: Mapping[str, Any], *, sync: bool) -> None:
     """Write *data* as a JSON document, whole or not at all.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from sonde.run import read_checked, write_json
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_json(Path(folder) / "about.json", {"lr": 0.1}, sync=False)
+    ...     read_checked(Path(folder) / "about.json")
+    ({'lr': 0.1}, True)
 
     Raises:
         ArgumentError, TypeError, ValueError: see :func:`json_text`.

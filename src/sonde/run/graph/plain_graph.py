@@ -9,7 +9,20 @@ from sonde.run.graph.repeats import repeated
 
 
 class PlainGraph(GraphData):
-    """An execution graph, that needs neither the model nor torch: immutable, compared by value; every pass returns a new graph."""
+    """An execution graph, that needs neither the model nor torch: immutable, compared by value; every pass returns a new graph.
+
+    >>> import sonde, torch
+    >>> net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    >>> graph = sonde.capture(net, torch.ones(1, 2))
+    >>> [node.name for node in graph.collapse(depth=1).hide(parameters=True).nodes]
+    ['input', 'Sequential', '0', '1', 'output']
+    >>> graph.unused(), graph.check(), list(graph.repeated())
+    ((), None, [])
+    >>> len(graph.between("0:output", "1:output").nodes) < len(graph.nodes), graph.fold().nodes == graph.nodes
+    (True, True)
+    >>> graph.without([]) == graph
+    True
+    """
 
     collapse = passes.collapse
     hide = passes.hide

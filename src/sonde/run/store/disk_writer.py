@@ -52,6 +52,10 @@ _NEEDED_AT_EXIT = ("duckdb", "pyarrow.parquet")  # loaded with the first part: 0
 class Flushing(QueueLimits):
     """When appended rows go to disk, and what happens when the disk does not keep up.
 
+    >>> from sonde.run import Flushing
+    >>> Flushing(seconds=2.0).seconds
+    2.0
+
     Attributes:
         seconds: rows are written no longer than this after they were appended. A kill can lose the rows of this time.
         first: the same for the first rows. Each writing makes the time half as long again, up to *seconds*.

@@ -12,6 +12,12 @@ from sonde.run.folder.end import is_bad_end, is_library
 class LastError:
     """Tells the exception that has ended a training from others, without holding one.
 
+    >>> from sonde.run import LastError
+    >>> last = LastError()
+    >>> last.note_known()
+    >>> last.found(), LastError.is_bad(KeyboardInterrupt()), LastError.is_bad(SystemExit(0))
+    (None, True, False)
+
     Python keeps the exception that a ``finally`` or ``except`` block is about, and the one whose traceback was printed last: at
     the end of a script, in a console, or under a notebook's cell. It has ended the training if it came after the last logged step,
     and through code that was running then, or while a step was running.

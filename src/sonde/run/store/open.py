@@ -40,6 +40,14 @@ def start_run(
 ) -> DiskWriter:
     """Begin to write a run in a folder, as its only process or as rank 0.
 
+    >>> import sonde, tempfile
+    >>> from sonde.run import Layout, start_run
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with start_run(f"{folder}/a") as writer:
+    ...         writer.append("moments", Layout(["0:output"]), {"rms": [1.0]}, step=0)
+    ...     sonde.open_run(f"{folder}/a").state
+    'ended'
+
     Args:
         path: the folder, which a later ``os.chdir`` does not move; missing ones above it are made. None makes one in *root* with
             a readable name, as runs/quiet-otter.
@@ -73,6 +81,16 @@ def start_run(
 
 def join_run(path: str | os.PathLike[str], *, rank: int, attempt: int, flushing: Flushing | None = None) -> DiskWriter:
     """Write to the run that rank 0 has started, as another rank.
+
+    >>> import tempfile
+    >>> from sonde.run import join_run, start_run
+    >>> with tempfile.TemporaryDirectory() as folder, start_run(f"{folder}/a") as first:
+    ...     with join_run(f"{folder}/a", rank=1, attempt=1) as second:
+    ...         second.scalar("loss", 2.5, step=0)
+    ...     first.scalar("loss", 1.5, step=0)
+    ...     first.flush()
+    ...     [first.run().scalar("loss", rank=rank)[1].tolist() for rank in (0, 1)]
+    [[1.5], [2.5]]
 
     Rank 0 calls :func:`start_run` and sends ``writer.path`` and ``writer.attempt`` to the others. A rank leaves no file before it
     has something to write.

@@ -51,6 +51,14 @@ def new_folder(root: Path) -> Path:
 def numbered_folder(path: Path) -> Path:
     """Make and return *path* or, if that folder is not empty, the first free one of path-2, path-3, ...
 
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from sonde.run import numbered_folder
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     (numbered_folder(Path(folder) / "run") / "file").touch()
+    ...     numbered_folder(Path(folder) / "run").name
+    'run-2'
+
     Raises:
         OSError: the folder above cannot be written.
     """

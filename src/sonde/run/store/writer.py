@@ -33,6 +33,20 @@ _BLOCK = 1 << 20  # bytes; what comes at once is handed on in blocks of no more,
 class RunWriter(ABC):
     """Takes the rows that one process records. Any thread may call.
 
+    >>> from sonde.run import Layout, memory_run
+    >>> writer = memory_run()
+    >>> writer.describe(config={"lr": 0.1})
+    >>> writer.append("moments", Layout(["0:output"]), {"rms": [1.0]}, step=0)
+    >>> writer.scalar("loss", 2.0, step=0)
+    >>> writer.scalars([("loss", 1.5, 1, 0), ("accuracy", 0.5, 1, 0)])
+    >>> writer.alert("looks odd", step=1, site="0:output")
+    >>> writer.document("coverage", {"0:output": 1})
+    >>> writer.flush()
+    >>> run = writer.run()
+    >>> run.families, run.scalar("loss")[1].tolist(), run.document("coverage")
+    (('moments', 'scalars'), [2.0, 1.5], {'0:output': 1})
+    >>> writer.close()
+
     :func:`sonde.run.store.open.start_run` and :func:`sonde.run.store.memory_writer.memory_run` make one.
 
     Attributes:
@@ -109,6 +123,13 @@ class RunWriter(ABC):
     ) -> None:
         """Add the numbers of several moments to a family, as an :meth:`append` for each moment does. The arrays are copied.
 
+        >>> from sonde.run import Layout, memory_run
+        >>> writer = memory_run()
+        >>> moments = [(0, step, 0) for step in range(2)]
+        >>> writer.extend("moments", Layout(["0:output"]), {"rms": [1.0, 2.0]}, moments=moments, lengths=[1, 1], rows=[0, 0])
+        >>> writer.run().series("0", "rms")[1].tolist()
+        [1.0, 2.0]
+
         Args:
             family: as for :meth:`append`.
             layout: which place each row belongs to.
@@ -131,6 +152,19 @@ class RunWriter(ABC):
 
     def write(self, block: RowBlock) -> None:
         """Add finished rows. The arrays are not copied: nobody may change them afterwards.
+
+        >>> from sonde.inspector import Sink
+        >>> from sonde.run import memory_run
+        >>> copy = memory_run()
+        >>> class Copy(Sink):
+        ...     def write(self, rows):
+        ...         copy.write(rows.block())
+        >>> from sonde.run import Layout, memory_run
+        >>> writer = memory_run()
+        >>> writer.append("moments", Layout(["0:output", "1:output"]), {"rms": [1.0, 0.5]}, step=0)
+        >>> writer.run().send_to(Copy())
+        >>> copy.run().series("1", "rms")[1].tolist()
+        [0.5]
 
         Raises:
             ArgumentError: as for :meth:`append`.
@@ -256,13 +290,29 @@ class RunWriter(ABC):
         self._record_changed()
 
     def told(self, found: Finding) -> None:
-        """Add a finding of whoever sends the rows, unless they are judged here."""
+        """Add a finding of whoever sends the rows, unless they are judged here.
+
+        >>> from sonde.rules import Finding
+        >>> from sonde.run import Record, memory_run
+        >>> writer = memory_run()
+        >>> writer.told(Finding("dead", "0 is dead", "0:output", step=3))
+        >>> writer.flush()
+        >>> [found.message for found in writer.run().records()[0].seen]
+        ['0 is dead']
+        """
         if self._form is None:
             self._told = (*self._told, found)
             self._record_changed()
 
     def judged(self, form: Callable[[], Record]) -> None:
         """Take what forms the record of what the rules have found in the rows so far, and in those that come next.
+
+        >>> from sonde.run import Record, memory_run
+        >>> writer = memory_run()
+        >>> writer.judged(lambda: Record(step=9, steps=10))
+        >>> writer.flush()
+        >>> writer.run().records()[0].steps
+        10
 
         It is written with these; *form* is called then, in the thread that writes.
         """
@@ -316,6 +366,15 @@ class RunWriter(ABC):
 
     def note_end(self, error: BaseException, *, step: int | None = None, epoch: int | None = None) -> None:
         """Note in the run that *error* ends the training; the run is ``failed`` or ``interrupted`` then. Call ``close`` as well.
+
+        >>> import sonde, tempfile
+        >>> from sonde.run import start_run
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     writer = start_run(f"{folder}/a")
+        ...     writer.note_end(ValueError("no more data"), step=3)
+        ...     writer.close()
+        ...     sonde.open_run(f"{folder}/a").state
+        'failed'
 
         The first error counts. After the end of a ``with`` block by an error this has been done. ``sys.exit()`` is no error.
 

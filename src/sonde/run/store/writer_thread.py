@@ -33,6 +33,10 @@ Item = TypeVar("Item", bound=_Sized)
 class QueueLimits:
     """When the items of a queue are written, and how many may wait.
 
+    >>> from sonde.run import QueueLimits
+    >>> QueueLimits(seconds=1.0, size=1 << 20, limit=1 << 27, patience=10.0).size
+    1048576
+
     Attributes:
         seconds: an item waits no longer than this.
         size: bytes of waiting items that are written at once, however short they have waited.

@@ -241,7 +241,14 @@ class TensorStore(Mapping[str, Any]):
 
 
 def holds_tensors(path: str | os.PathLike[str]) -> bool:
-    """Return whether the folder *path* is one for :func:`open_tensors`, whole or not."""
+    """Return whether the folder *path* is one for :func:`open_tensors`, whole or not.
+
+    >>> import tempfile
+    >>> from sonde.run import holds_tensors
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     holds_tensors(folder)
+    False
+    """
     folder = absolute_path(path)
     return (folder / INDEX).is_file() or any(folder.glob("*.safetensors"))
 

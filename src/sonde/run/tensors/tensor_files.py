@@ -61,6 +61,14 @@ def _header_of(file: Path) -> int:
 def write_tensor_file(file: Path, tensors: Mapping[str, Any]) -> tuple[list[str], str]:
     """Write *tensors* to one file; return the names of those that are written as pairs of real numbers, and the file's checksum.
 
+    >>> import tempfile, torch
+    >>> from pathlib import Path
+    >>> from sonde.run import read_tensor_file, write_tensor_file
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     pairs, checksum = write_tensor_file(Path(folder) / "a", {"weight": torch.ones(2)})
+    ...     read_tensor_file(Path(folder) / "a", pairs, checksum)
+    {'weight': tensor([1., 1.])}
+
     Raises:
         StoreError: the file cannot be written, as on a full disk.
     """
@@ -77,6 +85,14 @@ def write_tensor_file(file: Path, tensors: Mapping[str, Any]) -> tuple[list[str]
 
 def read_tensor_file(file: Path, pairs: Collection[str], expected: str | None) -> dict[str, Any]:
     """Return the tensors of a file of :func:`write_tensor_file`, which returned *pairs* and the *expected* checksum, if known.
+
+    >>> import tempfile, torch
+    >>> from pathlib import Path
+    >>> from sonde.run import read_tensor_file, write_tensor_file
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     pairs, checksum = write_tensor_file(Path(folder) / "a", {"weight": torch.ones(2)})
+    ...     read_tensor_file(Path(folder) / "a", pairs, checksum)["weight"]
+    tensor([1., 1.])
 
     Raises:
         StoreError: the file cannot be read, leads out of its folder, or is not as it was written.

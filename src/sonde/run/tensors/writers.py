@@ -57,6 +57,14 @@ def write_tensors(
 ) -> Path:
     """Write *entries* to the folder *path*, all of them or nothing, and return *path*.
 
+    >>> import sonde, tempfile, torch
+    >>> from sonde.run import write_tensors
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with sonde.track(torch.nn.Identity(), grad=False) as tracker:
+    ...         pass
+    ...     write_tensors(f"{folder}/none", []).name
+    'none'
+
     Args:
         about: plain data about the whole store.
         overwrite: replace a store that is there.
@@ -177,6 +185,17 @@ def _remove(folder: Path, names: Iterable[str]) -> None:
 
 class RowWriter:
     """Writes rows to a folder, one whole shard at a time. Used by one thread.
+
+    >>> import sonde, tempfile, torch
+    >>> from pathlib import Path
+    >>> from sonde.run import RowWriter, settle_rows, written_rows
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     rows = RowWriter(Path(folder) / "rows", None)
+    ...     rows.write({"0:output": torch.ones(2, 3)}, items=(0, 2), about={})
+    ...     rows.tell({"model": "net"})
+    ...     rows.close()
+    ...     sonde.open_tensors(f"{folder}/rows")["0:output"].shape
+    (2, 3)
 
     A shard that :meth:`write` has written stays, whatever happens to the program: its line is in the journal. The same columns
     make the same file, byte for byte.
@@ -348,6 +367,14 @@ class RowWriter:
 def written_rows(folder: Path) -> Index:
     """Return the index of the store of rows in *folder*, with the lines of all writers, also of those that have not closed.
 
+    >>> import tempfile, torch
+    >>> from pathlib import Path
+    >>> from sonde.run import RowWriter, written_rows
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     RowWriter(Path(folder), None).write({"0:output": torch.ones(2, 3)}, items=(0, 2), about={})
+    ...     type(written_rows(Path(folder))).__name__
+    'Index'
+
     Raises:
         StoreError: there is none.
     """
@@ -362,6 +389,17 @@ def written_rows(folder: Path) -> Index:
 def settle_rows(folder: Path) -> None:
     """Let other writers go on with the store of rows in *folder*: the index gets the lines of the journals of all before, and
     nothing is left of shards that these have not finished.
+
+    >>> import tempfile, torch
+    >>> from pathlib import Path
+    >>> from sonde.run import RowWriter, settle_rows, written_rows
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     rows = RowWriter(Path(folder), None)
+    ...     rows.write({"0:output": torch.ones(2, 3)}, items=(0, 2), about={})
+    ...     rows.close()
+    ...     settle_rows(Path(folder))
+    ...     type(written_rows(Path(folder))).__name__
+    'Index'
 
     Raises:
         StoreError: there is no such store, or a process writes to it.
@@ -378,6 +416,15 @@ def settle_rows(folder: Path) -> None:
 
 def remove_tensors(folder: Path) -> None:
     """Delete the store in *folder*, and no other file. Its index goes last: after a kill half-way it can be deleted again.
+
+    >>> import sonde, tempfile, torch
+    >>> from pathlib import Path
+    >>> from sonde.run import holds_tensors, remove_tensors
+    >>> with sonde.track(torch.nn.Identity()) as tracker, tempfile.TemporaryDirectory() as folder:
+    ...     path = tracker.save(f"{folder}/seen")
+    ...     remove_tensors(Path(path))
+    ...     holds_tensors(path)
+    False
 
     Raises:
         StoreError: *folder* holds something else, or a process writes to it.
