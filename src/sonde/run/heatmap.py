@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Reduce = Literal["worst", "mean", "min", "max", "sum"]
 _SPARSE = 64  # steps for each logged one, up to which a table of all steps is small
+_PIECE = 1 << 17  # rows that are held at once beside the matrix
 _FUNCTIONS: dict[str, str] = {"mean": "avg", "min": "min", "max": "max", "sum": "sum"}
 
 
@@ -80,9 +81,8 @@ def heatmap_of(
     kind = connection.execute(f"SELECT typeof({value}) {rows_of_port} LIMIT 1").fetchall()
     if kind and kind[0][0].endswith("]"):
         raise ArgumentError(f"{number.name!r} of {family} is a list in each row, which no cell can show: use series()")
-    steps = np.array(
-        [step for (step,) in connection.execute(f"SELECT DISTINCT step {rows_of_port} ORDER BY step").fetchall()], np.int64
-    )
+    logged = f"SELECT DISTINCT step FROM {quoted(family)} WHERE port = $port AND {value} IS NOT NULL{condition} ORDER BY step"
+    steps = np.array([step for (step,) in connection.execute(logged, {"port": encodable(port)}).fetchall()], np.int64)
     cells = f"SELECT sonde_line, step, {value}::DOUBLE AS sonde_value {rows_of_port}"
     values, unique = _filled(connection, cells, len(sites), steps)
     if not unique:
@@ -102,7 +102,7 @@ def _filled(
     matrix = np.full(sites * len(steps), np.nan)
     filled = np.zeros(sites * len(steps), bool)
     rows = 0
-    for piece in connection.sql(query).to_arrow_table().to_batches():
+    for piece in connection.sql(query).to_arrow_reader(_PIECE):
         line, step, value = (column.to_numpy(zero_copy_only=False) for column in piece.columns)
         cells = line.astype(np.int64) * len(steps) + column_of(step)
         matrix[cells] = value

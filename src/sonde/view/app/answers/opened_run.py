@@ -28,6 +28,7 @@ RATIO = "ratio"
 """The id of update / weight, which is made of two recorded numbers or recorded as one."""
 
 _HELD = 512 << 20  # bytes of numbers that stay in memory
+_FIRST = 100_000  # rows, among which nearly every number of a family has a value
 _AGAIN = 3  # logged steps that are read once more when a run has grown: their rows may have come in several flushes
 
 BINS = 400
@@ -169,10 +170,17 @@ class OpenedRun:
         return found
 
     def _there(self, family: str, names: Sequence[str]) -> dict[str, set[str]]:
-        """Return by port those of *names* that have a value there: the tensors of a family need not have the same numbers."""
-        counts = "".join(f", count({quoted(name)})" for name in names)
-        rows = self.run.sql(f"SELECT port{counts} FROM {quoted(family)} GROUP BY port").fetchall()
-        return {port: {name for name, count in zip(names, held, strict=True) if count} for port, *held in rows}
+        """Return by port those of *names* that have a value there: the tensors of a family need not have the same numbers.
+
+        Most are there among the first rows; all rows are read of those names alone that some port lacks there.
+        """
+        found: dict[str, set[str]] = {port: set() for port in self.known.ports[family]}
+        for rows in (f"(FROM {quoted(family)} LIMIT {_FIRST:d})", quoted(family)):
+            wanted = [name for name in names if any(name not in held for held in found.values())]
+            counts = "".join(f", count({quoted(name)})" for name in wanted)
+            for port, *held in self.run.sql(f"SELECT port{counts} FROM {rows} GROUP BY port").fetchall() if wanted else ():
+                found.setdefault(port, set()).update(name for name, count in zip(wanted, held, strict=True) if count)
+        return found
 
     def number(self, asked: str) -> str:
         """Return the id of the number that *asked* names: an id, or a name and perhaps a port, as ``rms`` or ``rms@grad``.
