@@ -88,7 +88,9 @@ chooser.onchange = () => {
 window.addEventListener("message", ({ source, data }) => {
   if (source !== window.parent || !Array.isArray(data?.more) || chooser.querySelector("[data-other]")) return;
   byId("theme").hidden = true; // the page around has this button
-  toStep(data.step);
+  const steps = current()?.steps ?? [];
+  toStep(steps.findLastIndex((step) => step <= data.step));
+  isWithin = true;
   const held = new Set(numbers.map(({ title }) => title.split(" (")[0]));
   const others = data.more.filter(({ id, name, minor }) => typeof id === "string" && !minor && !held.has(name));
   chooser.append(
@@ -117,11 +119,13 @@ function another(by) {
   chooser.onchange();
 }
 
+let isWithin = false; // a page around this one, which is told of the step
 function toStep(step) {
   const steps = current()?.steps;
   if (!steps) return;
   state.step = Math.min(Math.max(step, 0), steps.length - 1);
   if (picture) recolour(); // before the first picture, this draws it at that step
+  if (isWithin) window.parent.postMessage({ step: steps[state.step] }, "*");
 }
 byId("step").addEventListener("input", (event) => toStep(Number(event.target.value)));
 

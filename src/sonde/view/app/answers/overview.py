@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sonde.run import setting_text
 from sonde.site import PORTS
@@ -96,12 +97,20 @@ def scalars_data(opened: OpenedRun, first: int | None, last: int | None, points:
                 "high": listed(reduced.high),
                 "marks": reduced.marks.tolist(),
                 **end_of(values[bins.within], marks[bins.within]),
+                "tail": _tail(steps, values),
                 "logged": len(steps),
                 "all": [int(steps[0]), int(steps[-1])],
                 **bins.plain(),
             }
         )
     return found
+
+
+def _tail(steps: npt.NDArray[np.int64], values: npt.NDArray[np.float64]) -> int | None:
+    """Return the step from which on no value is finite to the end; None where the last one is."""
+    finite = np.flatnonzero(np.isfinite(values))
+    begin = int(finite[-1]) + 1 if len(finite) else 0
+    return int(steps[begin]) if begin < len(steps) else None
 
 
 def _group(name: str) -> str:

@@ -29,7 +29,9 @@ export function linkTo(view, run = "", args = {}, rest = "") {
 export function keep(args, way = "replaceState") {
   const now = here();
   const next = linkTo(now.view, now.run, { ...now.args, ...args }, now.rest);
-  if (next !== location.hash) history[way](null, "", next);
+  if (next === location.hash) return;
+  history[way](null, "", next);
+  document.dispatchEvent(new Event("kept"));
 }
 
 // Zooms close after each other are one: the browser's way back leads to what was shown before them.

@@ -96,15 +96,7 @@ const SHAPES = { bad: "M-4.5-4.5h9v9h-9z", warn: "M0-5.5 5.5 4.5h-11z", note: "M
 // Return {element, show(data)}. Data: {series: [{name, colour, steps, values, low, high, marks, quiet}], unit, log, markers, lines, band}.
 export function lineChart(
   span,
-  {
-    height = 190,
-    label,
-    onmarker,
-    onclick,
-    gutter,
-    axisName = () => "step",
-    where = (at) => `step ${whole(Math.round(at))}`,
-  } = {},
+  { height = 190, label, onmarker, gutter, axisName = () => "step", where = (at) => `step ${whole(Math.round(at))}` } = {},
 ) {
   let [left, right] = MARGINS;
   const element = make("div", {
@@ -392,7 +384,7 @@ export function lineChart(
       span.leave();
       hideTip();
     },
-    click: (at) => onclick?.(nearestTo(x.back(at + left))),
+    click: (at) => span.hold(nearestTo(x.back(at + left))),
   });
   element.addEventListener("keydown", (event) => {
     const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];

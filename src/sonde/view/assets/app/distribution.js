@@ -2,7 +2,7 @@
 import { keep, keepZoom } from "./address.js";
 import { lineChart } from "./chart.js";
 import { code, make, notice, percent, plain, raised, whole } from "./dom.js";
-import { heatMap, legendOf, stepsOf } from "./heat.js";
+import { heatMap, legendOf, rowOfSite, stepsOf } from "./heat.js";
 import { lineColour } from "./scales.js";
 import { middlesOf, withSpikes } from "./source.js";
 import { Span } from "./span.js";
@@ -10,7 +10,13 @@ import { Span } from "./span.js";
 const FEWEST = 1e-7; // a share below is drawn as this one
 
 export async function distributionView({ root, source, run, args, isShown }) {
-  const listed = await source.ask(run.id, "distribution", { site: args.site ?? "" }).catch((error) => ({ error }));
+  const ask = (site) => source.ask(run.id, "distribution", { site }).catch((error) => ({ error }));
+  let listed = await ask(args.site ?? "");
+  if (listed.error && args.site) {
+    listed = await ask(""); // powers were not counted there: they may be at another place of this layer
+    const near = listed.error ? -1 : rowOfSite(listed.sites, args.site);
+    if (near > 0) listed = await ask(listed.sites[near]);
+  }
   if (!isShown()) return null;
   if (listed.error) {
     root.append(

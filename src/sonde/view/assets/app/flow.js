@@ -1,5 +1,5 @@
 // A number through depth: a dot for each layer at one step, a bar from the least to the greatest over the training.
-import { keep, linkTo } from "./address.js";
+import { here, keep, linkTo } from "./address.js";
 import { draw, make, many, notice, partsOf, plain, rowLabel, shortened, whole } from "./dom.js";
 import { stepsOf } from "./heat.js";
 import { nothingYet, numberChooser } from "./layers.js";
@@ -45,8 +45,8 @@ export async function flowView({ root, source, run, args, isShown }) {
         "number ",
         numberChooser(about.numbers, number, (id) => {
           number = id;
-          keep({ number, step: "" });
-          args.step = null;
+          keep({ number });
+          args.step = steps()[column];
           control = null;
           read();
         }),
@@ -91,24 +91,25 @@ export async function flowView({ root, source, run, args, isShown }) {
         high: positive(extremes.high[row], there.at(-1) ?? null),
       };
     });
-    const steps = found.steps.slice(0, -1).map((edge, at) => found.ends?.[at] ?? Math.ceil(edge));
     const described = about.numbers.find((each) => each.id === number);
     title.replaceChildren(`${described.title} through depth`);
     if (!control) {
-      const wanted = args.step ? steps.findLastIndex((step) => step <= Number(args.step)) : steps.length - 1;
-      control = player(steps, 0, (at) => {
+      const logged = steps();
+      const wanted = args.step ? logged.findIndex((step) => step >= Number(args.step)) : -1;
+      column = wanted < 0 ? logged.length - 1 : wanted;
+      control = player(logged, column, (at) => {
         column = at;
-        keep({ step: at === steps.length - 1 ? "" : steps[at] });
+        keep({ step: at === steps().length - 1 ? "" : steps()[at] });
         readExactly();
         repaint();
       });
       place.replaceChildren(control.element);
-      control.to(Math.max(wanted, 0));
-    } else control.grow(steps);
+    } else control.grow(steps());
     readExactly();
     repaint();
   }
 
+  const steps = () => found.steps.slice(0, -1).map((edge, at) => found.ends?.[at] ?? Math.ceil(edge));
   const isJoined = () => found.logged > found.columns;
 
   // While the slider moves, dots are medians of the steps that a column joins; when it rests, values of one step.
@@ -256,7 +257,7 @@ export async function flowView({ root, source, run, args, isShown }) {
     hideTip();
   }
   const open = (row) => {
-    location.hash = linkTo("layer", run.id, { number }, partsOf(found.sites[row])[0]);
+    location.hash = linkTo("layer", run.id, { number, step: here().args.step }, partsOf(found.sites[row])[0]);
   };
   picture.addEventListener("pointermove", (event) => {
     const row = rowAt(event);

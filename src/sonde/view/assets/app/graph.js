@@ -1,5 +1,5 @@
 // The execution graph, coloured by a number: the graph's own page in a frame that can run its script and reach nothing else.
-import { keep } from "./address.js";
+import { here, keep } from "./address.js";
 import { make, notice } from "./dom.js";
 
 export async function graphView({ root, source, run, args, isShown }) {
@@ -20,10 +20,12 @@ export async function graphView({ root, source, run, args, isShown }) {
     : [];
   frame.addEventListener("load", () => {
     retheme();
-    frame.contentWindow?.postMessage({ more, step: Number.MAX_SAFE_INTEGER }, "*");
-  }); // the last step
+    frame.contentWindow?.postMessage({ more, step: Number(here().args.step || Number.MAX_SAFE_INTEGER) }, "*"); // the last step
+  });
   const asked = ({ source: sender, data }) => {
-    if (sender !== frame.contentWindow || !more.some(({ id }) => id === data?.number)) return;
+    if (sender !== frame.contentWindow) return;
+    if (Number.isInteger(data?.step)) keep({ step: data.step });
+    if (!more.some(({ id }) => id === data?.number)) return;
     number = data.number;
     keep({ number });
     load();

@@ -1,5 +1,5 @@
 // Draws a heat-map: rows times columns of steps on a canvas, names, axes and the cursor above it as SVG.
-import { draw, make, many, plain, rowLabel, shortened, whole } from "./dom.js";
+import { draw, make, many, partsOf, plain, rowLabel, shortened, whole } from "./dom.js";
 import { MARKS, axis, axisText, gradient, hatchOf, isDark, ramp, shareOn, stepTicks, ticks } from "./scales.js";
 import { gestures, onWidth, once } from "./span.js";
 import { hideTip, showTip } from "./tip.js";
@@ -94,7 +94,7 @@ export function heatMap(
   let data = null;
   let rows = held; // the rows shown, from and to; null: all
   let at = null; // the cell of the cursor
-  let home = null; // the site and the step of the cell to which the cursor returns
+  let home = null; // the site to which the cursor returns, at the step that the span holds
   let whole = null; // what is known of the whole training: it lies below the finer data of a part, which has not come yet while a reader moves
   const pictures = new Map(); // by data: the images, and what they were made of
   const sheet = make("canvas"); // on which hatches are cut out
@@ -313,28 +313,25 @@ export function heatMap(
     cell?.(at?.row ?? null, at?.column ?? null);
   }
 
-  // The row of a site; of one whose output holds several tensors, that of the first.
-  function rowOfSite(site) {
-    const at = data.sites.indexOf(site);
-    return at < 0 ? data.sites.findIndex((each) => each.startsWith(site) && /^[.[]/.test(each.slice(site.length))) : at;
-  }
-
   function toHome() {
-    const row = home && data?.sites ? rowOfSite(home.site) : -1;
-    at = row < 0 ? null : { row, column: columnAt(home.step) };
+    const row = home !== null && span.held !== null && data?.sites ? rowOfSite(data.sites, home) : -1;
+    at = row < 0 ? null : { row, column: columnAt(span.held) };
   }
 
-  function hold(site, step) {
-    home = site === null ? null : { site, step };
-    span.hold(home ? step : null);
-  }
+  // The time was chosen, in this picture or in another.
+  span.on("hold", () => {
+    if (!data) return;
+    toHome();
+    mark();
+    cell?.(at?.row ?? null, at?.column ?? null);
+  });
 
   // The cursor returns to this cell, and so does who comes back to this picture.
   function keepCell(row, column) {
     if (!onhold || !data.sites) return;
-    home = { site: data.sites[row], step: data.ends?.[column] ?? Math.ceil(data.steps[column]) };
-    span.held = span.cursor;
-    onhold(home.site, home.step);
+    home = data.sites[row];
+    onhold(home);
+    span.hold(data.ends?.[column] ?? Math.ceil(data.steps[column]));
   }
 
   const found = (x, y) => {
@@ -387,8 +384,9 @@ export function heatMap(
       keepCell(row, at.column);
     } else if (event.key === "Enter" && at) open?.(at.row, at.column);
     else if (event.key === "Escape") {
-      hold(null);
-      onhold?.("", "");
+      home = null;
+      onhold?.("");
+      span.hold(null);
       leave();
     } else return;
     event.preventDefault();
@@ -423,7 +421,7 @@ export function heatMap(
       };
       if (isWhole) whole = data;
       else if (!isAlike(whole, data)) whole = null;
-      if (home) toHome();
+      if (home !== null) toHome();
       repaint();
     },
     // The whole training, below the part that is shown.
@@ -445,11 +443,8 @@ export function heatMap(
       return { from: Math.ceil(whole.steps[columnOf(span.from)]), to: whole.ends[columnOf(span.to)] };
     },
     hold(site, step) {
-      hold(site, step);
-      if (data) {
-        toHome();
-        mark();
-      }
+      home = site;
+      span.hold(step);
     },
     get plot() {
       return plot;
@@ -464,6 +459,21 @@ export function heatMap(
     },
     frame: paint,
   };
+}
+
+// The row of a site among others: its own; of one whose output holds several tensors, that of the first; where another port is shown,
+// that of its layer, or of the nearest layer around it.
+export function rowOfSite(sites, site) {
+  const own = sites.indexOf(site);
+  if (own >= 0) return own;
+  const first = sites.findIndex((each) => each.startsWith(site) && /^[.[]/.test(each.slice(site.length)));
+  if (first >= 0) return first;
+  const [layer] = partsOf(site);
+  const names = sites.map((each) => partsOf(each)[0]);
+  const inside = names.findIndex((name) => name === layer || name.startsWith(`${layer}.`));
+  if (inside >= 0) return inside;
+  const around = names.filter((name) => layer.startsWith(`${name}.`)).sort((one, other) => other.length - one.length);
+  return around.length ? names.indexOf(around[0]) : -1;
 }
 
 // Whether two pictures have the same rows of the same number.

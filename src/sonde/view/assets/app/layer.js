@@ -24,7 +24,6 @@ export async function layerView({ root, source, run, rest, args, isShown }) {
   const chart = lineChart(span, {
     height: 260,
     label: "History of one number of this layer. A click shows all numbers at that step.",
-    onclick: at,
   });
   const figure = make("figure", null, make("figcaption", null, title), chart.element);
   const when = make("span", { class: "quiet" });
@@ -69,12 +68,10 @@ export async function layerView({ root, source, run, rest, args, isShown }) {
   }
 
   // Show all numbers at another step.
-  function at(chosen) {
-    step = chosen;
-    span.hold(step);
-    keep({ step });
-    return read();
-  }
+  span.on("hold", () => {
+    step = span.held;
+    read();
+  });
 
   async function read() {
     held = await source.ask(run.id, "layer", { layer: rest, step });
@@ -93,18 +90,18 @@ export async function layerView({ root, source, run, rest, args, isShown }) {
       make(
         "p",
         { class: "crumbs" },
-        make("a", { href: linkTo("layers", run.id, { number: number_ }) }, "← heat-map"),
+        make("a", { href: linkTo("layers", run.id, { number: number_, site: `${rest}:output`, step }) }, "← heat-map"),
         held.before
           ? make(
               "a",
-              { href: linkTo("layer", run.id, {}, held.before), "data-key": "back", title: "The layer before ([)" },
+              { href: linkTo("layer", run.id, { step }, held.before), "data-key": "back", title: "The layer before ([)" },
               `‹ ${held.before}`,
             )
           : null,
         held.after
           ? make(
               "a",
-              { href: linkTo("layer", run.id, {}, held.after), "data-key": "forward", title: "The next layer (])" },
+              { href: linkTo("layer", run.id, { step }, held.after), "data-key": "forward", title: "The next layer (])" },
               `${held.after} ›`,
             )
           : null,
@@ -116,7 +113,7 @@ export async function layerView({ root, source, run, rest, args, isShown }) {
             "p",
             { class: "crumbs" },
             make("span", { class: "quiet" }, "holds"),
-            held.children.slice(0, 24).map((child) => make("a", { href: linkTo("layer", run.id, {}, child) }, child)),
+            held.children.slice(0, 24).map((child) => make("a", { href: linkTo("layer", run.id, { step }, child) }, child)),
             held.children.length > 24 ? make("span", { class: "quiet" }, `and ${held.children.length - 24} more`) : null,
           )
         : null,
@@ -160,7 +157,7 @@ export async function layerView({ root, source, run, rest, args, isShown }) {
     fill(
       when,
       step === null ? `at the last step of each` : `at step ${whole(shown)} `,
-      step === null ? null : make("button", { onclick: () => at(null) }, "the last step"),
+      step === null ? null : make("button", { onclick: () => span.hold(null) }, "the last step"),
     );
     await history();
   }

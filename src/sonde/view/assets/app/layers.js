@@ -139,7 +139,7 @@ export async function layersView({ root, source, run, args, isShown, ready }) {
       row = at;
       histories();
     },
-    onhold: (site, step) => keep({ site, step }),
+    onhold: (site) => keep({ site }),
     shownRows,
     onrows: (some) => {
       shownRows = some;

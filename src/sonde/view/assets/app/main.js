@@ -43,6 +43,15 @@ let listed = { runs: [] };
 const known = new Map(); // by id the runs that were listed: one that is gone keeps its name
 let shown = null; // what is on the screen: {key, stop, refresh}
 
+// What a view hands on to the next: the number, the place and the time at which its reader looks.
+const carried = ({ view, rest, args: { number, site, step, from, to } }) => ({
+  number,
+  site: view === "layer" && rest ? `${rest}:output` : site,
+  step,
+  from,
+  to,
+});
+
 function header(address, run) {
   byId("views").hidden = !run;
   byId("home").hidden = false;
@@ -54,8 +63,8 @@ function header(address, run) {
         {
           "aria-label": "Run",
           onchange: () => {
-            const { view, args } = here();
-            location.hash = linkTo(view === "layer" ? "layers" : view, chooser.value, { number: args.number });
+            const { view } = here();
+            location.hash = linkTo(view === "layer" ? "layers" : view, chooser.value, carried(here()));
           },
         },
         listed.runs.map((each) => make("option", { value: each.id, selected: each.id === run.id }, each.name)),
@@ -70,7 +79,11 @@ function header(address, run) {
           name === "findings" && run.findings ? make("span", { class: `count ${run.health}` }, whole(run.findings)) : null;
         return make(
           "a",
-          { href: linkTo(name, run.id), "aria-current": isHere ? "page" : null, title: `${question} (key ${place + 1})` },
+          {
+            href: linkTo(name, run.id, carried(address)),
+            "aria-current": isHere ? "page" : null,
+            title: `${question} (key ${place + 1})`,
+          },
           title,
           count,
         );
@@ -293,7 +306,7 @@ function keys(event) {
   const tab = run && /^[1-9]$/.test(event.key) ? TABS[Number(event.key) - 1] : null;
   const act = tab
     ? () => {
-        location.hash = linkTo(tab[0], run);
+        location.hash = linkTo(tab[0], run, carried(here()));
       }
     : {
         "?": () => byId("keys").showModal(),
@@ -331,6 +344,11 @@ async function begin() {
     return;
   }
   window.addEventListener("hashchange", show);
+  document.addEventListener("kept", () => {
+    const address = here();
+    for (const [place, link] of [...byId("views").children].entries())
+      link.setAttribute("href", linkTo(TABS[place][0], address.run, carried(address)));
+  });
   document.addEventListener("theme", () => (shown?.retheme ? shown.retheme() : show()));
   // Printed is the view that is shown, in light colours and as wide as paper. A view that is drawn anew for the colours is there when the
   // second listener begins.

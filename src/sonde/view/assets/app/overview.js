@@ -2,16 +2,16 @@
 import { keep, keepZoom, linkTo } from "./address.js";
 import { isSameLine, lineChart } from "./chart.js";
 import { badge, fill, make, many, plain, since, whole } from "./dom.js";
-import { chapter, pictureOf, storyOf } from "./findings.js";
+import { pictureOf } from "./findings.js";
 import { heatMap, legendOf } from "./heat.js";
 import { cellsOf, firstNumber, nothingYet, numberChooser } from "./layers.js";
 import { MARKS, lineColour } from "./scales.js";
-import { layerOf, matrixOf } from "./source.js";
+import { matrixOf } from "./source.js";
 import { Span } from "./span.js";
+import { aroundOnset, beginningOf, storyOfRun } from "./story.js";
 
 const sentence = (text) => `${text.charAt(0).toUpperCase()}${text.slice(1)}.`;
 const SAID = { grad_norm_raw: "grad_norm_raw (before clipping)" };
-const FEW = 2; // findings that stand above the pictures, as more would push these down
 const hasData = (run) => typeof run.last === "number" && run.last >= 0;
 const GROUPS = [
   ["loss", "Loss", 230],
@@ -23,9 +23,7 @@ const GROUPS = [
 
 const WORDS = { ok: "Healthy", note: "Worth a look", warn: "Look here", bad: "Unhealthy", unknown: "Not known" };
 
-function verdict(run, { findings, health, shortfalls, counted }) {
-  const bad = findings.filter((finding) => finding.severity === "bad").length;
-  const [first] = findings;
+function verdict(run, { findings, health, shortfalls, counted }, moves) {
   if (!hasData(run))
     return make(
       "section",
@@ -36,11 +34,7 @@ function verdict(run, { findings, health, shortfalls, counted }) {
     );
   const failed = run.state === "failed" && !findings.length;
   const nothing = health === "ok" ? "No rule finds anything wrong." : "No rule has found anything wrong so far.";
-  const words = failed
-    ? "An error ended it; no rule finds anything wrong before."
-    : !findings.length
-      ? nothing
-      : `${counted}${bad && bad < findings.length ? `, ${whole(bad)} of them bad` : ""}. The first${first.site ? ` at ${layerOf(first.site) || "(root)"}` : ""}, step ${whole(first.first_step ?? first.step)}.`;
+  const words = failed ? "An error ended it; no rule finds anything wrong before." : !findings.length ? nothing : counted;
   return make(
     "section",
     { class: `verdict ${failed ? "bad" : health}` },
@@ -62,21 +56,22 @@ function verdict(run, { findings, health, shortfalls, counted }) {
         .filter(Boolean)
         .join(" · "),
     ),
+    storyOfRun(run, findings, moves),
   );
 }
 
 export async function overviewView({ root, source, run, args, isShown, ready, lacks }) {
   const span = Span.of(run, args);
-  const [top, pictures, aside, settings] = [
+  const [top, part, pictures, settings] = [
     make("div"),
+    make("p", { class: "part", role: "status" }),
     make("div", { class: "pictures" }),
-    make("aside"),
     make("div", { class: "settings" }),
   ];
   const charts = new Map();
   const legend = make("div");
   const choose = make("span");
-  let [found, number, about, scalars] = [null, args.number ?? null, null, null];
+  let [found, number, about, scalars, tail] = [null, args.number ?? null, null, null, null];
   const map = heatMap(span, {
     label: "The main number of every layer over the steps. Arrow keys move over the cells, enter opens the layer.",
     height: 380,
@@ -84,7 +79,7 @@ export async function overviewView({ root, source, run, args, isShown, ready, la
     onlayout: () => {
       for (const { chart } of charts.values()) chart.again();
     },
-    onhold: (site, step) => keep({ site, step }),
+    onhold: (site) => keep({ site }),
     open: (row, column) => {
       location.hash = linkTo("layers", run.id, { number, site: found.sites[row], step: Math.ceil(found.steps[column]) });
     },
@@ -174,17 +169,47 @@ export async function overviewView({ root, source, run, args, isShown, ready, la
     if (!scalars.some((scalar) => scalar.group === "loss") && !heat.isConnected) pictures.prepend(heat);
   }
 
-  function drawAside(answer) {
-    const told = storyOf(answer.findings);
-    aside.hidden = !told.length;
-    root.classList.toggle("with-findings", told.length > FEW);
-    root.classList.toggle("few-findings", told.length > 0 && told.length <= FEW);
+  // The cursor goes to the place and the step of a finding; the heat-map shows the number that its rule has judged.
+  function go(finding) {
+    const step = beginningOf(finding);
+    const { number: wanted, site = finding.site } = finding.link ?? {};
+    if (step < span.from || step > span.to) span.whole();
+    if (site) keep({ site });
+    map.hold(site || null, step >= 0 ? step : null);
+    if (wanted && wanted !== number) change(wanted);
+  }
+  const moves = {
+    go,
+    begin: (finding) => {
+      span.set(...aroundOnset(beginningOf(finding), span.first, span.last, tail));
+      go(finding);
+    },
+  };
+
+  // Which part of the training is shown, and what lies folded behind it.
+  function sayPart() {
+    const isFolded = tail !== null && span.to < span.last && tail <= span.to;
     fill(
-      aside,
-      make("h2", null, "Findings"),
-      told.slice(0, 6).map((each) => make("div", null, chapter(run, each, true))),
-      told.length > 6 ? make("a", { href: linkTo("findings", run.id) }, `all ${whole(answer.findings.length)} findings`) : null,
+      part,
+      span.isWhole
+        ? null
+        : [
+            make("span", null, `steps ${whole(Math.floor(span.from))} to ${whole(Math.ceil(span.to))} of ${whole(span.last)}`),
+            isFolded
+              ? make(
+                  "span",
+                  { class: "quiet" },
+                  ` · those behind are folded away: the loss is no number from step ${whole(tail)} on `,
+                )
+              : " ",
+            make("button", { onclick: () => span.whole() }, "whole training"),
+          ],
     );
+    part.hidden = span.isWhole;
+  }
+  span.on("move", sayPart);
+
+  function drawSettings(answer) {
     const table = (title, held) => {
       const rows = (Array.isArray(held) ? held : Object.entries(held ?? {})).filter(
         ([, value]) => value !== null && value !== "",
@@ -233,17 +258,17 @@ export async function overviewView({ root, source, run, args, isShown, ready, la
     });
   }
 
+  function change(id) {
+    number = id;
+    keep({ number });
+    if (choose.firstChild) choose.firstChild.value = id;
+    readHeat();
+  }
+
   function drawHeat(answer, isWhole) {
     found = matrixOf(answer);
     found.names = found.layers ?? found.sites;
-    if (!choose.firstChild)
-      choose.append(
-        numberChooser(about.numbers, number, (id) => {
-          number = id;
-          keep({ number });
-          readHeat();
-        }),
-      );
+    if (!choose.firstChild) choose.append(numberChooser(about.numbers, number, change));
     legend.replaceChildren(legendOf(found));
     map.show(found, isWhole);
   }
@@ -256,7 +281,9 @@ export async function overviewView({ root, source, run, args, isShown, ready, la
     if (!isShown()) return;
     about = numbers;
     lacks(answer.lost);
-    fill(top, verdict(run, answer));
+    tail = answer.scalars.find(({ group }) => group === "loss")?.tail ?? null;
+    fill(top, verdict(run, answer, moves));
+    sayPart();
     if (!answer.scalars.length && !about.numbers.length) {
       pictures.replaceChildren(nothingYet(run));
       charts.clear();
@@ -264,12 +291,12 @@ export async function overviewView({ root, source, run, args, isShown, ready, la
     }
     if (pictures.querySelector(".notice")) pictures.replaceChildren();
     drawScalars(answer);
-    drawAside(answer);
+    drawSettings(answer);
     ready();
     await readHeat();
   }
   if (args.site) map.hold(args.site, span.held ?? span.last);
-  root.append(top, make("div", { class: "columns" }, pictures, aside), settings);
+  root.append(top, part, pictures, settings);
   await read();
   span.on("rest", () => {
     keepZoom(span.words);

@@ -28,12 +28,15 @@ export function player(steps, start, onstep) {
     slider,
     shown,
   );
-  function to(next) {
-    place = Math.min(Math.max(next, 0), steps.length - 1);
+  function say() {
     slider.value = String(place);
     const text = `step ${whole(steps[place])}`;
     shown.textContent = text;
     slider.setAttribute("aria-valuetext", text);
+  }
+  function to(next) {
+    place = Math.min(Math.max(next, 0), steps.length - 1);
+    say();
     onstep(place);
   }
   function stop() {
@@ -56,6 +59,7 @@ export function player(steps, start, onstep) {
     stop();
     to(Number(slider.value));
   });
+  say();
   return {
     element,
     to,

@@ -1,5 +1,7 @@
 // The part of the training that is shown. All pictures of a view share one span and one cursor, so that they zoom and point together.
 
+import { keep } from "./address.js";
+
 const LEAST = 3; // steps that a picture shows at least
 const REST = 180; // milliseconds after the last movement: then finer data is fetched, and the address changes
 
@@ -12,7 +14,7 @@ export class Span {
       to: last,
       cursor: null,
       held: null,
-      listeners: { move: new Set(), rest: new Set(), point: new Set() },
+      listeners: { move: new Set(), rest: new Set(), point: new Set(), hold: new Set() },
       timer: 0,
     });
     if (from !== null && to !== null) this.place(from, to);
@@ -26,6 +28,7 @@ export class Span {
     );
     const span = new Span(first, Math.max(run.last ?? 0, first + 1), from, to);
     span.held = span.cursor = step;
+    span.on("hold", () => keep({ step: span.held ?? "" }));
     return span;
   }
 
@@ -96,6 +99,7 @@ export class Span {
   hold(step) {
     this.held = step;
     this.point(step);
+    this.tell("hold");
   }
 
   leave() {

@@ -21,9 +21,14 @@ export async function updatesView({ root, source, run, args, isShown, ready }) {
       row = at;
       histories();
     },
-    onhold: (site, step) => keep({ site, step }),
-    open: (at) => {
-      location.hash = linkTo("layer", run.id, {}, partsOf(found.sites[at])[0]);
+    onhold: (site) => keep({ site }),
+    open: (at, column) => {
+      location.hash = linkTo(
+        "layer",
+        run.id,
+        { step: found.ends?.[column] ?? Math.ceil(found.steps[column]) },
+        partsOf(found.sites[at])[0],
+      );
     },
   });
   function histories() {
