@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from sonde.errors import ArgumentError
 from sonde.rules import UPDATE_USUAL
+from sonde.view.app.answers.alike_rows import ShownRow, put_together, shown_rows
 from sonde.view.app.answers.opened_run import BINS, RATIO, OpenedRun, StepGrid, chosen_rows
 from sonde.view.app.answers.reduction import REDUCTION, Bins, listed, packed, unpacked
 from sonde.view.plots.layer_names import spaced
@@ -28,6 +30,7 @@ def heatmap(
     columns: int = 400,
     layers: str = "",
     rounded: bool = False,
+    fold: bool = False,
 ) -> dict[str, Any]:
     """Return one number of all sites, in the order of execution, over bins of steps.
 
@@ -38,12 +41,16 @@ def heatmap(
         columns: the most bins; of many sites there are fewer.
         layers: a subtree of modules by its name, or a regular expression that is searched in the names.
         rounded: round the values of more than 80,000 cells to three and a half digits, see :func:`rounded_to`.
+        fold: put rows of blocks that are alike into one, where no *layers* are chosen: see :func:`shown_rows`. Its values are the
+            largest change of any of them, as a share of the median of that row.
 
     Returns:
         ``sites``, ``layers`` (their names without the port) and ``kinds`` (classes), one for each row; ``steps`` (the edges of
         the columns) and ``ends`` (the last logged step in each); ``values`` (float32) and ``marks`` (uint8) as base64, row by row;
         ``spikes``: positions in them (uint32) and values (float32), as base64, where one step of a column stands out of the others;
         ``last`` and ``last_marks``: of each row at the last step, float32 and uint8, as base64;
+        ``reference``: of each row the median over the bins of the whole run, or None; ``folds``: of each row how many it stands
+        for, and ``like``: the block that is shown in place of these;
         ``scale``, label and unit of the number; ``logged`` and ``range`` of the steps.
 
     Raises:
@@ -51,27 +58,46 @@ def heatmap(
         SelectionError: *layers* selects nothing.
         ArgumentError: no step between *first* and *last* was logged.
     """
-    return _heatmap(opened.grid(number), first, last, columns, layers, rounded)
+    grid = opened.grid(number)
+    shown = shown_rows(grid, opened.run.findings) if fold and not layers else None
+    return _heatmap(grid, first, last, columns, layers, rounded, shown)
 
 
-def _heatmap(grid: StepGrid, first: int | None, last: int | None, columns: int, layers: str, rounded: bool) -> dict[str, Any]:
-    rows = chosen_rows(grid, layers)
+def _heatmap(
+    grid: StepGrid,
+    first: int | None,
+    last: int | None,
+    columns: int,
+    layers: str,
+    rounded: bool,
+    shown: Sequence[ShownRow] | None = None,
+) -> dict[str, Any]:
     found = grid.matrix
+    shown = shown or [ShownRow(found.sites[row].name, (row,)) for row in chosen_rows(grid, layers)]
+    rows = [row.rows[0] for row in shown]
+    is_folded = any(row.like for row in shown)
     most = max(min(columns, _CELLS // len(rows)), 1)
-    picked = slice(None) if len(rows) == len(found.sites) else rows
+    picked = slice(None) if is_folded or len(rows) == len(found.sites) else rows
     if first is None and last is None and most == BINS:
         bins, reduced = grid.whole
         reduced = reduced[picked]
     else:
         bins = Bins.of(found.steps, first, last, most)
         reduced = bins.reduced(found.values[picked], grid.marks[picked])
+    reference = grid.reference[picked]
+    if is_folded:
+        reduced, reference = put_together(shown, reduced, reference)
+        picked = rows
     at, spikes = reduced.spikes(grid.scale)
     end = bins.within.stop - 1
     answer = {
         **grid.described(),
         "sites": [str(found.sites[row]) for row in rows],
-        "layers": [found.sites[row].name for row in rows],
-        "kinds": [grid.kinds[row] for row in rows],
+        "layers": [row.name for row in shown],
+        "kinds": ["" if row.like else grid.kinds[row.rows[0]] for row in shown],
+        "reference": listed(reference),
+        "folds": [len(row.rows) for row in shown],
+        "like": [row.like for row in shown],
         "steps": bins.edges.tolist(),
         "ends": bins.ends.tolist(),
         "values": packed(reduced.middle, "f4"),

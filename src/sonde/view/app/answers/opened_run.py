@@ -68,6 +68,15 @@ class StepGrid:
         return scale_for(self.whole[1].middle, self.matrix.described.kind)
 
     @cached_property
+    def reference(self) -> Values:
+        """What a picture of change compares each site with: the median of the bins of the whole run; NaN without any."""
+        middle = self.whole[1].middle
+        found = np.full(len(middle), np.nan)
+        there = np.isfinite(middle).any(axis=1)
+        found[there] = np.nanmedian(middle[there], axis=1)
+        return found
+
+    @cached_property
     def courses(self) -> tuple[Values, Values, Values]:
         """The median, the least and the greatest finite value of each site over the run."""
         found = Bins.of(self.matrix.steps, None, None, 1).reduced(self.matrix.values, self.marks)

@@ -17,7 +17,7 @@ from sonde.view.app.answers.reduction import REDUCTION, Bins, end_of, listed, ma
 from sonde.view.plots.scalars import kind_of, phase_of
 from sonde.view.scales import is_wide
 
-_UNITS = {"loss": "unit of the loss", "lr": "no unit", "overhead": "share of a step that sonde takes"}
+_UNITS = {"lr": "no unit", "overhead": "share of a step that sonde takes"}
 _OF_NORMS = {"grad_norm": PORTS["grad"].unit, "param_norm": PORTS["param"].unit, "update_norm": PORTS["update"].unit}
 
 

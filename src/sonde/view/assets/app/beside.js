@@ -145,7 +145,7 @@ export function besideEachOther({ source, span, args, isShown, partOf, swatch, a
       make(
         "span",
         { class: "quiet" },
-        ` ${[described?.label, described?.unit, scale.log ? "logarithmic" : "linear"].filter(Boolean).join(", ")}${
+        ` ${[described?.label, described?.unit, scale.log ? "logarithmic" : ""].filter(Boolean).join(", ")}${
           there.length < shown().length
             ? ` · not in ${shown()
                 .filter((run) => !there.includes(run))

@@ -303,7 +303,7 @@ export async function compareView({ root, source, listed, args, isShown }) {
         make(
           "span",
           { class: "quiet" },
-          ` ${[scalar.unit, scalar.log ? "logarithmic" : "linear", lacking.length ? `not recorded by ${lacking.map(({ title }) => title).join(", ")}` : ""].filter(Boolean).join(", ")}`,
+          ` ${[scalar.unit, scalar.log ? "logarithmic" : "", lacking.length ? `not recorded by ${lacking.map(({ title }) => title).join(", ")}` : ""].filter(Boolean).join(", ")}`,
         ),
       );
       const markers =

@@ -133,7 +133,7 @@ export async function distributionView({ root, source, run, args, isShown }) {
     });
     under.replaceChildren(
       make("span", null, "Elements without a power"),
-      make("span", { class: "quiet" }, " share of all elements, linear"),
+      make("span", { class: "quiet" }, " share of all elements"),
       make(
         "span",
         { class: "signs" },

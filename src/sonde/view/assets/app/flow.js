@@ -205,7 +205,7 @@ export async function flowView({ root, source, run, args, isShown }) {
       draw(
         "text",
         { class: "title", x: right, y: top + height + 36, "text-anchor": "end" },
-        `${found.axis ?? found.label}, ${found.scale.log ? "logarithmic" : "linear"}`,
+        `${found.axis ?? found.label}${found.scale.log ? ", logarithmic" : ""}`,
       ),
     );
     const seen = new Set(exact ? exact.marks : rows.map(({ marks }) => marks[column]));

@@ -187,6 +187,14 @@ export function heatMap(
           ),
         );
     }
+    for (let row = first; row < last;) {
+      const block = blockOf(data.names[row]);
+      let end = row + 1;
+      while (end < last && blockOf(data.names[end]) === block) end += 1;
+      const [top, below] = [plot.top + (row - first) * each + 1, plot.top + (end - first) * each - 1];
+      if (block && below - top > 3) shell.append(draw("path", { class: "bracket", d: `M${plot.left - 1} ${top}h-4V${below}h4` }));
+      row = end;
+    }
     for (const [value, text] of stepTicks(x, Math.max(2, Math.floor(plot.width / 90)))) {
       const there = x.at(value);
       shell.append(
@@ -501,6 +509,8 @@ function described(data, row, column) {
       : mark === 5
         ? "exactly 0"
         : plain(data.values[place], data.digits);
+  const own = data.absolute;
+  if (data.folds?.[row] > 1) return ofFolded(data, row, column, place);
   const spike = data.stands[place]
     ? [make("dt", null, "one step stands out"), make("dd", null, plain(data.shown[place], data.digits))]
     : null;
@@ -515,10 +525,37 @@ function described(data, row, column) {
       make("dt", null, spike ? `median ${data.label ?? "value"}` : (data.label ?? "value")),
       make("dd", null, value),
       spike,
+      own && (!mark || mark === 5)
+        ? [
+            make("dt", null, own.label),
+            make("dd", null, plain(own.values[place], own.digits)),
+            make("dt", null, "its median"),
+            make("dd", null, plain(own.reference[row], 3)),
+          ]
+        : null,
     ),
     make("p", { class: "quiet" }, stepsOf(data, column)),
   );
 }
+
+function ofFolded(data, row, column, place) {
+  return make(
+    "div",
+    null,
+    make("strong", null, data.names[row]),
+    make("p", { class: "quiet" }, `${many(data.folds[row], "row")}, alike ${data.like[row]}; enter shows them`),
+    make(
+      "dl",
+      null,
+      make("dt", null, "the largest change of any"),
+      make("dd", null, `${plain(data.values[place], 3)} of its median`),
+    ),
+    make("p", { class: "quiet" }, stepsOf(data, column)),
+  );
+}
+
+// The block in which a layer stands: its name up to the first number. Rows of one block have a bracket.
+export const blockOf = (name) => /^(?:[^.]*\.)*?\d+(?=\.|\[|$| to )/.exec(name)?.[0] ?? "";
 
 // The legend of a scale of colours: ends, unit, whether it is logarithmic, and the marks that occur.
 export function legendOf({ scale, unit, label, shownMarks: marks, logged, columns, spikes, absent }, note) {
@@ -553,11 +590,7 @@ export function legendOf({ scale, unit, label, shownMarks: marks, logged, column
     "div",
     { class: "legend" },
     make("span", { class: "scale" }, bar, labels),
-    make(
-      "span",
-      { class: "unit" },
-      [label, unit ? `(${unit})` : "", scale.log ? "· logarithmic" : "· linear"].filter(Boolean).join(" "),
-    ),
+    make("span", { class: "unit" }, [label, unit ? `(${unit})` : "", scale.log ? "· logarithmic" : ""].filter(Boolean).join(" ")),
     beyond.map((text) => make("span", { class: "quiet" }, text)),
     signs,
     logged > columns

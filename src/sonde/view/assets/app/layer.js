@@ -47,11 +47,7 @@ export async function layerView({ root, source, run, rest, args, isShown }) {
     const log = answer.scale?.log ?? entry.log;
     title.replaceChildren(
       make("span", null, name(entry)),
-      make(
-        "span",
-        { class: "quiet" },
-        ` ${[answer.axis ?? answer.unit, log ? "logarithmic" : "linear"].filter(Boolean).join(", ")}`,
-      ),
+      make("span", { class: "quiet" }, ` ${[answer.axis ?? answer.unit, log ? "logarithmic" : ""].filter(Boolean).join(", ")}`),
     );
     chart.show({
       log,

@@ -1,5 +1,6 @@
 // The heat-map: one number of every layer, in the order of execution, over the steps; below it the histories of a cell's row and its neighbours.
 import { keep, keepZoom, linkTo } from "./address.js";
+import { changeChooser, changeOf, hasChange } from "./change.js";
 import { lineChart } from "./chart.js";
 import { make, many, notice, partsOf } from "./dom.js";
 import { heatMap, legendOf } from "./heat.js";
@@ -115,6 +116,19 @@ export async function layersView({ root, source, run, args, isShown, ready }) {
     },
     "whole training",
   );
+  const mode = changeChooser(args.show, (show) => {
+    keep({ show: show === "change" ? "" : show });
+    read();
+  });
+  let isUnfolded = args.rows !== undefined || args.unfold === "1";
+  const folding = make("button", { onclick: () => unfold(!isUnfolded) });
+  function unfold(is) {
+    isUnfolded = is;
+    shownRows = null;
+    map.showRows(null);
+    keep({ unfold: is ? "1" : "", rows: "" });
+    read();
+  }
   let shownRows = rowsOf(args.rows);
   const isAll = () => span.isWhole && shownRows === null;
   const title = make("h2");
@@ -128,6 +142,7 @@ export async function layersView({ root, source, run, args, isShown, ready }) {
   });
   const linesTitle = make("h3");
   const figures = make("figure", null, make("figcaption", null, linesTitle), lines.element);
+  const kindOf = (id) => about.numbers.find((each) => each.id === id)?.kind;
   let found = null;
   let pinned = args.pinned ? args.pinned.split("|") : [];
   let row = null;
@@ -147,6 +162,10 @@ export async function layersView({ root, source, run, args, isShown, ready }) {
       keepZoom({ rows: some ? some.join("-") : "" });
     },
     open: (at, column) => {
+      if (found.folds?.[at] > 1) {
+        unfold(true);
+        return;
+      }
       location.hash = linkTo("layer", run.id, { number, step: Math.ceil(found.steps[column]) }, layerOf(found.sites[at]));
     },
   });
@@ -173,7 +192,9 @@ export async function layersView({ root, source, run, args, isShown, ready }) {
           read();
         }),
       ),
+      make("label", null, "as ", mode),
       filter,
+      folding,
       all,
     ),
     make("figure", null, make("figcaption", null, title, facts), map.element, legend),
@@ -184,7 +205,8 @@ export async function layersView({ root, source, run, args, isShown, ready }) {
   // Without a cell: the pinned rows, or those that stand out most.
   function histories() {
     if (!found?.rows) return;
-    const shown = row === null ? [] : [row - 1, row, row + 1].filter((each) => each >= 0 && each < found.rows);
+    const shown =
+      row === null ? [] : [row - 1, row, row + 1].filter((each) => each >= 0 && each < found.rows && !(found.folds?.[each] > 1));
     const kept = pinned.map((site) => found.sites.indexOf(site)).filter((each) => each >= 0 && !shown.includes(each));
     const chosen = [...kept, ...shown];
     if (!chosen.length) chosen.push(...standingOut(found));
@@ -212,7 +234,7 @@ export async function layersView({ root, source, run, args, isShown, ready }) {
     );
     linesTitle.replaceChildren(
       make("span", null, row === null ? (kept.length ? "Pinned layers" : "Layers that stand out") : "History and neighbours"),
-      make("span", { class: "quiet" }, ` ${found.unit ? `${found.unit}, ` : ""}${found.scale.log ? "logarithmic" : "linear"}`),
+      make("span", { class: "quiet" }, ` ${[found.unit, found.scale.log ? "logarithmic" : ""].filter(Boolean).join(", ")}`),
       make("span", { class: "signs" }, swatches),
     );
   }
@@ -237,7 +259,8 @@ export async function layersView({ root, source, run, args, isShown, ready }) {
   async function read() {
     const mine = (asked += 1);
     const isStale = () => mine < seen || !isShown();
-    const settings = { number, layers: filter.value.trim() };
+    const isChange = mode.value === "change" && kindOf(number) === "size";
+    const settings = { number, layers: filter.value.trim(), fold: isChange && !isUnfolded && !filter.value.trim() ? 1 : "" };
     try {
       await cellsOf({
         source,
@@ -281,11 +304,16 @@ export async function layersView({ root, source, run, args, isShown, ready }) {
     const described = about.numbers.find((each) => each.id === number);
     title.replaceChildren(described?.title ?? found.title ?? found.label);
     facts.replaceChildren(
-      `${many(found.rows, "row")}, first layer on top: sudden changes down a column or along a row are where to look · ${many(found.logged ?? found.columns, "logged step")}${found.logged > found.columns ? `, ${Math.ceil(found.logged / found.columns)} in a column` : ""}`,
+      `${many(found.folds ? found.folds.reduce((sum, size) => sum + size, 0) : found.rows, "row")}${found.folds?.some((size) => size > 1) ? `, ${found.rows} of them shown and the others folded` : ""}, first layer on top: sudden changes down a column or along a row are where to look · ${many(found.logged ?? found.columns, "logged step")}${found.logged > found.columns ? `, ${Math.ceil(found.logged / found.columns)} in a column` : ""}`,
     );
-    legend.replaceChildren(legendOf(found));
+    const isFolded = found.folds?.some((size) => size > 1);
+    mode.disabled = !hasChange(described, found);
+    const pictured = mode.value === "change" && !mode.disabled ? changeOf(found) : found;
+    legend.replaceChildren(legendOf(pictured));
     all.hidden = isAll();
-    map.show(found, isWhole);
+    folding.hidden = !isFolded && !(isUnfolded && source.isLive && described?.kind === "size");
+    folding.replaceChildren(isFolded ? "all rows" : "fold what is alike");
+    map.show(pictured, isWhole);
     row = map.cell?.row ?? null;
     histories();
   }
@@ -320,10 +348,12 @@ export async function layersView({ root, source, run, args, isShown, ready }) {
 // The first two rows with NaN, infinities or zeros, and the rows that lie farthest from the middle one.
 export function standingOut(found) {
   const ill = [];
+  const isFold = (row) => found.folds?.[row] > 1;
   for (let row = 0; row < found.rows && ill.length < 2; row += 1)
-    if (rowOf(found, row).marks.some((mark) => mark > 1 && (mark !== 5 || found.scale.log))) ill.push(row);
+    if (!isFold(row) && rowOf(found, row).marks.some((mark) => mark > 1 && (mark !== 5 || found.scale.log))) ill.push(row);
   const levels = [];
   for (let row = 0; row < found.rows; row += 1) {
+    if (isFold(row)) continue;
     const values = rowOf(found, row)
       .values.filter((value) => value !== null && (!found.scale.log || value > 0))
       .sort((one, other) => one - other);

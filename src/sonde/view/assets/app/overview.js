@@ -1,5 +1,6 @@
 // The first look: how the training is, and where something is wrong.
-import { keep, keepZoom, linkTo } from "./address.js";
+import { here, keep, keepZoom, linkTo } from "./address.js";
+import { changeChooser, changeOf, hasChange } from "./change.js";
 import { isSameLine, lineChart } from "./chart.js";
 import { badge, fill, make, many, plain, since, whole } from "./dom.js";
 import { pictureOf } from "./findings.js";
@@ -70,7 +71,11 @@ export async function overviewView({ root, source, run, args, isShown, ready, la
   ];
   const charts = new Map();
   const legend = make("div");
-  const choose = make("span");
+  const choose = make("span", { class: "choose" });
+  const mode = changeChooser(args.show, (show) => {
+    keep({ show: show === "change" ? "" : show });
+    readHeat();
+  });
   let [found, number, about, scalars, tail] = [null, args.number ?? null, null, null, null];
   const map = heatMap(span, {
     label: "The main number of every layer over the steps. Arrow keys move over the cells, enter opens the layer.",
@@ -81,13 +86,20 @@ export async function overviewView({ root, source, run, args, isShown, ready, la
     },
     onhold: (site) => keep({ site }),
     open: (row, column) => {
-      location.hash = linkTo("layers", run.id, { number, site: found.sites[row], step: Math.ceil(found.steps[column]) });
+      const [site, unfold] = [found.sites[row], found.folds?.[row] > 1 ? 1 : ""];
+      location.hash = linkTo("layers", run.id, {
+        number,
+        site,
+        unfold,
+        step: Math.ceil(found.steps[column]),
+        show: here().args.show,
+      });
     },
   });
   const heat = make(
     "figure",
     { class: "wide" },
-    make("figcaption", null, choose, make("span", { class: "quiet" }, "of each layer, a row for each, the first on top")),
+    make("figcaption", null, choose, make("span", { class: "quiet" }, "a row for each layer, the first on top")),
     map.element,
     legend,
   );
@@ -151,7 +163,7 @@ export async function overviewView({ root, source, run, args, isShown, ready, la
             null,
             some.length === 1 ? alike(some[0]).replaceAll("_", " ") : group === "norm" ? `Norms of ${normWords(some)}` : title,
           ),
-          make("span", { class: "quiet" }, ` ${[some[0].unit, log ? "logarithmic" : "linear"].filter(Boolean).join(", ")}`),
+          make("span", { class: "quiet" }, ` ${[some[0].unit, log ? "logarithmic" : ""].filter(Boolean).join(", ")}`),
           make(
             "span",
             { class: "signs" },
@@ -237,6 +249,7 @@ export async function overviewView({ root, source, run, args, isShown, ready, la
     fill(settings, table("Settings", answer.settings), table("Environment", answer.environment));
   }
 
+  const kindOf = (id) => about.numbers.find((each) => each.id === id)?.kind;
   async function readHeat() {
     if (!about?.numbers.length) {
       heat.hidden = true;
@@ -249,7 +262,7 @@ export async function overviewView({ root, source, run, args, isShown, ready, la
       run,
       about,
       question: "heatmap",
-      asked: { number },
+      asked: { number, fold: mode.value === "change" && kindOf(number) === "size" ? 1 : "" },
       map,
       span,
       show: (answer, isWhole) => {
@@ -268,9 +281,14 @@ export async function overviewView({ root, source, run, args, isShown, ready, la
   function drawHeat(answer, isWhole) {
     found = matrixOf(answer);
     found.names = found.layers ?? found.sites;
-    if (!choose.firstChild) choose.append(numberChooser(about.numbers, number, change));
-    legend.replaceChildren(legendOf(found));
-    map.show(found, isWhole);
+    if (!choose.firstChild) choose.append(numberChooser(about.numbers, number, change), mode);
+    mode.disabled = !hasChange(
+      about.numbers.find(({ id }) => id === number),
+      found,
+    );
+    const pictured = mode.value === "change" && !mode.disabled ? changeOf(found) : found;
+    legend.replaceChildren(legendOf(pictured));
+    map.show(pictured, isWhole);
   }
 
   async function read() {
