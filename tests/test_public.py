@@ -134,6 +134,16 @@ def test_every_verb_shows_an_example_of_itself() -> None:
     assert {name for name, verb in verbs.items() if ">>>" not in (verb.__doc__ or "")} == {"replay", "rule"}
 
 
+def test_help_shows_no_address() -> None:
+    """What stands for an argument that is not given says so: an address says nothing to a reader, and differs at each start."""
+    for name in ("compare", "watch", "track", "observe", "summary", "why_nan", "preflight", "extract", "Inspector", "Tracker"):
+        value = getattr(sonde, name)
+        members = [value, *filter(inspect.isfunction, vars(value).values())] if inspect.isclass(value) else [value]
+        for each in members:
+            assert " at 0x" not in str(inspect.signature(each)), f"{name}: {each}"
+    assert "batch: 'Any' = <not given>" in str(inspect.signature(sonde.compare))
+
+
 def test_importing_sonde_does_not_import_torch() -> None:
     """``import sonde`` and ``sonde --help`` load neither torch nor numpy nor rich."""
     for statement in ("import sonde", "import sonde.cli\ntry: sonde.cli.main(['--help'])\nexcept SystemExit: pass"):

@@ -305,6 +305,18 @@ def with_interval(schedule: Schedule, n: int) -> Schedule:
     return Every(n) if isinstance(schedule, Every | EverySeconds) else schedule
 
 
+def counted_from_0(word: str, value: Any) -> int:
+    """Return *value*, which is given as *word*, as an int.
+
+    Raises:
+        ArgumentError: *value* is no whole number, or below 0.
+    """
+    number = whole_number(value)
+    if number is None or number < 0:
+        raise ArgumentError(f"{word}={value!r}: {word}s are counted from 0; give the number of the one that comes next")
+    return number
+
+
 def whole_number(value: Any) -> int | None:
     """Return *value* as an int, if it is a whole number of any library (as ``numpy.int64(7)``); else None."""
     try:

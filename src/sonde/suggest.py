@@ -10,6 +10,7 @@ from typing import Any
 import lazy_loader  # type: ignore[import-untyped]
 
 from sonde.errors import UnknownSiteError
+from sonde.words import many, names_text
 
 _SHOWN = 8
 _OF_GLOB = re.compile(r"[\w.*?]*[*?][\w.*?]*")
@@ -94,3 +95,23 @@ def meant_as_glob(pattern: str, names: Sequence[str]) -> tuple[str, list[str], l
     fitting = [name for name in names if re.search(expression, name)]
     found = [name for name in names if re.search(pattern, name)]
     return (expression, found, fitting) if fitting and fitting != found else None
+
+
+def told_of_glob(word: str, pattern: object, names: Sequence[str], kind: str) -> str:
+    """What to warn of where *pattern*, given as *word* and searched in the *names*, looks like a glob; else ``""``.
+
+    Args:
+        word: the argument.
+        pattern: a pattern, or anything else, of which nothing is to say.
+        names: of modules or layers.
+        kind: what the names are of: ``module`` or ``layer``.
+    """
+    meant = meant_as_glob(pattern, names) if isinstance(pattern, str) else None
+    if meant is None:
+        return ""
+    expression, found, fitting = meant
+    return (
+        f"{word}={pattern!r} is a regular expression, which is found in the names of {many(len(found), kind)}. As a "
+        f"glob it would be {many(len(fitting), kind)}: {names_text(fitting)}. For these give {word}=r'{expression}'; "
+        f"to have all of those without this warning, {word}='({pattern})'"
+    )

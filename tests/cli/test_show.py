@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import warnings
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from torch.optim import SGD
 
 from sonde import lens
 from sonde.cli import main, show
-from sonde.errors import ArgumentError, StoreError, UnknownSiteError
+from sonde.errors import ArgumentError, ObservationWarning, StoreError, UnknownSiteError
 from sonde.inspector import watch
 from sonde.run import Layout, start_run
 from sonde.run.run import open_run
@@ -179,3 +180,26 @@ def test_the_numbers_of_layers_and_families_as_json(project: Path, capsys: pytes
     assert next(row["rms"] for row in rows if row["site"] == "head:output") == values[-1]
     assert main(["show", "quiet-otter", "--family", "scalars", "--json"]) == 0
     assert "loss" in {row["name"] for row in json.loads(capsys.readouterr().out)["rows"]}
+
+
+def test_layers_that_look_like_a_glob_are_said_with_the_option_that_was_typed(folder: Path, tmp_path: Path) -> None:
+    """``plots.table(include=)`` says the same of its argument; a pattern that finds the same either way is not spoken of."""
+    with start_run(tmp_path / "run") as writer:
+        layout = Layout(["h.0:output", "h.1:output", "head:output"])
+        writer.append("moments", layout, {"rms": [1.0, 9.0, 4.0]}, step=0)
+    run = open_run(tmp_path / "run")
+    with pytest.warns(ObservationWarning, match="'h.\\*' is a regular expression, which is found in the names of 3 layers") as told:
+        plots.table(run, include="h.*")
+    assert str(told[0].message).startswith("include='h.*'")
+    plots.table(run, include=r"^h\.")
+
+    def telling(options: argparse.Namespace) -> int:
+        shown.append(warnings.formatwarning(told[0].message, ObservationWarning, "show.py", 1))
+        return 0
+
+    shown: list[str] = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(show, "run", telling)
+        main(["show", str(folder)])
+    assert shown[0].startswith("sonde show: --layers 'h.*' is a regular expression")
+    assert r"For these give --layers '^h\.[^.]*$'" in shown[0]

@@ -393,3 +393,12 @@ def test_a_run_resumed_after_the_end_of_an_epoch_begins_the_next(tmp_path: Path)
     assert list(two_epochs(exists="resume").values()) == [0, 0, 1, 1, 2, 2, 3, 3]
     assert list(two_epochs(exists="resume", step=3).values()) == [0, 0, 1, 1, 1, 2, 2]
     assert list(two_epochs(exists="resume", epoch=9).values()) == [0, 0, 1, 1, 1, 2, 2, 9, 9, 10, 10]
+
+
+@pytest.mark.parametrize("given", [{"step": -7}, {"epoch": -1}, {"step": 1.5}, {"epoch": True}])
+def test_a_step_or_an_epoch_to_continue_at_that_is_no_count_is_refused(given: dict[str, Any], tmp_path: Path) -> None:
+    """Before a folder is made, and where rows stay in memory, too."""
+    for to in ("memory", tmp_path / "run"):
+        with pytest.raises(ArgumentError, match=f"{next(iter(given))}="):
+            watch(nn.Linear(2, 1), to=to, verbose=False, **given)
+    assert not (tmp_path / "run").exists()

@@ -124,3 +124,12 @@ def test_the_footer_of_a_run_has_the_loss_first_six_scalars_and_one_of_equal_rat
         writer.scalars([(name, value, 0, 0, "global", 1) for name, value in {**values, "z": 1.0}.items()])
     line = plots.table(writer.run()).footer[-1]
     assert line == "loss 4 · val_loss 5 · accuracy 0.5 · lr 0.1 · lr/2 0.3 · z 1 · and 1 more: sonde show --scalars"
+
+
+def test_the_slots_of_a_recorder_are_folded_as_layers_are() -> None:
+    """The number of a slot is its place, in which blocks that are alike differ as in their names."""
+    model = nn.Sequential(*(nn.Sequential(nn.Identity(), nn.Identity()) for _ in range(4)))
+    with sonde.recorders.ForwardOutput().modules(model) as recorder:
+        model(torch.ones(2, 3))
+    assert "0.1 to 3" not in str(recorder)
+    assert [line.split()[0] for line in str(recorder).splitlines() if "alike 0" in line] == ["1"]

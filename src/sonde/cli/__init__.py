@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -168,9 +169,12 @@ class _Help(argparse.HelpFormatter):
 
 @contextmanager
 def _plain_warnings(command: str | None) -> Iterator[None]:
-    """Print warnings as one line each, without the line of code that they were given at: the reader has not written it."""
-    before = warnings.formatwarning
-    warnings.formatwarning = lambda message, *_: f"sonde{f' {command}' if command else ''}: {message}\n"
+    """Print warnings as one line each, without the line of code that they were given at: the reader has not written it.
+
+    Nor has the reader written ``include=``, which is ``--layers`` here.
+    """
+    before, begin = warnings.formatwarning, f"sonde{f' {command}' if command else ''}: "
+    warnings.formatwarning = lambda message, *_: begin + re.sub(r"\binclude=r?(?=')", "--layers ", str(message)) + "\n"
     try:
         yield
     finally:

@@ -15,9 +15,8 @@ from torch import nn
 
 from sonde.engine.inventory import Named, Owned, inventory_of
 from sonde.errors import ModelError, SelectionError
-from sonde.suggest import meant_as_glob, nearest
+from sonde.suggest import nearest, told_of_glob
 from sonde.warn import warn_user
-from sonde.words import many, names_text
 
 Where: TypeAlias = (
     str | re.Pattern[str] | Callable[[str, nn.Module], bool] | type[nn.Module] | Iterable[str] | tuple[type[nn.Module], ...] | None
@@ -99,14 +98,8 @@ def select(
 def tell_of_globs(model: nn.Module, **given: Where) -> None:
     """Warn where one of the arguments *given*, searched in the names of modules as a regular expression, looks like a glob."""
     for word, pattern in given.items():
-        meant = meant_as_glob(pattern, [each.name for each in members(model)]) if isinstance(pattern, str) else None
-        if meant is not None:
-            expression, found, fitting = meant
-            warn_user(
-                f"{word}={pattern!r} is a regular expression, which is found in the names of {many(len(found), 'module')}. As a "
-                f"glob it would be {many(len(fitting), 'module')}: {names_text(fitting)}. For these give {word}=r'{expression}'; "
-                f"to have all of those without this warning, {word}='({pattern})'"
-            )
+        if said := told_of_glob(word, pattern, [each.name for each in members(model)], "module"):
+            warn_user(said)
 
 
 def settled(where: Where) -> Where:

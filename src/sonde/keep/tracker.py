@@ -218,7 +218,7 @@ class Tracker(KeepingProbe):
             return f"nothing was kept of {asked!r}{': ' + reason if reason else ' yet'}"
         return f"{asked!r} is not tracked. {nearest(site.path, observed)}"
 
-    def to_frame(self, stat: Callable[[Tensor], Any] = torch.std, stat_name: str | None = None) -> pandas.DataFrame:
+    def to_frame(self, stat: Callable[[Tensor], Any] | None = None, stat_name: str | None = None) -> pandas.DataFrame:
         """A pandas table with a row for each stash: ``stat`` of its first tensor, and where and when the tensor was kept.
 
         >>> import sonde, torch
@@ -233,7 +233,7 @@ class Tracker(KeepingProbe):
         empty where *stat* raises (the standard deviation of integers, say).
 
         Args:
-            stat: from a tensor to a number or a tensor of one element.
+            stat: from a tensor to a number or a tensor of one element. None: ``torch.std``.
             stat_name: the column's name; the default is the name of *stat*.
 
         Raises:
@@ -241,6 +241,7 @@ class Tracker(KeepingProbe):
             MissingExtraError: pandas is not installed.
             StaleTensorError: the model has written into a tensor that was kept without a copy.
         """
+        stat = torch.std if stat is None else stat
         column = getattr(stat, "__name__", "value") if stat_name is None else stat_name
         cells, errors = [], []
         for stash in self.stashes:

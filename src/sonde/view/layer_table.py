@@ -185,9 +185,9 @@ def layer_table(
 
 
 def _structure(row: LayerRow) -> str:
-    """What the same row of blocks that are alike has in common, but its name."""
+    """What the same row of blocks that are alike has in common: all but its name and its place."""
     notes = re.sub(r"\d+", "#", "; ".join(text for text, tone in row.notes if tone not in FOUND))
-    return "|".join([row.type, *(f"{name}={text}" for name, text in row.texts.items()), *row.numbers, notes])
+    return "|".join([row.type, *(f"{name}={text}" for name, text in row.texts.items() if name != "slot"), *row.numbers, notes])
 
 
 def _is_alike(one: LayerRow, other: LayerRow) -> bool:

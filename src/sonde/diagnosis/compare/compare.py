@@ -38,7 +38,15 @@ from sonde.suggest import nearest
 from sonde.view import RunComparison, progress
 from sonde.words import many, names_text
 
-_NOTHING: Any = object()
+
+class _NotGiven:
+    """What stands in a signature for a batch that is not given: None is a batch, too."""
+
+    def __repr__(self) -> str:
+        return "<not given>"
+
+
+_NOTHING: Any = _NotGiven()
 _LONGEST = 240  # characters of an error of torch, some of which list every backend
 
 

@@ -18,6 +18,7 @@ from sonde.inspector.sinks.to_argument import NAMED, folders_named, targets_of
 from sonde.inspector.sinks.visualizers import Pictures, Print
 from sonde.inspector.sinks.wandb import WandbSink
 from sonde.run import Existing, Run, RunWriter, memory_run, quoted, start_run
+from sonde.schedule import counted_from_0
 
 Visualizer = Callable[[Run], None]
 """Shows a run, at the end of each epoch and of the training."""
@@ -97,6 +98,9 @@ def open_destinations(
         MissingExtraError: a package that the visualizer needs is not installed.
         StoreError: the folder cannot be used.
     """
+    for word, number in (("step", step), ("epoch", epoch)):
+        if number is not None:
+            counted_from_0(word, number)
     destinations = Destinations()
     to, exists = continued(to, exists)
     given = targets_of(to)

@@ -9,7 +9,8 @@ from urllib.parse import unquote
 
 from sonde.errors import SelectionError
 from sonde.escape import printable_line
-from sonde.suggest import nearest
+from sonde.suggest import nearest, told_of_glob
+from sonde.warn import warn_user
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,11 +29,13 @@ def chosen(names: Sequence[str], include: Include, exclude: Include = None) -> l
     Raises:
         SelectionError: no name is left, and the message names the nearest; or a text is no regular expression.
     """
-    for where in (include, exclude):
+    for word, where in (("include", include), ("exclude", exclude)):
         try:
             re.compile(where) if isinstance(where, str) else None
         except re.error as error:
             raise SelectionError(f"{where!r} is no regular expression: {error}") from None
+        if said := told_of_glob(word, where, names, "layer"):
+            warn_user(said)
     kept = [
         place
         for place, name in enumerate(names)
