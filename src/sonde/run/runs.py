@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,7 @@ from sonde.run.folder.files import FILE, runs_below
 from sonde.run.folder.source import Answer, Ask, DiskSource, JoinedSource
 from sonde.run.record import Record
 from sonde.run.run import Run
-from sonde.run.run_settings import differing, setting_text
+from sonde.run.run_settings import differing, joined_settings, setting_text
 from sonde.run.schema import READ_ORDER
 from sonde.suggest import unknown_name
 from sonde.words import many
@@ -246,7 +247,12 @@ class Runs(Sequence[Run]):
     def summaries(self) -> dict[str, RunSummary]:
         """Return by run what its scalars and its record of findings say. Nothing else is read, and nothing is judged."""
         known = self._ask(_summaries, only=("scalars",))
-        return {name: replace(known.get(name, RunSummary()), record=run.record) for name, run in self._runs.items()}
+        found = {}
+        for name, run in self._runs.items():
+            summary = known.get(name, RunSummary())
+            settings = joined_settings(run.config, summary.settings, None)
+            found[name] = replace(summary, record=run.record, settings=settings)
+        return found
 
     # Showing
 
@@ -315,23 +321,59 @@ class RunSummary:
         first, last: the steps of its scalars; None without any.
         record: the findings; empty where none was written.
         loss: the last value of ``loss``, or of the scalar that is most like it; None without any.
+        course: means of that scalar over equal parts of its steps, at most 40; NaN where a part has none.
+        scalars: by name the last value, and the least and the greatest finite one; NaN without any.
+        settings: the configuration by dotted names, with the first learning rates, as :attr:`Run.settings` without the environment.
     """
 
     first: int | None = None
     last: int | None = None
     record: Record = field(default_factory=Record)
     loss: float | None = None
+    course: tuple[float, ...] = ()
+    scalars: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+_PARTS = 40  # of a course
+_FINITE = "FILTER (isfinite(value))"
+_ENDS = (
+    "SELECT run, name, min(step), max(step), arg_max(value, step), "
+    f"coalesce(min(value) {_FINITE}, 'nan'), coalesce(max(value) {_FINITE}, 'nan'), arg_min(value, step) "
+    "FROM scalars GROUP BY run, name"
+)
+_COURSES = (
+    f"SELECT run, name, part, coalesce(avg(value) {_FINITE}, 'nan') FROM (SELECT run, name, value, "
+    f"(step - min(step) OVER each) * {_PARTS} // (max(step) OVER each - min(step) OVER each + 1) AS part "
+    "FROM scalars WHERE contains(name, 'loss') WINDOW each AS (PARTITION BY run, name)) GROUP BY run, name, part ORDER BY run, name, part"
+)
+"""Texts of two questions about all runs at once."""
 
 
 def _summaries(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...]) -> dict[str, RunSummary]:
     found: dict[str, RunSummary] = {}
     if "scalars" in families:
-        is_loss = "name = 'loss' OR contains(name, 'loss')"
-        losses = f"SELECT run, name, arg_max(value, step) AS loss FROM scalars WHERE {is_loss} GROUP BY run, name"
-        best = f"SELECT run, first(loss ORDER BY name <> 'loss', contains(name, 'val'), name) FROM ({losses}) GROUP BY run"
-        of_run = dict(connection.execute(best).fetchall())
-        for name, first, last in connection.execute("SELECT run, min(step), max(step) FROM scalars GROUP BY run").fetchall():
-            found[name] = RunSummary(first, last, loss=of_run.get(name))
+        ends: dict[str, list[tuple[Any, ...]]] = {}
+        for run, *about in connection.execute(_ENDS).fetchall():
+            ends.setdefault(run, []).append(tuple(about))
+        for run, held in ends.items():
+            losses = sorted((name != "loss", "val" in name, name, last) for name, _, _, last, *_ in held if "loss" in name)
+            found[run] = RunSummary(
+                min(first for _, first, *_ in held),
+                max(last for _, _, last, *_ in held),
+                loss=losses[0][-1] if losses else None,
+                scalars={name: (last, least, most) for name, _, _, last, least, most, _ in held},
+                settings={name: rate for name, *_, rate in held if name == "lr" or name.startswith("lr/")},
+            )
+        courses: dict[tuple[str, str], list[float]] = {}
+        for run, name, part, mean in connection.execute(_COURSES).fetchall():
+            course = courses.setdefault((run, name), [])
+            course.extend([math.nan] * (part - len(course)))
+            course.append(mean)
+        for (run, name), course in courses.items():
+            likely = min((each != "loss", "val" in each, each) for each in found[run].scalars if "loss" in each)
+            if name == likely[-1]:
+                found[run] = replace(found[run], course=tuple(course))
     return found
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,19 +16,21 @@ import numpy as np
 from sonde.errors import StoreError, UnknownSiteError
 from sonde.escape import printable_line
 from sonde.paths import absolute_path, short_path
-from sonde.run import Run, RunFolder, Runs, RunSummary, counted, runs_below
+from sonde.run import Run, RunFolder, Runs, RunSummary, counted, runs_below, setting_text
 from sonde.run import State as RunState
 from sonde.suggest import nearest
 from sonde.view.app.answers.covered import lost_parts
 from sonde.view.app.answers.opened_run import OpenedRun
 from sonde.view.app.answers.reduction import MISSING, listed, marks_of
 from sonde.view.app.bounded_cache import BoundedCache
+from sonde.view.plots.scalars import kind_of
 
 State = Literal[RunState, "damaged", "newer"]
 """The states of a run; ``damaged``: the run cannot be read; ``newer``: a newer sonde has written it."""
 
 _SEARCH = 2.0  # seconds between two searches for new folders, and
 _SHARE = 20.0  # at least so many times what a search takes
+_NO_METRICS = ("overhead", "epoch", "loss_scale")
 _NUMBERS = 768 << 20  # bytes of numbers of all runs that stay in memory
 
 
@@ -229,6 +232,23 @@ def _look_at(each: _Followed) -> None:
         each.state, each.end = "newer" if is_newer else "damaged", None
 
 
+_SMALLER = ("loss", "err", "perplexity", "ppl", "mse", "mae", "rmse", "bpb", "bits")
+
+
+def _metrics(summary: RunSummary) -> Iterator[tuple[str, dict[str, float | None]]]:
+    """Yield the losses and metrics of a run, each with its ``last`` and its ``best`` value: the least of what should be small."""
+    for name, (last, least, most) in sorted(summary.scalars.items()):
+        if kind_of(name) in ("loss", "metric") and name not in _NO_METRICS and not name.startswith("lr"):
+            best = least if any(word in name.lower() for word in _SMALLER) else most
+            yield name, dict(zip(("last", "best"), listed(np.array([last, best], np.float64)), strict=True))
+
+
+def _plain(value: Any) -> str | float | int | bool:
+    """Return a setting for JSON: numbers and booleans as they are, others as text."""
+    is_number = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+    return value if is_number else printable_line(setting_text(value))
+
+
 def _entry(each: _Followed) -> dict[str, Any]:
     about = {
         "id": each.id,
@@ -267,6 +287,9 @@ def _entry(each: _Followed) -> dict[str, Any]:
         "layers": len(lines),
         "loss_last": None if summary.loss is None else listed(np.array([summary.loss]))[0],
         "loss_last_mark": MISSING if summary.loss is None else int(marks_of(np.array([summary.loss]))[0]),
+        "course": listed(np.array(summary.course, np.float64)),
+        "settings": {name: _plain(value) for name, value in summary.settings.items()},
+        "metrics": dict(_metrics(summary)),
         "size_bytes": 0 if each.folder is None else each.folder.size,
         "lost": [*record.losses(), *lost_parts(run)],
         **({"error": each.error} if each.error else {}),

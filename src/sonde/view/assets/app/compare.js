@@ -4,8 +4,10 @@ import { besideEachOther } from "./beside.js";
 import { lineChart } from "./chart.js";
 import { fill, healthOf, make, many, notice, stateDot, whole } from "./dom.js";
 import { chapter, storyOf } from "./findings.js";
+import { knownOf, placesOf, settingText } from "./query.js";
 import { lineColour, lineDash } from "./scales.js";
 import { Span } from "./span.js";
+import { orderedColour } from "./sweep.js";
 import { ALIGNMENTS, placeWords } from "./together.js";
 
 const GROUP_ORDER = ["loss", "norm", "lr", "metric", "other"];
@@ -30,6 +32,7 @@ export async function compareView({ root, source, listed, args, isShown }) {
   const hidden = new Set((args.off ?? "").split(",").filter(Boolean));
   let runs = [];
   function look(now) {
+    const places = placesOf(now.runs.filter(({ id }) => ids.includes(id)).map((run) => knownOf(run, args.group ?? "")));
     runs = ids
       .map((id) => now.runs.find((run) => run.id === id && canBeRead(run)))
       .filter(Boolean)
@@ -43,9 +46,10 @@ export async function compareView({ root, source, listed, args, isShown }) {
           to,
           back,
           get colour() {
-            return lineColour(place);
+            const share = places.get(knownOf(run, args.group ?? ""));
+            return args.group && share !== undefined ? orderedColour(share) : lineColour(place);
           },
-          dash: lineDash(place),
+          dash: args.group ? null : lineDash(place),
           get isOn() {
             return !hidden.has(run.id);
           },
@@ -150,6 +154,7 @@ export async function compareView({ root, source, listed, args, isShown }) {
             },
             swatch(run),
             make("b", null, run.title),
+            args.group ? make("span", { class: "quiet" }, `${args.group} ${settingText(knownOf(run, args.group))}`) : null,
           ),
           healthOf(run),
           make(
@@ -191,14 +196,33 @@ export async function compareView({ root, source, listed, args, isShown }) {
       rest.map((run) => source.compare(first.id, run.id).catch((error) => ({ error: error.message }))),
     );
     if (!isShown()) return [];
-    const sections = answers.map((answer, place) => {
-      const run = rest[place];
+    // Runs of which the same is said are one verdict.
+    const alike = new Map();
+    answers.forEach((answer, place) => {
+      const key = JSON.stringify([
+        answer.error,
+        answer.text?.replaceAll(rest[place].title, ""),
+        answer.first?.step,
+        answer.layers,
+        answer.notes,
+      ]);
+      if (!alike.has(key)) alike.set(key, []);
+      alike.get(key).push(place);
+    });
+    const sections = [...alike.values()].map((every) => {
+      const [answer, run] = [answers[every[0]], rest[every[0]]];
       const at = answer.first;
       const tone = answer.error ? "note" : at || answer.partings?.length ? "warn" : "ok";
       return make(
         "section",
         { class: `verdict ${tone}` },
-        make("h2", null, named(first), make("span", { class: "quiet" }, "and"), named(run)),
+        make(
+          "h2",
+          null,
+          named(first),
+          make("span", { class: "quiet" }, "and"),
+          every.map((at) => named(rest[at])),
+        ),
         make("p", null, answer.error ? `They cannot be compared step by step: ${answer.error}` : answer.text),
         at?.layer
           ? make(

@@ -1,7 +1,11 @@
-// All runs below the folder: their health at a glance; any of them can be compared.
+// All runs below the folder: their health at a glance, their settings and metrics; any of them can be compared, and all drawn as a sweep.
 import { keep, linkTo } from "./address.js";
+import { sparkline } from "./chart.js";
 import { code, fill, healthOf, lasting, make, many, notice, plain, since, stateDot, whole } from "./dom.js";
+import { notesOf } from "./notes.js";
+import { chosenRuns, columnsOf, knownOf, placesOf, settingText } from "./query.js";
 import { MARKS } from "./scales.js";
+import { orderedColour, sweepPicture } from "./sweep.js";
 
 const STATES = {
   running: "a process writes it",
@@ -22,17 +26,37 @@ const SORTS = {
   state: (run) => (run.state === "running" ? 0 : 1),
 };
 
+const [FEW_SETTINGS_SHOWN, FEW_METRICS_SHOWN] = [5, 2];
+const MOST_CHOICES = 60; // of columns
+
+// A list is sorted by a column as the reader expects: numbers from the least, texts by their letters; what has none stands last.
+function byColumn(name, direction, note) {
+  return (one, other) => {
+    const [a, b] = [knownOf(one, name, note(one)), knownOf(other, name, note(other))];
+    if (a === undefined || a === null || b === undefined || b === null)
+      return (a === undefined || a === null) - (b === undefined || b === null);
+    return (
+      direction *
+      (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true }))
+    );
+  };
+}
+
 // In a few words what is lost of a run.
 export const lossOf = ({ lost }) =>
   (lost[0].length > 48 ? `${lost[0].slice(0, 47)}…` : lost[0]) + (lost.length > 1 ? `, and ${lost.length - 1} more` : "");
 
 export function runsView({ root, listed, args }) {
   const chosen = new Set(args.chosen ? args.chosen.split("|") : []);
-  let order = args.sort in SORTS ? args.sort : "updated";
+  let order = args.sort || "updated"; // one of SORTS, or a column; with a minus in front of it the other way round
+  let picked_ = args.columns === undefined ? null : args.columns.split("|").filter(Boolean); // columns; null: those that differ
+  let group = args.group ?? "";
+  const notes = notesOf(listed.folder ?? "");
+  const sweep = { isOn: args.sweep === "1", x: args.x, y: args.y, picture: null };
   let all = listed;
   const filter = make("input", {
     type: "search",
-    placeholder: "Filter runs",
+    placeholder: "Filter: words, lr>0.001, state:failed",
     "aria-label": "Filter runs",
     value: args.filter ?? "",
     autocomplete: "off",
@@ -41,6 +65,25 @@ export function runsView({ root, listed, args }) {
   const compare = make("a", { class: "button" }, "Compare");
   const table = make("div", { class: "table-wrap" });
   const head = make("p", { class: "quiet" });
+  const said = make("p", { class: "error", role: "status" });
+  const [menu, groups, sweeping, chart] = [
+    make("details", { class: "menu" }),
+    make("span"),
+    make(
+      "button",
+      {
+        "aria-pressed": String(sweep.isOn),
+        onclick: () => {
+          sweep.isOn = !sweep.isOn;
+          sweeping.setAttribute("aria-pressed", String(sweep.isOn));
+          keep({ sweep: sweep.isOn ? "1" : "" });
+          list();
+        },
+      },
+      "Sweep",
+    ),
+    make("div"),
+  ];
   filter.addEventListener("input", () => {
     keep({ filter: filter.value });
     list();
@@ -61,38 +104,67 @@ export function runsView({ root, listed, args }) {
     // The bar stays where it is: an element that is taken out, even to be put back, loses the focus.
     if (table.parentNode !== root)
       root.replaceChildren(
-        make("div", { class: "bar" }, make("h1", null, "Runs"), head, make("span", { class: "space" }), filter, compare),
+        make(
+          "div",
+          { class: "bar" },
+          make("h1", null, "Runs"),
+          head,
+          make("span", { class: "space" }),
+          filter,
+          menu,
+          groups,
+          sweeping,
+          compare,
+        ),
+        said,
+        chart,
         table,
       );
-    const words = filter.value.trim().toLowerCase().split(/\s+/).filter(Boolean);
-    const shown = all.runs.filter((run) =>
-      words.every((word) => `${run.name} ${run.model ?? ""} ${run.state} ${run.health}`.toLowerCase().includes(word)),
+    const { chosen: shown, unknown } = chosenRuns(all.runs, filter.value, notes.texts());
+    said.textContent = unknown.length
+      ? `no run has ${unknown.join(", ")}: choose a setting or a metric of the list of columns`
+      : "";
+    const known = columnsOf(all.runs);
+    const columns = picked_ ?? [
+      ...known.differing.slice(0, FEW_SETTINGS_SHOWN),
+      ...known.metrics.filter((name) => name !== "loss").slice(0, FEW_METRICS_SHOWN),
+    ];
+    choices(known, columns);
+    const places = placesOf(shown.map((run) => knownOf(run, group)));
+    const colourOf = (run) => (group && places.has(knownOf(run, group)) ? orderedColour(places.get(knownOf(run, group))) : null);
+    const [sorted, direction] = order.startsWith("-") ? [order.slice(1), -1] : [order, 1];
+    const inOrder =
+      sorted in SORTS
+        ? (one, other) => {
+            const [a, b] = [SORTS[sorted](one), SORTS[sorted](other)];
+            return direction * (a < b ? -1 : a > b ? 1 : 0);
+          }
+        : byColumn(sorted, direction, (run) => notes.of(run.id).note);
+    shown.sort(
+      (one, other) => notes.of(other.id).pin - notes.of(one.id).pin || inOrder(one, other) || one.name.localeCompare(other.name),
     );
-    shown.sort((one, other) => {
-      const [a, b] = [SORTS[order](one), SORTS[order](other)];
-      return a < b ? -1 : a > b ? 1 : one.name.localeCompare(other.name);
-    });
+    drawSweep(shown, known, columns, colourOf);
     head.replaceChildren(
       `${many(all.runs.length, "run")} in ${all.folder ?? "this folder"}${shown.length < all.runs.length ? ` · ${shown.length} shown` : ""}`,
     );
     const title = (name, text, settings = {}) =>
       make(
         "th",
-        { scope: "col", "aria-sort": order === name ? "ascending" : null, ...settings },
-        name in SORTS
+        { scope: "col", "aria-sort": sorted === name ? (direction > 0 ? "ascending" : "descending") : null, ...settings },
+        name
           ? make(
               "button",
               {
                 class: "plain",
                 "data-sort": name,
                 onclick: () => {
-                  order = name;
-                  keep({ sort: name });
+                  order = order === name ? `-${name}` : name;
+                  keep({ sort: order });
                   list();
                 },
               },
               text,
-              order === name ? " ▾" : "",
+              sorted === name ? (direction > 0 ? " ▾" : " ▴") : "",
             )
           : text,
       );
@@ -116,7 +188,10 @@ export function runsView({ root, listed, args }) {
         make(
           "td",
           { class: "run" },
+          colourOf(run) ? make("i", { class: "group", style: { background: colourOf(run) } }) : null,
           make("a", { class: "name", href: linkTo("overview", run.id) }, run.name),
+          pinOf(run),
+          noteOf(run),
           run.error || run.end ? make("p", { class: "error" }, run.error || run.end.words) : null,
         ),
         make(
@@ -144,6 +219,17 @@ export function runsView({ root, listed, args }) {
             ? make("b", { class: "badge bad" }, MARKS[run.loss_last_mark].name)
             : plain(run.loss_last),
         ),
+        make(
+          "td",
+          { class: "course" },
+          run.course?.some((value) => value !== null)
+            ? sparkline({ values: run.course, log: run.course.every((value) => value === null || value > 0) }, 90, 22)
+            : null,
+        ),
+        columns.map((name) => {
+          const value = knownOf(run, name);
+          return make("td", { class: typeof value === "number" ? "right" : "" }, settingText(value));
+        }),
         make("td", { class: "spare" }, run.model ?? ""),
         make("td", { class: "right spare" }, whole(run.layers)),
         make("td", { class: "right nowrap", title: `began ${since(run.started)}` }, since(run.updated)),
@@ -167,6 +253,16 @@ export function runsView({ root, listed, args }) {
             title("state", "state"),
             title("steps", "last step", { class: "right" }),
             title("loss", "last loss", { class: "right" }),
+            make("th", { scope: "col" }, "course"),
+            columns.map((name) =>
+              title(name, known.metrics.includes(name) ? `best ${name}` : name, {
+                class:
+                  typeof shown.map((run) => knownOf(run, name)).find((value) => value !== undefined && value !== null) ===
+                  "number"
+                    ? "right"
+                    : "",
+              }),
+            ),
             make("th", { scope: "col", class: "spare" }, "model"),
             make("th", { scope: "col", class: "right spare" }, "layers"),
             title("updated", "last data", { class: "right" }),
@@ -180,11 +276,153 @@ export function runsView({ root, listed, args }) {
     picked();
   }
 
+  // Which columns stand in the table, and which setting colours the runs.
+  function choices(known, columns) {
+    const names = [...known.settings, ...known.metrics].slice(0, MOST_CHOICES);
+    menu.hidden = !names.length;
+    fill(
+      menu,
+      make("summary", { class: "button" }, "columns"),
+      make(
+        "div",
+        null,
+        names.map((name) =>
+          make(
+            "label",
+            null,
+            make("input", {
+              type: "checkbox",
+              checked: columns.includes(name),
+              onchange: (event) => {
+                picked_ = event.target.checked ? [...columns, name] : columns.filter((each) => each !== name);
+                keep({ columns: picked_.join("|") });
+                list();
+              },
+            }),
+            ` ${known.metrics.includes(name) ? `best ${name}` : name}`,
+          ),
+        ),
+      ),
+    );
+    fill(
+      groups,
+      known.differing.length
+        ? make(
+            "label",
+            null,
+            "colour by ",
+            make(
+              "select",
+              {
+                "aria-label": "Colour by",
+                onchange: (event) => {
+                  group = event.target.value;
+                  keep({ group });
+                  list();
+                },
+              },
+              make("option", { value: "" }, "nothing"),
+              known.differing.map((name) => make("option", { value: name, selected: name === group }, name)),
+            ),
+          )
+        : null,
+    );
+    sweeping.hidden = !known.differing.length || !known.metrics.length;
+  }
+
+  function drawSweep(shown, known, columns, colourOf) {
+    chart.hidden = !sweep.isOn || sweeping.hidden;
+    if (chart.hidden) return;
+    const x = known.differing.includes(sweep.x) ? sweep.x : known.differing[0];
+    const y = known.metrics.includes(sweep.y)
+      ? sweep.y
+      : (known.metrics.find((name) => columns.includes(name)) ?? known.metrics[0]);
+    sweep.picture ??= sweepPicture();
+    const chooser = (label, name, names, value) =>
+      make(
+        "label",
+        null,
+        `${label} `,
+        make(
+          "select",
+          {
+            "aria-label": label,
+            onchange: (event) => {
+              sweep[name] = event.target.value;
+              keep({ [name]: event.target.value });
+              list();
+            },
+          },
+          names.map((each) => make("option", { value: each, selected: each === value }, each)),
+        ),
+      );
+    chart.replaceChildren(
+      make("div", { class: "bar" }, chooser("metric", "y", known.metrics, y), chooser("setting", "x", known.differing, x)),
+      sweep.picture.element,
+    );
+    const places = placesOf(shown.map((run) => knownOf(run, y)));
+    const coloured = shown.map((run) => ({ ...run, colour: colourOf(run) ?? orderedColour(places.get(knownOf(run, y)) ?? 0) }));
+    sweep.picture.show(coloured, x, y, [...new Set([...known.differing.filter((name) => columns.includes(name)), x])]);
+  }
+
+  function pinOf(run) {
+    const { pin } = notes.of(run.id);
+    return make(
+      "button",
+      {
+        class: `plain pin${pin ? " on" : ""}`,
+        "aria-pressed": String(Boolean(pin)),
+        "aria-label": `Keep ${run.name} on top`,
+        title: "Keep on top",
+        onclick: () => {
+          notes.set(run.id, { pin: !pin });
+          list();
+        },
+      },
+      pin ? "★" : "☆",
+    );
+  }
+
+  function noteOf(run) {
+    const { note } = notes.of(run.id);
+    const place = make("span", { class: "note-of-run" });
+    const write = () => {
+      const input = make("input", {
+        class: "wide",
+        value: note,
+        "aria-label": `Note beside ${run.name}`,
+        placeholder: "a note, with #tags",
+      });
+      const done = (isKept) => {
+        if (isKept) notes.set(run.id, { note: input.value.trim() });
+        list();
+      };
+      input.addEventListener("keydown", (event) => {
+        if (event.key === "Enter" || event.key === "Escape") done(event.key === "Enter");
+      });
+      place.replaceChildren(input);
+      input.focus();
+    };
+    place.append(
+      make(
+        "button",
+        {
+          class: "plain quiet",
+          "aria-label": `Write a note beside ${run.name}`,
+          title: "Write a note, with #tags",
+          onclick: write,
+        },
+        note || "✎",
+      ),
+    );
+    return place;
+  }
+
   function picked() {
     const ready = chosen.size > 1;
     compare.textContent = ready ? `Compare ${chosen.size} runs` : "Compare: tick two or more";
     compare.classList.toggle("off", !ready);
-    if (ready) compare.href = linkTo("compare", "", { runs: [...chosen].join(",") });
+    if (ready) compare.href = linkTo("compare", "", { runs: [...chosen].join(","), group });
     else compare.removeAttribute("href");
     keep({ chosen: [...chosen].join("|") });
   }
