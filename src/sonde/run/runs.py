@@ -337,22 +337,25 @@ class RunSummary:
 
 _PARTS = 40  # of a course
 _FINITE = "FILTER (isfinite(value))"
+_READ = "CREATE OR REPLACE TEMP TABLE sonde_read AS SELECT run, name, step, value FROM scalars"
 _ENDS = (
     "SELECT run, name, min(step), max(step), arg_max(value, step), "
     f"coalesce(min(value) {_FINITE}, 'nan'), coalesce(max(value) {_FINITE}, 'nan'), arg_min(value, step) "
-    "FROM scalars GROUP BY run, name"
+    "FROM sonde_read GROUP BY run, name"
 )
 _COURSES = (
     f"SELECT run, name, part, coalesce(avg(value) {_FINITE}, 'nan') FROM (SELECT run, name, value, "
     f"(step - min(step) OVER each) * {_PARTS} // (max(step) OVER each - min(step) OVER each + 1) AS part "
-    "FROM scalars WHERE contains(name, 'loss') WINDOW each AS (PARTITION BY run, name)) GROUP BY run, name, part ORDER BY run, name, part"
+    "FROM sonde_read WHERE contains(name, 'loss') WINDOW each AS (PARTITION BY run, name)) "
+    "GROUP BY run, name, part ORDER BY run, name, part"
 )
-"""Texts of two questions about all runs at once."""
+"""Two questions about the scalars of all runs, which are read once: each run is a table of its own."""
 
 
 def _summaries(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...]) -> dict[str, RunSummary]:
     found: dict[str, RunSummary] = {}
     if "scalars" in families:
+        connection.execute(_READ)
         ends: dict[str, list[tuple[Any, ...]]] = {}
         for run, *about in connection.execute(_ENDS).fetchall():
             ends.setdefault(run, []).append(tuple(about))
@@ -370,6 +373,7 @@ def _summaries(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...])
             course = courses.setdefault((run, name), [])
             course.extend([math.nan] * (part - len(course)))
             course.append(mean)
+        connection.execute("DROP TABLE sonde_read")
         for (run, name), course in courses.items():
             likely = min((each != "loss", "val" in each, each) for each in found[run].scalars if "loss" in each)
             if name == likely[-1]:

@@ -180,6 +180,41 @@ def test_the_ratio_is_update_by_weight(small: OpenedRun) -> None:
     assert (answer["usual"], answer["unit"]) == (1e-3, "no unit")
 
 
+def test_blocks_that_change_alike_are_one_row_with_the_largest_change() -> None:
+    """Eight blocks of three layers, each at its own size; the third block stands out at one step, and so is shown."""
+    names = [f"h.{block}.{layer}" for block in range(8) for layer in ("a", "b", "c")]
+    sizes = np.array([[1.0, 10.0, 100.0] for _ in range(8)]).reshape(-1)
+    with memory_run() as writer:
+        for step in range(8):
+            rms = sizes * np.where(np.arange(24) == 16, 1.5 if step == 4 else 1.0, 1.0)
+            rms[7] *= 30.0 if step == 2 else 1.0
+            writer.append("moments", Layout([f"{name}:output" for name in names]), {"rms": rms}, step=step)
+    answer = heatmap(OpenedRun(writer.run()), "rms", fold=True)
+    assert answer["layers"] == [*names[:12], "h.4 to 7"]
+    assert answer["folds"] == [1] * 12 + [12]
+    assert answer["like"] == [""] * 12 + ["h.3"]
+    assert cells(answer)[-1].tolist() == [1.0] * 4 + [1.5] + [1.0] * 3
+    assert answer["reference"] == [*sizes[:12].tolist(), 1.0]
+    whole = heatmap(OpenedRun(writer.run()), "rms")
+    assert whole["layers"] == names
+    assert whole["reference"] == sizes.tolist()
+
+
+def test_the_steps_without_a_finite_loss_at_the_end_are_said() -> None:
+    with memory_run() as writer:
+        for step, loss, other in (
+            (0, 1.0, math.nan),
+            (2, math.nan, math.inf),
+            (4, 1.0, math.nan),
+            (6, math.inf, 1.0),
+            (8, math.nan, 1.0),
+        ):
+            writer.scalar("loss", loss, step=step)
+            writer.scalar("metric", other, step=step)
+    found = {each["name"]: each["tail"] for each in overview(OpenedRun(writer.run()))["scalars"]}
+    assert found == {"loss": 6, "metric": None}
+
+
 def test_a_subtree_or_a_pattern_chooses_layers(small: OpenedRun) -> None:
     assert heatmap(small, "rms", layers="blocks.0")["layers"] == ["blocks.0.fc"]
     assert heatmap(small, "rms", layers=r"\.fc$")["layers"] == list(LAYERS[:2])

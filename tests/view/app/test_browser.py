@@ -526,14 +526,126 @@ def test_a_root_stands_alone_and_what_follows_from_it_is_folded_below(browser: A
     check(tmp_path / "runs" / "lr")
     with LivePage(tmp_path / "runs") as served, opened(browser, served.address) as page:
         assert "update_large" in page.locator("tr", has_text="lr").inner_text()
-        for view, within in (("", "aside"), ("/findings", ".findings")):
-            go(page, f"#/run/{ids_of_list(served.address, page)['lr']}{view}")
-            folded = page.locator(f"{within} details.behind")
-            sync_api.expect(folded).to_have_count(1)
-            assert folded.locator("summary").inner_text().startswith("from it follow")
-            assert page.locator(f"{within} article.finding").filter(visible=True).count() == 1
-            folded.locator("summary").click()
-            assert page.locator(f"{within} article.finding").filter(visible=True).count() == 3
+        run = ids_of_list(served.address, page)["lr"]
+        go(page, f"#/run/{run}/findings")
+        folded = page.locator(".findings details.behind")
+        sync_api.expect(folded).to_have_count(1)
+        assert folded.locator("summary").inner_text().startswith("from it follow")
+        assert page.locator(".findings article.finding").filter(visible=True).count() == 1
+        folded.locator("summary").click()
+        assert page.locator(".findings article.finding").filter(visible=True).count() == 3
+        go(page, f"#/run/{run}")
+        sync_api.expect(page.locator(".sentence")).to_have_count(1)
+        assert page.locator(".sentence .clause").count() == 3
+        assert "0.weight: each step moves it" in page.locator(".sentence .clause").first.inner_text()
+
+
+@slow
+def test_a_clause_of_the_story_moves_the_cursor_and_it_goes_along_to_other_views(browser: Any, address: str) -> None:
+    expect = sync_api.expect
+    with opened(browser, address) as page:
+        run = ids(page)["deep/defects"]
+        go(page, f"#/run/{run}")
+        clause = page.locator(".clause", has_text="broken").first
+        step = int(clause.locator("b").inner_text().removeprefix("step ").removesuffix(": ").removesuffix(":"))
+        clause.click()
+        page.wait_for_url(f"**step={step}*")
+        expect(page.locator(".heat .cross .cell")).to_have_count(1)
+        expect(page.locator(".chart .cursor line").first).to_be_attached()
+        for view in ("layers", "flow"):
+            page.locator("#views a", has_text=view.title()).click()
+            page.locator(f"#view .view.{view}:not([aria-busy])").wait_for(state="attached")
+            assert f"step={step}" in page.url
+        expect(page.locator(".player output")).to_have_text(f"step {step}")
+
+
+@slow
+def test_where_it_began_shows_the_steps_around_and_folds_those_without_a_number(browser: Any, tmp_path: Path) -> None:
+    """200 steps, of which the loss is NaN from step 50 on, where an output is not finite."""
+    with start_run(tmp_path / "runs" / "late") as writer:
+        for step in range(200):
+            rms = np.array([1.0, np.nan if step >= 50 else 1.0])
+            writer.append("moments", Layout(["a:output", "b:output"]), {"rms": rms, "nan": np.isnan(rms) * 1.0}, step=step)
+            writer.scalar("loss", np.nan if step >= 50 else 1.0, step=step)
+    check(tmp_path / "runs" / "late")
+    with LivePage(tmp_path / "runs") as served, opened(browser, served.address) as page:
+        go(page, f"#/run/{ids(page)['late']}")
+        page.locator("button", has_text="Where it began").click()
+        page.wait_for_url("**from=10*")  # 50, less a fifth of 199
+        sync_api.expect(page.locator(".part")).to_contain_text("the loss is no number from step 50 on")
+        assert "step=50" in page.url
+        assert 52 < int(page.evaluate("new URLSearchParams(location.hash.split('?')[1]).get('to')")) < 70
+        page.locator(".part button").click()
+        sync_api.expect(page.locator(".part")).to_be_hidden()
+
+
+@slow
+def test_runs_are_chosen_by_a_query_coloured_by_a_setting_and_noted(browser: Any, tmp_path: Path) -> None:
+    expect = sync_api.expect
+    for name, rate, accuracy in (("one", 0.1, 0.5), ("two", 0.01, 0.9), ("three", 0.001, 0.7)):
+        with start_run(tmp_path / "runs" / name, about={"config": {"lr": rate, "kind": "same"}}) as writer:
+            for step in range(3):
+                writer.scalar("val_accuracy", accuracy - 0.1 * step, step=step)
+    with LivePage(tmp_path / "runs") as served, opened(browser, served.address) as page:
+        names = page.locator("td a.name")
+        heads = page.locator("thead").inner_text()
+        assert "lr" in heads
+        assert "best val_accuracy" in heads
+        assert "kind" not in heads
+        expect(page.locator("tbody tr", has_text="two")).to_contain_text("0.9")
+        page.locator("button[data-sort=lr]").click()
+        expect(names).to_have_text(["three", "two", "one"])
+        page.locator("button[data-sort=lr]").click()
+        expect(names).to_have_text(["one", "two", "three"])
+        page.get_by_label("Keep three on top").click()
+        expect(names).to_have_text(["three", "one", "two"])
+        page.get_by_label("Write a note beside two").click()
+        page.get_by_label("Note beside two").fill("the best #keep")
+        page.keyboard.press("Enter")
+        page.reload()
+        expect(names).to_have_text(["three", "one", "two"])
+        for query, chosen in (("lr>0.001 val_accuracy>=0.9", ["two"]), ("tag:keep", ["two"]), ("state:ended lr<0.01", ["three"])):
+            page.get_by_label("Filter runs").fill(query)
+            expect(names).to_have_text(chosen)
+        page.get_by_label("Filter runs").fill("depth>2")
+        expect(page.locator("p.error[role=status]")).to_contain_text("no run has depth")
+        page.get_by_label("Filter runs").fill("")
+        page.get_by_label("Colour by").select_option("lr")
+        expect(page.locator("i.group")).to_have_count(3)
+        page.locator("button", has_text="Sweep").click()
+        expect(page.locator(".dot-of-run")).to_have_count(3)
+        expect(page.locator("path.of-run")).to_have_count(3)
+        assert page.evaluate(NO_NUMBER) == []
+
+
+@slow
+def test_a_picture_of_change_is_grey_where_a_layer_is_at_its_median_and_sizes_are_one_click_away(
+    browser: Any, tmp_path: Path
+) -> None:
+    """Twenty steps of two layers of other sizes; the second is ten times its size at step 15."""
+    with start_run(tmp_path / "runs" / "moves") as writer:
+        for step in range(20):
+            rms = np.array([1.0, 1e-3 * (10 if step == 15 else 1)])
+            writer.append("moments", Layout(["a:output", "b:output"]), {"rms": rms}, step=step)
+    colour = """(canvas, [column, row]) => {
+        const [x, y] = [canvas.width * (column + 0.5) / 19, canvas.height * (row + 0.5) / 2].map(Math.round);
+        return Array.from(canvas.getContext("2d").getImageData(x, y, 1, 1).data.slice(0, 3));
+    }"""
+    with LivePage(tmp_path / "runs") as served, opened(browser, served.address) as page:
+        go(page, f"#/run/{ids(page)['moves']}/layers")
+        sync_api.expect(page.locator(".legend").first).to_contain_text("the median of its row")
+        canvas = page.locator(".heat canvas")
+        calm, other, moved = (canvas.evaluate(colour, place) for place in ([3, 0], [3, 1], [15, 1]))
+        assert calm == other
+        assert max(calm) - min(calm) < 12  # grey
+        assert max(moved) - min(moved) > 60
+        page.get_by_label("What is shown").select_option("size")
+        sync_api.expect(page.locator(".legend").first).not_to_contain_text("median of its row")
+        page.wait_for_function("""() => {
+            const canvas = document.querySelector(".heat canvas");
+            const at = (row) => String(canvas.getContext("2d").getImageData(20, canvas.height * (row + 0.5) / 2, 1, 1).data);
+            return at(0) !== at(1);
+        }""")
 
 
 def ids_of_list(address: str, page: Any) -> dict[str, str]:
@@ -737,7 +849,12 @@ def test_rounded_numbers_are_those_of_the_run_within_their_bound(browser: Any, t
 def test_functions_of_the_page_give_what_their_names_say(browser: Any, address: str) -> None:
     found = """async () => {
         const module = (name) => import(`/assets/app/${name}.js`);
-        const [dom, scales, span, source] = await Promise.all(["dom", "scales", "span", "source"].map(module));
+        const names = ["dom", "scales", "span", "source", "story", "query", "heat", "change"];
+        const [dom, scales, span, source, story, query, heat, change] = await Promise.all(names.map(module));
+        const runs = [
+            { name: "a", state: "ended", settings: { lr: 0.1, kind: "Adam" }, metrics: { loss: { last: 2, best: 1 } } },
+            { name: "b", state: "failed", settings: { lr: 0.01, kind: "adamw" }, metrics: { loss: { last: 1, best: 1 } } },
+        ].map((run) => ({ ...run, model: run.settings.kind }));
         const part = span.Span.of({ first: 0, last: 100 }, { from: "20", to: "40", step: "30" });
         const odd = span.Span.of({ first: null, last: undefined }, { from: "x", to: "NaN", step: "" });
         return {
@@ -747,6 +864,17 @@ def test_functions_of_the_page_give_what_their_names_say(browser: Any, address: 
             linear: scales.ticks(scales.axis(0, 10, 0, 1), 5).map(([, text]) => text),
             share: [1, 10, 100].map(scales.shareOn({ low: 1, high: 100, log: true })),
             middles: source.middlesOf([0, 4, 8], [2, 6]),
+            onset: [story.aroundOnset(50, 0, 100), story.aroundOnset(50, 0, 100, 52), story.aroundOnset(0, 0, 100, 100)],
+            clause: story.clauseOf("step 4: a: grew (also b and 3 more)"),
+            query: ["lr>0.01", "lr<=0.01 adam", "kind=ADAM", "loss:1", "loss.last>1", "nothing>1", "name!=a"].map((text) =>
+              query.chosenRuns(runs, text).chosen.map(({ name }) => name).join("")),
+            unknown: query.chosenRuns(runs, "nothing>1").unknown,
+            places: [...query.placesOf([0.1, 1e-3, 0.01, 0.1])],
+            rows: ["b:output", "b.weight:grad", "b.c:output", "z:output"].map((site) =>
+              heat.rowOfSite(["a:output", "b:output[0]", "b:output[1]"], site)),
+            blocks: ["blocks.0.fc", "model.layers.11", "head", "h.1 to 11", "blocks.0"].map(heat.blockOf),
+            change: Array.from(change.changeOf({ rows: 2, columns: 2, reference: [2, 0], label: "rms",
+              values: [2, 4, 0, 1], shown: [2, 4, 0, 1], shownMarks: [0, 0, 5, 0] }).values),
             part: [part.part, part.cursor, part.isWhole], odd: [odd.part, odd.cursor, odd.first, odd.last],
         };
     }"""
@@ -759,6 +887,14 @@ def test_functions_of_the_page_give_what_their_names_say(browser: Any, address: 
             "linear": ["0", "2", "4", "6", "8", "10"],
             "share": [0, 0.5, 1],
             "middles": [1, 5],
+            "onset": [[30, 60], [30, 55.3], [0, 10]],
+            "clause": "a: grew",
+            "query": ["a", "b", "a", "ab", "a", "", "b"],
+            "unknown": ["nothing"],
+            "places": [[0.001, 0], [0.01, 0.5], [0.1, 1]],
+            "rows": [1, 1, 1, -1],
+            "blocks": ["blocks.0", "model.layers.11", "", "h.1", "blocks.0"],
+            "change": [1, 2, 1, float("inf")],
             "part": [{"from": 20, "to": 40}, 30, False],
             "odd": [{}, None, 0, 1],
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -181,6 +182,21 @@ def test_one_run_on_disk_is_a_list_of_one(runs: Path) -> None:
 def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="does not exist; give the folder that holds"):
         FollowedRuns(tmp_path / "nothing")
+
+
+def test_an_entry_has_the_settings_and_metrics_of_its_run(tmp_path: Path) -> None:
+    """Of a loss the best value is the least, of an accuracy the greatest; norms and rates are no metrics."""
+    with start_run(tmp_path / "run", about={"config": {"model": {"depth": 2}, "name": "x"}}) as writer:
+        for step, loss, accuracy in ((0, 3.0, 0.1), (1, 1.0, 0.9), (2, 2.0, 0.8), (3, math.nan, 0.7)):
+            writer.scalar("val_loss", loss, step=step)
+            writer.scalar("accuracy", accuracy, step=step)
+            writer.scalar("grad_norm", 1.0, step=step)
+            writer.scalar("lr", 0.1 / (1 + step), step=step)
+    (entry,) = FollowedRuns(tmp_path).entries()
+    assert entry["settings"] == {"model.depth": 2, "name": "x", "lr": 0.1}
+    assert entry["metrics"] == {"accuracy": {"last": 0.7, "best": 0.9}, "val_loss": {"last": None, "best": 1.0}}
+    assert [value for value in entry["course"] if value is not None] == [3.0, 1.0, 2.0]
+    assert (entry["first"], entry["last"], entry["loss_last"]) == (0, 3, None)
 
 
 def test_only_what_has_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

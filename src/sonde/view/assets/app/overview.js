@@ -11,7 +11,7 @@ import { matrixOf } from "./source.js";
 import { Span } from "./span.js";
 import { aroundOnset, beginningOf, storyOfRun } from "./story.js";
 
-const sentence = (text) => `${text.charAt(0).toUpperCase()}${text.slice(1)}.`;
+const asSentence = (text) => `${text.charAt(0).toUpperCase()}${text.slice(1)}.`;
 const SAID = { grad_norm_raw: "grad_norm_raw (before clipping)" };
 const hasData = (run) => typeof run.last === "number" && run.last >= 0;
 const GROUPS = [
@@ -41,7 +41,7 @@ function verdict(run, { findings, health, shortfalls, counted }, moves) {
     { class: `verdict ${failed ? "bad" : health}` },
     badge(failed ? "bad" : health, failed ? "Failed" : WORDS[health]),
     make("p", null, words),
-    shortfalls.length ? make("p", { class: "doubts" }, make("strong", null, sentence(shortfalls.join(", ")))) : null,
+    shortfalls.length ? make("p", { class: "doubts" }, make("strong", null, asSentence(shortfalls.join(", ")))) : null,
     run.end ? make("p", { class: "end" }, run.end.words) : null,
     make(
       "p",

@@ -28,6 +28,7 @@ const SORTS = {
 
 const [FEW_SETTINGS_SHOWN, FEW_METRICS_SHOWN] = [5, 2];
 const MOST_CHOICES = 60; // of columns
+const MOST_ROWS = 200; // at first
 
 // A list is sorted by a column as the reader expects: numbers from the least, texts by their letters; what has none stands last.
 function byColumn(name, direction, note) {
@@ -51,6 +52,7 @@ export function runsView({ root, listed, args }) {
   let order = args.sort || "updated"; // one of SORTS, or a column; with a minus in front of it the other way round
   let picked_ = args.columns === undefined ? null : args.columns.split("|").filter(Boolean); // columns; null: those that differ
   let group = args.group ?? "";
+  let isEvery = false;
   const notes = notesOf(listed.folder ?? "");
   const sweep = { isOn: args.sweep === "1", x: args.x, y: args.y, picture: null };
   let all = listed;
@@ -168,7 +170,7 @@ export function runsView({ root, listed, args }) {
             )
           : text,
       );
-    const rows = shown.map((run) => {
+    const rows = shown.slice(0, isEvery ? shown.length : MOST_ROWS).map((run) => {
       const box = make("input", {
         type: "checkbox",
         "aria-label": `Choose ${run.name} for a comparison`,
@@ -196,7 +198,7 @@ export function runsView({ root, listed, args }) {
         ),
         make(
           "td",
-          null,
+          { class: "health" },
           broken
             ? ""
             : [
@@ -223,7 +225,14 @@ export function runsView({ root, listed, args }) {
           "td",
           { class: "course" },
           run.course?.some((value) => value !== null)
-            ? sparkline({ values: run.course, log: run.course.every((value) => value === null || value > 0) }, 90, 22)
+            ? sparkline(
+                {
+                  values: run.course.filter((value) => value !== null),
+                  log: run.course.every((value) => value === null || value > 0),
+                },
+                90,
+                22,
+              )
             : null,
         ),
         columns.map((name) => {
@@ -240,7 +249,7 @@ export function runsView({ root, listed, args }) {
       table,
       make(
         "table",
-        null,
+        { class: columns.length > 1 ? "many-columns" : null },
         make(
           "thead",
           null,
@@ -271,6 +280,22 @@ export function runsView({ root, listed, args }) {
         ),
         make("tbody", null, rows),
       ),
+      rows.length < shown.length
+        ? make(
+            "p",
+            { class: "bar" },
+            make(
+              "button",
+              {
+                onclick: () => {
+                  isEvery = true;
+                  list();
+                },
+              },
+              `all ${whole(shown.length)} runs`,
+            ),
+          )
+        : null,
       shown.length ? null : notice("No run has these words", "Change or empty the filter."),
     );
     picked();
