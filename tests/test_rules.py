@@ -201,6 +201,7 @@ def said(found: Finding | None) -> tuple[str, str, str] | None:
         ),
         (rules.judge("loss_rising", 1.0, 1.0, 0.2, 0.5), None),
         (rules.judge("loss_rising", 1.6, 1.0, 0.8, 0.2), None),
+        (rules.judge("loss_rising", 1.6, 1.0, 0.8, 0.0, math.nan, 0.3), None),  # the first values are as far apart
         (rules.judge("loss_unbounded", -9.0, -4.0, 0.0, 1.0), None),
         (rules.judge("loss_unbounded", -11.0, -6.0, 0.0, 1.0), None),  # it slows down
         (rules.judge("loss_unbounded", -11.0, -5.0, 0.0, 1.0, 0.4), None),  # it began around 0
@@ -209,9 +210,15 @@ def said(found: Finding | None) -> tuple[str, str, str] | None:
             rules.judge("loss_unbounded", -2.2, -1.5, -1.4, -1.4, 0.1, math.log(4)),
             ("loss_unbounded", "warn", "the loss falls without bound: from -1.4 to -2.2"),
         ),
+        (rules.judge("loss_unbounded", -11.0, -5.0, 0.0, 1.0, 0.0, math.nan, 1.0), None),  # it crosses zero, as that of a density
+        (rules.judge("loss_unbounded", -0.9, -0.4, -0.2, -0.05), None),  # a score ends at -1
         (
-            rules.judge("loss_unbounded", -11.0, -5.0, 0.0, 1.0),
-            ("loss_unbounded", "warn", "the loss falls without bound: from 1 to -11"),
+            rules.judge("loss_unbounded", -110.0, -50.0, 0.0, 1.0, 0.0, math.nan, 1.0),
+            ("loss_unbounded", "warn", "the loss falls without bound: from 1 to -110"),
+        ),
+        (
+            rules.judge("loss_unbounded", -11.0, -5.0, -1.0, -1.0),
+            ("loss_unbounded", "warn", "the loss falls without bound: from -1 to -11"),
         ),
         (rules.judge("loss_stuck", 0.9, 0.95, 1.0, 0.0, math.nan), None),
         (rules.judge("loss_stuck", 1.0, 1.0, 1.0, 0.02, math.nan), None),
@@ -222,7 +229,7 @@ def said(found: Finding | None) -> tuple[str, str, str] | None:
         (rules.judge("loss_stuck", 0.1, 0.1, 0.1, 0.001, math.log(3)), None),
         (
             rules.judge("loss_stuck", 1.1, 1.1, 2.0, 0.001, math.log(3)),
-            ("loss_stuck", "warn", "the loss does not fall: 2 in the first third, 1.1 in the last"),
+            ("loss_stuck", "warn", "the loss stays at that of a guess, 1.1: 2 in the first third, 1.1 in the last"),
         ),
         (rules.judge("overfitting", 1.1, 1.0, 2.0, 0.1, 0.5), None),
         (rules.judge("overfitting", 1.3, 1.0, 2.0, 0.6, 0.5), None),
@@ -336,7 +343,31 @@ def test_nothing_is_said_against_a_size_of_zero(found: Any) -> None:
     assert found() is None
 
 
-NUMBERS = [-20.0, -1e-6, 0.0, 1e-9, 1e-6, 1e-5, 1e-3, 0.02, 0.05, 0.2, 0.25, 0.5, 0.6, 0.9, 1.0, 1.1, 1.5, 2.0, 5.0, 8.0, 10.0]
+NUMBERS = [
+    -200.0,
+    -20.0,
+    -1.0,
+    -1e-6,
+    0.0,
+    1e-9,
+    1e-6,
+    1e-5,
+    1e-3,
+    0.02,
+    0.05,
+    0.2,
+    0.25,
+    0.5,
+    0.6,
+    0.9,
+    1.0,
+    1.1,
+    1.5,
+    2.0,
+    5.0,
+    8.0,
+    10.0,
+]
 NUMBERS += [100.0, 300.0, 1e3, 1e4, 65_504.0, math.inf, math.nan]
 
 

@@ -83,5 +83,20 @@ def test_a_condition_is_followed_in_each_column_as_step_by_step(seed: int) -> No
         assert (held.worst[column], held.step[column], held.others[0][column]) == pytest.approx(worst, nan_ok=True, rel=0, abs=0)
 
 
+def test_a_condition_of_the_first_values_alone_counts_only_if_it_lasts_and_then_from_where_it_began() -> None:
+    """Three of five hold at once; of the two columns one holds on, beyond the five values that the window lets pass."""
+    held = Held(Window(3, 5, after=5))
+    for step, holds in enumerate([[True, True]] * 3 + [[False, True]] * 5):
+        held.add(np.array([holds]), np.ones((1, 2)), np.array([step]))
+        assert list(held.since) == [-1, 0 if step >= 5 else -1]
+
+
+def test_values_without_the_condition_count_before_it() -> None:
+    held = Held(Window(3, 5, after=5))
+    for step in range(9):
+        held.add(np.array([[step >= 6]]), np.ones((1, 1)), np.array([step]))
+    assert (list(held.since), list(held.last)) == ([6], [8])
+
+
 def _held(record: list[int | None]) -> list[bool]:
     return [each is not None for each in record]

@@ -90,7 +90,7 @@ class GPT(nn.Module):
                 nn.init.normal_(module.weight, std=std)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.norm(self.blocks(self.token(tokens) + self.place.weight)))
+        logits: Tensor = self.head(self.norm(self.blocks(self.token(tokens) + self.place.weight[: tokens.shape[1]])))
         return logits
 
 

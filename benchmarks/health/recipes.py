@@ -3,7 +3,7 @@
 ``python -m benchmarks.health.recipes --count 300`` trains them and prints the findings for 100,000 steps. A kind of training (an
 architecture with its loss) and the number draw the sizes, the optimizer, its learning rate within what is usual for it, the
 schedule and the size of batches. Nothing here was chosen by what the rules say. A training that has not learnt is no healthy one:
-where the loss has not fallen by a twentieth, it is counted apart, and so is what is found in it.
+where the loss has not fallen as far as that of its kind, it is counted apart, and so is what is found in it.
 """
 
 from __future__ import annotations
@@ -12,152 +12,29 @@ import argparse
 import json
 import math
 import os
-import random
+import re
 import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
-from benchmarks.health import data, networks
+from benchmarks.health import data, lasting, networks
+from benchmarks.health.drawn import ACTIVATIONS, KINDS, Draw, kind, made, optimized, size
 from benchmarks.health.outcome import of_sonde
 from benchmarks.health.training import Training, of_classes, run
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.optim import LBFGS, NAdam, Optimizer, RAdam, RMSprop
+from torch.optim import LBFGS
 
-Draw = random.Random
-Make = Callable[[Draw, int], Training]
-
-KINDS: dict[str, Make] = {}
-"""By name what makes a training from what is drawn, and a seed for its data."""
-
-_LEARNT = 0.95  # loss of the last fifth, of the first tenth
-ACTIVATIONS: tuple[Callable[[], nn.Module], ...] = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.ELU, lambda: nn.LeakyReLU(0.1))
+assert lasting  # imported to list its kinds
 
 
-def kind(make: Make) -> Make:
-    """List the decorated function as a kind of training, under its name."""
-    KINDS[make.__name__.replace("_", " ")] = make
-    return make
-
-
-class Muon(Optimizer):
-    """Momentum whose updates of matrices are made orthogonal by Newton-Schulz steps (Jordan et al., 2024); SGD for the rest."""
-
-    def __init__(self, held: Any, lr: float = 0.02, momentum: float = 0.95) -> None:
-        super().__init__(held, {"lr": lr, "momentum": momentum})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                kept = self.state[parameter].setdefault("momentum", torch.zeros_like(parameter))
-                kept.mul_(group["momentum"]).add_(parameter.grad)
-                update = parameter.grad + group["momentum"] * kept
-                if parameter.dim() > 1:
-                    x = update.flatten(1) / (update.norm() + 1e-7)
-                    tall = x.shape[0] > x.shape[1]
-                    x = x.T if tall else x
-                    for _ in range(5):
-                        a = x @ x.T
-                        x = 3.4445 * x + (-4.775 * a + 2.0315 * a @ a) @ x
-                    x = x.T if tall else x
-                    update = 0.2 * max(x.shape) ** 0.5 * x.reshape(parameter.shape)
-                parameter.sub_(group["lr"] * update)
-
-
-class Lion(Optimizer):
-    """The sign of a mean of gradients (Chen et al., 2023)."""
-
-    def __init__(self, held: Any, lr: float = 3e-4) -> None:
-        super().__init__(held, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for parameter in (each for each in group["params"] if each.grad is not None):
-                kept = self.state[parameter].setdefault("mean", torch.zeros_like(parameter))
-                parameter.sub_(group["lr"] * (0.9 * kept + 0.1 * parameter.grad).sign())
-                kept.mul_(0.99).add_(parameter.grad, alpha=0.01)
-
-
-class ScheduleFree(Optimizer):
-    """SGD whose parameters lie between the iterate and its mean (Defazio et al., 2024)."""
-
-    def __init__(self, held: Any, lr: float = 0.5, beta: float = 0.9) -> None:
-        super().__init__(held, {"lr": lr, "beta": beta})
-        self._steps = 0
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        self._steps += 1
-        for group in self.param_groups:
-            for parameter in (each for each in group["params"] if each.grad is not None):
-                state = self.state[parameter]
-                z, mean = state.setdefault("z", parameter.clone()), state.setdefault("mean", parameter.clone())
-                z.sub_(group["lr"] * parameter.grad)
-                mean.lerp_(z, 1 / self._steps)
-                parameter.copy_(torch.lerp(z, mean, group["beta"]))
-
-
-def optimized(draw: Draw, training: Training, *, adaptive: bool = False) -> Training:
-    """Draw optimizer, learning rate, schedule, clipping and accumulation; *adaptive*: the architecture needs one of Adam's kind."""
-    usual: list[tuple[Callable[..., Optimizer], float, float, dict[str, Any]]] = [
-        (torch.optim.AdamW, 3e-4, 4e-3, {"weight_decay": draw.choice((0.0, 0.01, 0.1))}),
-        (torch.optim.Adam, 3e-4, 4e-3, {"betas": (0.9, draw.choice((0.95, 0.99, 0.999)))}),
-        (NAdam, 5e-4, 3e-3, {}),
-        (RAdam, 1e-3, 5e-3, {}),
-        (Lion, 1e-4, 5e-4, {}),
-        (RMSprop, 3e-4, 2e-3, {}),
-        (Muon, 2e-3, 2e-2, {}),
-    ]
-    if not adaptive:
-        usual += [
-            (torch.optim.SGD, 0.02, 0.15, {}),
-            (torch.optim.SGD, 5e-3, 4e-2, {"momentum": 0.9, "nesterov": draw.random() < 0.5, "weight_decay": 1e-4}),
-            (torch.optim.Adagrad, 5e-3, 2e-2, {}),
-            (ScheduleFree, 0.05, 0.4, {}),
-        ]
-    make, low, high, rest = draw.choice(usual)
-    held = [each for each in training.model.parameters() if each.requires_grad]
-    training.optimizer = make(held, lr=math.exp(draw.uniform(math.log(low), math.log(high))), **rest)
-    steps = training.steps = draw.choice((3, 8, 25, 40, 60, 60, 80, 100, 120)) if draw.random() < 0.95 else 500
-    warm, period = draw.choice((1, 5, 20)), draw.choice((30, 50))
-    training.rate = draw.choice(
-        (
-            None,
-            None,
-            lambda step: min(1.0, (step + 1) / warm),
-            lambda step: min(1.0, (step + 1) / warm) * 0.5 * (1 + math.cos(math.pi * min(1.0, step / steps))),
-            lambda step: 0.5 * (1 + math.cos(math.pi * (step % period) / period)),
-            lambda step: 0.1 ** (2 * step // steps),
-            lambda step: max(0.0, 1 - step / steps),
-        )
-    )
-    training.clip = draw.choice((math.inf, math.inf, 1.0, 0.5))
-    training.accumulate = draw.choice((1, 1, 1, 2))
-    if draw.random() < 0.15:
-        training.context = lambda: torch.autocast("cpu", torch.bfloat16)
-    return training
-
-
-def _made(model: nn.Module, batch: data.Batch, loss: Callable[[Any, Tensor], Tensor] = of_classes) -> Training:
-    return Training(model, torch.optim.SGD(model.parameters(), 0.1), batch, loss)
-
-
-def _size(draw: Draw, *sizes: int) -> int:
-    return draw.choice(sizes or (4, 16, 64, 128))
-
-
-@kind
+@kind(guess=math.log(3))
 def perceptron(draw: Draw, seed: int) -> Training:
     depth, width = draw.randint(1, 6), draw.choice((16, 48, 96))
     layers: list[nn.Module] = []
@@ -165,58 +42,58 @@ def perceptron(draw: Draw, seed: int) -> Training:
     for place in range(depth):
         layers += [nn.Linear(width if place else 20, width), *([norm(width)] if norm else []), act()]
         layers += [nn.Dropout(draw.choice((0.1, 0.5)))] if draw.random() < 0.2 else []
-    return optimized(draw, _made(nn.Sequential(*layers, nn.Linear(width, 3)), data.blobs(seed, _size(draw, 16, 64, 256))))
+    return optimized(draw, made(nn.Sequential(*layers, nn.Linear(width, 3)), data.blobs(seed, size(draw, 16, 64, 256))))
 
 
-@kind
+@kind(guess=math.log(4))
 def convolutions(draw: Draw, seed: int) -> Training:
     model = networks.cnn(draw.randint(2, 5), draw.choice(ACTIVATIONS), norm=draw.random() < 0.7, channels=draw.choice((8, 16)))
-    return optimized(draw, _made(model, data.images(seed, _size(draw, 16, 32))))
+    return optimized(draw, made(model, data.images(seed, size(draw, 16, 32))))
 
 
-@kind
+@kind(guess=math.log(4))
 def residual(draw: Draw, seed: int) -> Training:
-    return optimized(draw, _made(networks.resnet(), data.images(seed, _size(draw, 8, 32))))
+    return optimized(draw, made(networks.resnet(), data.images(seed, size(draw, 8, 32))))
 
 
-@kind
+@kind(guess=math.log(networks.TOKENS))
 def decoder(draw: Draw, seed: int) -> Training:
     model = networks.GPT(draw.choice((16, 32, 48)), draw.randint(1, 4), dropout=draw.choice((0.0, 0.1)))
     if draw.random() < 0.4:
         model.head.weight = model.token.weight
-    return optimized(draw, _made(model, data.text(seed, _size(draw, 4, 8, 16))), adaptive=True)
+    return optimized(draw, made(model, data.text(seed, size(draw, 4, 8, 16))), adaptive=True)
 
 
-@kind
+@kind(guess=math.log(networks.TOKENS))
 def encoder(draw: Draw, seed: int) -> Training:
     layer = nn.TransformerEncoderLayer(
         32, 4, 64, 0.1, draw.choice(("relu", "gelu")), batch_first=True, norm_first=draw.random() < 0.5
     )
     stack = nn.TransformerEncoder(layer, draw.randint(1, 3), enable_nested_tensor=False)
     model = nn.Sequential(nn.Embedding(networks.TOKENS, 32), stack, nn.Linear(32, networks.TOKENS))
-    return optimized(draw, _made(model, data.text(seed)), adaptive=True)
+    return optimized(draw, made(model, data.text(seed)), adaptive=True)
 
 
-@kind
+@kind(guess=math.log(networks.TOKENS))
 def recurrent(draw: Draw, seed: int) -> Training:
     layer = draw.choice((nn.LSTM, nn.GRU, nn.RNN))
-    return optimized(draw, _made(networks.Recurrent(layer, num_layers=draw.randint(1, 2)), data.text(seed)), adaptive=True)
+    return optimized(draw, made(networks.Recurrent(layer, num_layers=draw.randint(1, 2)), data.text(seed)), adaptive=True)
 
 
-@kind
+@kind()
 def segmentation(draw: Draw, seed: int) -> Training:
     batch = data.images(seed, masks=True)
-    return optimized(draw, _made(networks.UNet(), batch, functional.binary_cross_entropy_with_logits), adaptive=True)
+    return optimized(draw, made(networks.UNet(), batch, functional.binary_cross_entropy_with_logits), adaptive=True)
 
 
-@kind
+@kind()
 def regression(draw: Draw, seed: int) -> Training:
     model = networks.mlp(draw.randint(1, 4), draw.choice(ACTIVATIONS), outputs=1)
     loss = draw.choice((functional.mse_loss, functional.l1_loss, functional.huber_loss))
-    return optimized(draw, _made(model, data.lines(seed, scale=draw.choice((0.1, 1.0, 10.0))), loss), adaptive=True)
+    return optimized(draw, made(model, data.lines(seed, scale=draw.choice((0.1, 1.0, 10.0))), loss), adaptive=True)
 
 
-@kind
+@kind(learns=0)
 def density_of_a_regression(draw: Draw, seed: int) -> Training:
     """Gaussian negative log-likelihood: it falls below zero as the noise is learnt."""
     model = networks.mlp(2, draw.choice(ACTIVATIONS), outputs=2)
@@ -225,7 +102,7 @@ def density_of_a_regression(draw: Draw, seed: int) -> Training:
         mean, log_variance = out[:, :1], out[:, 1:].clamp(-12, 6)
         return 0.5 * (log_variance + (y - mean).square() / log_variance.exp()).mean()
 
-    return optimized(draw, _made(model, data.lines(seed, scale=draw.choice((0.05, 1.0))), loss), adaptive=True)
+    return optimized(draw, made(model, data.lines(seed, scale=draw.choice((0.05, 1.0))), loss), adaptive=True)
 
 
 class _Coupling(nn.Module):
@@ -255,7 +132,7 @@ class _Flow(nn.Module):
         return 0.5 * x.square().sum(1) - total
 
 
-@kind
+@kind(learns=0)
 def flow(draw: Draw, seed: int) -> Training:
     """A normalising flow on a thin ring: its loss is below zero in the end."""
     generator, thin = torch.Generator().manual_seed(seed), draw.choice((0.02, 0.2))
@@ -265,10 +142,10 @@ def flow(draw: Draw, seed: int) -> Training:
         x = torch.stack([angle.cos(), angle.sin(), 0.1 * angle.cos(), angle.sin().square()], 1)
         return x * 0.5 + thin * torch.randn(128, 4, generator=generator), torch.zeros(())
 
-    return optimized(draw, _made(_Flow(draw.choice((16, 32)), draw.randint(2, 4)), batch, lambda out, _: out.mean()), adaptive=True)
+    return optimized(draw, made(_Flow(draw.choice((16, 32)), draw.randint(2, 4)), batch, lambda out, _: out.mean()), adaptive=True)
 
 
-@kind
+@kind()
 def diffusion(draw: Draw, seed: int) -> Training:
     model, source = networks.mlp(3, nn.SiLU, width=64, inputs=21, outputs=20), data.blobs(seed)
 
@@ -276,10 +153,10 @@ def diffusion(draw: Draw, seed: int) -> Training:
         x, t, noise = source()[0], torch.rand(64, 1), torch.randn(64, 20)
         return torch.cat([(1 - t).sqrt() * x + t.sqrt() * noise, t], 1), noise
 
-    return optimized(draw, _made(model, batch, functional.mse_loss), adaptive=True)
+    return optimized(draw, made(model, batch, functional.mse_loss), adaptive=True)
 
 
-@kind
+@kind()
 def contrastive(draw: Draw, seed: int) -> Training:
     model, source, heat = networks.mlp(2, nn.ReLU, outputs=16), data.blobs(seed), draw.choice((0.1, 0.2, 0.5))
 
@@ -291,7 +168,7 @@ def contrastive(draw: Draw, seed: int) -> Training:
         one, other = functional.normalize(out, dim=1).chunk(2)
         return functional.cross_entropy(one @ other.T / heat, y)
 
-    return optimized(draw, _made(model, batch, loss), adaptive=True)
+    return optimized(draw, made(model, batch, loss), adaptive=True)
 
 
 class _Experts(nn.Module):
@@ -315,9 +192,9 @@ class _Experts(nn.Module):
         return logits
 
 
-@kind
+@kind(guess=math.log(3))
 def experts(draw: Draw, seed: int) -> Training:
-    return optimized(draw, _made(_Experts(draw.randint(1, 2)), data.blobs(seed, _size(draw, 32, 128))), adaptive=True)
+    return optimized(draw, made(_Experts(draw.randint(1, 2)), data.blobs(seed, size(draw, 32, 128))), adaptive=True)
 
 
 class _Sparse(nn.Module):
@@ -332,14 +209,14 @@ class _Sparse(nn.Module):
         return made
 
 
-@kind
+@kind()
 def sparse_features(draw: Draw, seed: int) -> Training:
     source = data.blobs(seed)
     model = _Sparse(draw.choice((64, 128)), draw.choice((4, 8, 16)))
-    return optimized(draw, _made(model, lambda: (x := source()[0], x), functional.mse_loss), adaptive=True)
+    return optimized(draw, made(model, lambda: (x := source()[0], x), functional.mse_loss), adaptive=True)
 
 
-@kind
+@kind(guess=math.log(3))
 def sparse_inputs(draw: Draw, seed: int) -> Training:
     """Counts of words: most are zero, and a Dropout is what they meet first."""
     generator, share = torch.Generator().manual_seed(seed), draw.choice((0.03, 0.1))
@@ -349,7 +226,7 @@ def sparse_inputs(draw: Draw, seed: int) -> Training:
         y = torch.randint(3, (64,), generator=generator)
         return (torch.rand(64, 200, generator=generator) < topics[y]).float(), y
 
-    return optimized(draw, _made(nn.Sequential(nn.Dropout(0.1), nn.Linear(200, 32), nn.ReLU(), nn.Linear(32, 3)), batch))
+    return optimized(draw, made(nn.Sequential(nn.Dropout(0.1), nn.Linear(200, 32), nn.ReLU(), nn.Linear(32, 3)), batch))
 
 
 class _Graph(nn.Module):
@@ -369,16 +246,16 @@ class _Graph(nn.Module):
         return logits
 
 
-@kind
+@kind(guess=math.log(3))
 def graph(draw: Draw, seed: int) -> Training:
     generator, kinds = torch.Generator().manual_seed(seed), torch.arange(48) % 3
     centers = torch.randn(3, 8, generator=generator)
     return optimized(
-        draw, _made(_Graph(seed, draw.randint(1, 3)), lambda: (centers[kinds] + torch.randn(48, 8, generator=generator), kinds))
+        draw, made(_Graph(seed, draw.randint(1, 3)), lambda: (centers[kinds] + torch.randn(48, 8, generator=generator), kinds))
     )
 
 
-@kind
+@kind()
 def autoencoder(draw: Draw, seed: int) -> Training:
     source, model = data.blobs(seed), networks.VAE()
 
@@ -388,7 +265,7 @@ def autoencoder(draw: Draw, seed: int) -> Training:
         return functional.mse_loss(made, x, reduction="none").sum(1).mean() + draw_weight * distance
 
     draw_weight = draw.choice((0.1, 1.0))
-    return optimized(draw, _made(model, lambda: (x := source()[0], x), loss), adaptive=True)
+    return optimized(draw, made(model, lambda: (x := source()[0], x), loss), adaptive=True)
 
 
 def _before(model: nn.Module, batch: data.Batch, steps: int = 80) -> None:
@@ -401,7 +278,7 @@ def _before(model: nn.Module, batch: data.Batch, steps: int = 80) -> None:
         optimizer.step()
 
 
-@kind
+@kind()
 def tuning(draw: Draw, seed: int) -> Training:
     """A trained network with a new head, the rest frozen in part or free."""
     model = networks.cnn(3) if (is_image := draw.random() < 0.5) else networks.mlp(3)
@@ -411,10 +288,10 @@ def tuning(draw: Draw, seed: int) -> Training:
     frozen = draw.choice((0, len(model) // 2, len(model) - 1))
     for layer in model[:frozen]:
         layer.requires_grad_(False)
-    return optimized(draw, _made(model, make(seed)), adaptive=True)
+    return optimized(draw, made(model, make(seed)), adaptive=True)
 
 
-@kind
+@kind(guess=math.log(networks.TOKENS))
 def low_rank(draw: Draw, seed: int) -> Training:
     model = networks.GPT(32, 2)
     _before(model, data.text(seed + 50))
@@ -422,7 +299,7 @@ def low_rank(draw: Draw, seed: int) -> Training:
     for block in model.blocks:
         for name in draw.sample(("query", "key", "value", "out"), 2):
             setattr(block.attention, name, networks.LowRank(getattr(block.attention, name), draw.choice((2, 8))))
-    return optimized(draw, _made(model, data.text(seed)), adaptive=True)
+    return optimized(draw, made(model, data.text(seed)), adaptive=True)
 
 
 class _Rounded(torch.autograd.Function):
@@ -441,14 +318,14 @@ class _Quantised(nn.Linear):
         return functional.linear(x, _Rounded.apply(self.weight, step), self.bias)
 
 
-@kind
+@kind(guess=math.log(3))
 def quantised(draw: Draw, seed: int) -> Training:
     """Weights that are rounded to four bits in the forward pass, with straight gradients."""
     model = nn.Sequential(_Quantised(20, 64), nn.ReLU(), _Quantised(64, 64), nn.ReLU(), nn.Linear(64, 3))
-    return optimized(draw, _made(model, data.blobs(seed)), adaptive=True)
+    return optimized(draw, made(model, data.blobs(seed)), adaptive=True)
 
 
-@kind
+@kind()
 def quasi_newton(draw: Draw, seed: int) -> Training:
     model = networks.mlp(draw.randint(1, 2), nn.Tanh, width=16, outputs=1)
     x, y = data.lines(seed, 128)()
@@ -466,15 +343,15 @@ def quasi_newton(draw: Draw, seed: int) -> Training:
     return Training(model, optimizer, lambda: (x, y), functional.mse_loss, train=train, steps=draw.choice((10, 40)))
 
 
-@kind
+@kind(learns=None)
 def generator_and_critic(draw: Draw, seed: int) -> Training:
     generator, critic = networks.mlp(2, inputs=4, outputs=2), networks.mlp(2, lambda: nn.LeakyReLU(0.2), inputs=2, outputs=1)
     one, other = (torch.optim.Adam(part.parameters(), draw.choice((3e-4, 1e-3)), betas=(0.5, 0.99)) for part in (generator, critic))
     clips = draw.random() < 0.4  # Arjovsky et al., 2017
-    made = torch.Generator().manual_seed(seed)
+    drawn = torch.Generator().manual_seed(seed)
 
     def train(step: int) -> Tensor:
-        true, false = torch.randn(64, 2, generator=made) * 0.5 + 1.0, generator(torch.randn(64, 4, generator=made))
+        true, false = torch.randn(64, 2, generator=drawn) * 0.5 + 1.0, generator(torch.randn(64, 4, generator=drawn))
         other.zero_grad()
         judged = critic(false.detach()), critic(true)
         (
@@ -497,21 +374,21 @@ def generator_and_critic(draw: Draw, seed: int) -> Training:
     return Training(both, one, lambda: (torch.zeros(()), torch.zeros(())), train=train, steps=draw.choice((60, 120)))
 
 
-@kind
+@kind(learns=None)
 def policy(draw: Draw, seed: int) -> Training:
     """REINFORCE in a world of one step, with noise in the rewards: its loss is around zero."""
-    made, noise = torch.Generator().manual_seed(seed), draw.choice((0.1, 1.0))
+    drawn, noise = torch.Generator().manual_seed(seed), draw.choice((0.1, 1.0))
 
     def loss(logits: Tensor, y: Tensor) -> Tensor:
         chances = logits.log_softmax(-1)
-        action = torch.multinomial(chances.detach().exp(), 1, generator=made)[:, 0]
-        reward = (action == y).float() + noise * torch.randn(len(y), generator=made)
+        action = torch.multinomial(chances.detach().exp(), 1, generator=drawn)[:, 0]
+        reward = (action == y).float() + noise * torch.randn(len(y), generator=drawn)
         return -(chances[torch.arange(len(y)), action] * (reward - reward.mean())).mean()
 
-    return optimized(draw, _made(networks.mlp(2), data.blobs(seed), loss), adaptive=True)
+    return optimized(draw, made(networks.mlp(2), data.blobs(seed), loss), adaptive=True)
 
 
-@kind
+@kind(learns=None)
 def value_of_actions(draw: Draw, seed: int) -> Training:
     """A critic that learns from its own estimates, with a target network that follows."""
     model, target = networks.mlp(2, outputs=4), networks.mlp(2, outputs=4)
@@ -539,25 +416,17 @@ def value_of_actions(draw: Draw, seed: int) -> Training:
     return Training(both, optimizer, lambda: (torch.zeros(()), torch.zeros(())), train=train, steps=draw.choice((60, 120)))
 
 
-UNBOUNDED = ("policy", "generator and critic", "value of actions", "density of a regression", "flow")
-"""Kinds whose loss says nothing of what was learnt."""
-
-
-def has_learnt(name: str, losses: list[float]) -> bool:
-    """Return whether a training of the kind *name* has learnt, by its *losses*; of a few steps, whether the loss is finite."""
-    if len(losses) < 20 or name in UNBOUNDED:
-        return all(math.isfinite(each) for each in losses)
-    early, late = (sum(part) / len(part) for part in (losses[: len(losses) // 10], losses[-len(losses) // 5 :]))
-    return late < _LEARNT * early
+def kind_of(number: int) -> str:
+    """Return the name of the kind of the recipe of a *number*."""
+    return list(KINDS)[number % len(KINDS)]
 
 
 def trained(number: int, every: tuple[int, ...]) -> dict[str, Any]:
     """Train the recipe of a *number*; return its kind, its steps, whether it has learnt, and what was found at each interval."""
-    names = list(KINDS)
-    name, draw = names[number % len(names)], Draw(number)
+    name, draw = kind_of(number), Draw(number)
     torch.manual_seed(number)
     torch.set_num_threads(1)
-    training = KINDS[name](draw, number)
+    training = KINDS[name].make(draw, number)
     inspectors = run(training, dict.fromkeys(every, "memory"))
     losses = inspectors[0].run.scalar("loss")[1].tolist()
     found = {n: [vars_of(each) for each in of_sonde(one.findings)] for n, one in zip(every, inspectors, strict=True)}
@@ -566,7 +435,7 @@ def trained(number: int, every: tuple[int, ...]) -> dict[str, Any]:
         "kind": name,
         "optimizer": type(training.optimizer).__name__,
         "steps": training.steps,
-        "learnt": has_learnt(name, losses),
+        "learnt": KINDS[name].has_learnt(losses),
         "found": found,
     }
 
@@ -581,11 +450,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.health.recipes", description=__doc__)
     parser.add_argument("--count", type=int, default=300, metavar="N", help="how many recipes (300)")
     parser.add_argument("--begin", type=int, default=0, metavar="N", help="the number of the first (0)")
+    parser.add_argument("--only", default="", metavar="PATTERN", help="kinds whose name matches, as 'flow|policy'")
     parser.add_argument("--every", type=int, nargs="+", default=[1, 10], metavar="N", help="intervals of logged steps (1 10)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what is found to FILE, a line of JSON for each recipe")
     options = parser.parse_args()
     start, known, broken = time.perf_counter(), [], 0
     for number in range(options.begin, options.begin + options.count):
+        if not re.search(options.only, kind_of(number)):
+            continue
         try:
             known.append(trained(number, tuple(options.every)))
         except Exception:

@@ -186,7 +186,7 @@ def test_steps_that_blow_up_the_first_layer_are_no_larger_input(optimizer: type[
     torch.manual_seed(0)
     model = mlp()
     of = found(model, optimizer(model.parameters(), lr=30.0), classes(model))
-    assert "update_large" in of
+    assert {"update_large", "update_huge"} & of.keys()
     assert "input_large" not in of
 
 
@@ -471,3 +471,42 @@ def test_a_normalisation_without_a_weight_stands_before_the_units_behind_it_that
     nn.init.zeros_(model[1].weight)
     every = roots(model, SGD(model.parameters(), 1e-4), classes(model), steps=40)
     assert (every[0].rule, every[0].site) == ("all_zero", "1:output")
+
+
+class Player(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.other(self.one(x)).square().mean() + 3.0  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("is_game", [True, False])
+def test_the_loss_of_a_game_need_not_fall(is_game: bool) -> None:
+    """Two parts move in steps of their own, each with a forward pass; of one loss, both parts move behind one backward pass."""
+    torch.manual_seed(0)
+    model, x = Player(), torch.randn(16, 4)
+    optimizers = [SGD(part.parameters(), lr=1e-9) for part in (model.one, model.other)]
+    with sonde.watch(model, every=1, to="memory", verbose=False, rules={"update_small": False}) as inspector:
+        for step in range(140):
+            loss = model(x)
+            loss.backward()
+            for optimizer in [optimizers[step % 2]] if is_game else optimizers:
+                optimizer.step()
+            model.zero_grad()
+            inspector.push_loss(loss, train=True)
+    assert ("loss_stuck" in {each.rule for each in inspector.findings}) is not is_game
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_gradient_is_zero_where_a_batch_has_no_loss(ends: bool) -> None:
+    """A loss with a margin is exactly 0 once the margin is reached; one that stays at 1 has a gradient to give."""
+    model = mlp()
+    margin = 1.0 if ends else -1.0
+    of = found(
+        model,
+        SGD(model.parameters(), lr=1e-3),
+        lambda step: functional.relu(model(torch.ones(4, 8)).sum() * 0 - margin) + (not ends),
+    )
+    assert ("gradient_zero" in of) is not ends

@@ -21,6 +21,10 @@ Way = Literal["large", "jump", "small", "lost", "still", "broken"]
 About = tuple[Quantity, Way]
 """What a finding of a rule says, so that :mod:`sonde.rules.story` can tell which one explains which."""
 
+Circumstance = Literal["helped", "learnt", "converged", "in turns"]
+"""What makes it right as it is: the loss fell behind the step, is well below its first values, has come to its end; or the parts of
+the model are trained against each other, step about."""
+
 Severity = Literal["note", "warn", "bad"]
 """``note``: worth a look, shown in tables; ``warn``: unusual; ``bad``: wrong in any training. Findings are ``warn`` and ``bad``."""
 
@@ -133,6 +137,7 @@ class Rule:
         brings: the rules whose findings follow from one of this rule, and are then no findings of their own.
         note_until: the threshold up to which a value is a note; ``""``: none is.
         about: the quantity of its findings, and how that is wrong; None: it explains no other finding, and none explains it.
+        unless: under any of these circumstances its findings are none.
     """
 
     name: str
@@ -151,6 +156,7 @@ class Rule:
     brings: frozenset[str] = frozenset()
     note_until: str = ""
     about: About | None = None
+    unless: tuple[Circumstance, ...] = ()
 
     def __deepcopy__(self, memo: object) -> Rule:
         """Return this: an entry never changes."""
@@ -182,6 +188,7 @@ def entry(
     least: int | str = 0,
     brings: tuple[str, ...] = (),
     about: About | None = None,
+    unless: tuple[Circumstance, ...] = (),
 ) -> Callable[[Callable[_Numbers, Judged]], Callable[_Numbers, Finding | None]]:
     """List the decorated function as a built-in rule, under its own name.
 
@@ -197,7 +204,7 @@ def entry(
             yield f"its size is {short(rms)}"
 
     Args:
-        condition, source, advice, needs, note_until, at, window, brings, about: see :class:`Rule`.
+        condition, source, advice, needs, note_until, at, window, brings, about, unless: see :class:`Rule`.
         severity: of its findings.
         evidence: the names under which a finding has the arguments, in their order, ``""`` for one that it has not; by default
             their own names.
@@ -230,7 +237,7 @@ def entry(
         required = frozenset(reads) - defaults.keys()
         RULES[name] = Rule(
             name, condition, source, advice, judged, thresholds, needs, at, reads, required, measure, window, lasts,
-            frozenset(brings), note_until, about,
+            frozenset(brings), note_until, about, unless,
         )  # fmt: skip
         return judged
 

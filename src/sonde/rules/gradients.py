@@ -28,6 +28,7 @@ ALONG = 0.7
     window=Window(3, 5),
     brings=("update_small", "gradient_vanishing"),
     about=("gradient", "small"),
+    unless=("converged",),
 )
 def gradient_zero(size: float) -> Judged:
     """Judge the *size* of a gradient that arrived."""

@@ -37,6 +37,7 @@ OUTPUT_SMALL = 1e3
     severity="bad",
     least=2,
     about=("output", "large"),
+    unless=("learnt",),
 )
 def output_growth(size: float, before: float, *, factor: float = OUTPUT_GROWTH) -> Judged:
     """Judge the *size* of an output; *before* is the larger of its smallest size so far and the largest output at the beginning."""
@@ -93,6 +94,7 @@ def input_large(
     needs=("rms:param",),
     least=2,
     about=("weight", "large"),
+    unless=("learnt",),
 )
 def weight_growth(size: float, before: float, *, factor: float = WEIGHT_GROWTH) -> Judged:
     """Judge the *size* of a weight; *before* is the larger of its smallest size so far and the median weight at the beginning."""

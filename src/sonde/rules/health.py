@@ -98,13 +98,13 @@ def all_zero(zeros: float, count: float) -> Judged:
 
 
 @entry(
-    f"std of an output at most {CONSTANT:g} of its mean",
+    f"std of an output at most {CONSTANT:g} of its mean, in 3 of 5 logged steps, beyond the first five",
     "the rounding of float32",
     "look for a layer whose weights are equal, or an input that is the same for every sample",
     needs=("std:output",),
     evidence=("mean", "std", ""),
     at="hidden",
-    window=Window(3, 5),
+    window=Window(3, 5, after=5),  # a layer may begin at zero
     about=("output", "lost"),
 )
 def constant(mean: float, std: float, count: float, *, spread: float = CONSTANT) -> Judged:

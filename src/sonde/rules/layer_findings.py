@@ -78,6 +78,8 @@ class LayerFindings:
         self._written = np.empty((5, 0))  # of each parameter: last step, size and mean, largest update, and logged steps
         self._writes: list[Finding] = []  # each time that parameters were written into
         self._often = chosen.held("overwritten")
+        self.takes_turns = False  # whether parts are trained against each other: each moves in steps of its own, and runs in them
+        self._turns: list[Columns] = []  # which updates there were in the first such step, and in the first with others
         self.pace = math.nan  # update / weight of half of the weights, in the last step
         self._gaps = np.empty(
             (4, 0)
@@ -118,6 +120,7 @@ class LayerFindings:
         with np.errstate(all="ignore"):
             self._look_at_input(sizes, steps)
             self._look_for_gaps(values, steps)
+            self._look_for_turns(values)
             self._look_for_writes(sizes, steps)
             self._look_at_steps(sizes, steps)
             self._look_at_updates(sizes, block)
@@ -145,6 +148,7 @@ class LayerFindings:
         """Add to the rule's record where it holds at *columns*, the values, and the numbers: of shape ``(moments, columns)``."""
         record = self._held[rule]
         if not holds.any() and not record.is_waiting:
+            record.count(columns, np.isfinite(values))
             return
         shape = len(steps), len(self.history)
         every = np.zeros(shape, bool)
@@ -205,6 +209,20 @@ class LayerFindings:
             last[here] = step
             gap[here] = 0
             gap[counted & ~line] += 1
+
+    def _look_for_turns(self, values: Numbers) -> None:
+        """See whether steps with a forward pass move some weights, then others alone, and then the first again.
+
+        Where several optimizers hold the parts of one network, the steps of all but the first have no forward pass of their own.
+        """
+        moved = np.isfinite(values[:, self.history.at("update")])
+        ran = np.isfinite(values[:, self.history.at("output")]).any(axis=1) & moved.any(axis=1)
+        for line in moved[ran] if not self.takes_turns else ():
+            where = np.flatnonzero(self.history.at("update"))[line]
+            if not self._turns or (len(self._turns) == 1 and not np.isin(where, self._turns[0]).any()):
+                self._turns.append(where)
+            elif len(self._turns) > 1 and not np.isin(where, self._turns[1]).any():
+                self.takes_turns = bool(np.isin(where, self._turns[0]).any())
 
     def _look_for_writes(self, sizes: Sizes, steps: Steps) -> None:
         """Judge whether parameters have moved by more than their updates since the logged step before.

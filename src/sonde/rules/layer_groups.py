@@ -24,11 +24,12 @@ class Groups:
 
     Attributes:
         inner: outputs of hidden layers.
-        first_to_last: of these, all in the order of execution.
+        first_to_last: of these, the first tensor of each call, in the order of execution; others are masks or states.
         weights, updates, gradients: matrices that have all three, column by column.
         moved: updates and parameters, of biases and the like, too, column by column.
         usual: the sizes of weights as torch would initialise them.
         deep: columns of weights and of their gradients, in the order of execution.
+        scored: which of these make queries or keys.
         tanh, sigmoid, relu, dropout: hidden activations by their kind.
         halves: which of the updates are of weights in a half precision.
         queries, keys: outputs of attention, pair by pair.
@@ -44,7 +45,8 @@ class Groups:
     gradients: Columns
     moved: tuple[Columns, ...]
     usual: Numbers
-    deep: tuple[Columns, ...]
+    deep: Columns
+    scored: Mask
     tanh: Columns
     sigmoid: Columns
     zeros: Columns
@@ -74,14 +76,18 @@ class Groups:
         deep = np.array(by_depth, np.intp).reshape(-1, 2).T
         dropout = np.array([c for c in ordered.tolist() if kinds[c].startswith("Dropout")], np.intp)
         first = {(history.sites[c].path, history.calls[c]): c for c in sorted(ordered.tolist(), reverse=True)}
-        zeros = np.array([c for c in first.values() if "Drop" not in kinds[c]], np.intp)  # masks beside an output may be all zero
+        main = np.array(sorted(first.values(), key=history.rank), np.intp)
+        zeros = np.array([c for c in main.tolist() if "Drop" not in kinds[c]], np.intp)
         halves = {fact.dtype for fact in facts.parameters.values()}
         half = np.flatnonzero(outputs | history.at("grad")) if halves == {"float16"} else np.empty(0, np.intp)
         in_half = np.array([history.facts[c].dtype in ("float16", "bfloat16") for c in weights.tolist()], bool)
         queries, keys = queries_and_keys(history, facts)
         moved = history.beside("update", "param", every=True)
+        layers = [history.sites[c].path.rpartition(".")[0] for c in deep[0].tolist()]
+        scoring = {each for query in layers if (key := _key_of(query)) != query and key in layers for each in (query, key)}
+        scored = np.array([each in scoring for each in layers], bool)
         return Groups(
-            inner, ordered, updates, weights, gradients, moved, usual, (deep[0], deep[1]), of_kind("Tanh", "RNN"),
+            inner, main, updates, weights, gradients, moved, usual, deep, scored, of_kind("Tanh", "RNN"),
             of_kind("Sigmoid"), zeros, dropout, half, in_half, queries, keys, _lookups(history),
             _first_layer(history),
         )  # fmt: skip
@@ -100,16 +106,21 @@ def queries_and_keys(history: History, facts: ModelFacts) -> tuple[Columns, Colu
     at = {(history.sites[c].path, history.calls[c]): c for c in np.flatnonzero(history.at("output"))[::-1].tolist()}
     pairs: dict[tuple[str, int], list[tuple[bool, int, int]]] = {}
     for (path, call), column in at.items():
-        parent, _, name = path.rpartition(".")
-        parts = name.split("_")
-        other = "_".join(_QUERY.get(part, part) for part in parts)
-        key = at.get((f"{parent}.{other}" if parent else other, call))
-        if other != name and key is not None:
-            pairs.setdefault((parent, call), []).append(("norm" in history.facts[column].kind.lower(), -column, key))
+        key = at.get((_key_of(path), call))
+        if _key_of(path) != path and key is not None:
+            pairs.setdefault((path.rpartition(".")[0], call), []).append(
+                ("norm" in history.facts[column].kind.lower(), -column, key)
+            )
     scaled = {path.rpartition(".")[0] for _, path in facts.parameters if any(word in path.rpartition(".")[2] for word in _SCALES)}
     chosen = [max(found) for (parent, _), found in pairs.items() if parent not in scaled]
     found = np.array([[-query, key] for _, query, key in chosen], np.intp).reshape(-1, 2).T
     return found[0], found[1]
+
+
+def _key_of(path: str) -> str:
+    """Return the name of the layer of the keys, if that at *path* makes queries; *path* itself if it does not, by its name."""
+    parent, dot, name = path.rpartition(".")
+    return parent + dot + "_".join(_QUERY.get(part, part) for part in name.split("_"))
 
 
 def _first_layer(history: History) -> tuple[int, int, int, bool] | None:

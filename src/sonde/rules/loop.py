@@ -81,13 +81,21 @@ def no_training_forward(missed: int, logged: int) -> Judged:
     "lower the learning rate, clip the gradient norm; look at the sign of the loss",
     needs=("loss",),
     severity="bad",
-    evidence=("loss", "first", "lowest", "", ""),
+    evidence=("loss", "first", "lowest", "", "", ""),
     window=Window(3, 5),
     least=LOSS_VALUES,
     about=("loss", "large"),
+    unless=("in turns",),
 )
 def loss_rising(
-    loss: float, first: float, lowest: float, scatter: float = 0.0, chance: float = math.nan, *, factor: float = RISING
+    loss: float,
+    first: float,
+    lowest: float,
+    scatter: float = 0.0,
+    chance: float = math.nan,
+    about: float = 0.0,
+    *,
+    factor: float = RISING,
 ) -> Judged:
     """Judge the median *loss* of the last values; *first* is that of the first values, *lowest* the smallest median so far.
 
@@ -95,27 +103,30 @@ def loss_rising(
     values differ by 0.8 of that by chance, and the smallest of twenty medians lies 1.1 of that lower: less than 3 times as much as
     by chance is no rise, as where a loss near 0 goes up and down tenfold. *chance* is the cross-entropy of a guess: a loss that has
     come back near it has forgotten what was learnt, where one of values that are learnt from their own estimates goes up and down.
+    *about* is the standard deviation of the first values: one that begins around 0 has no size of its own.
     """
     by_chance, by_chance_from_lowest = (np.exp(np.minimum(each * scatter, 700.0)) for each in (2.4, 3.5))
     far = loss > np.maximum(2.0, by_chance_from_lowest) * lowest
     guesses_again = (abs(loss - chance) < NEAR_CHANCE * chance) & (loss > LOST_AGAIN * first + (1 - LOST_AGAIN) * lowest)
     came_back = (lowest < 0.7 * first) & ((loss >= first) | guesses_again) & far
     says_something = (first > 0) & (lowest >= 0)  # not a loss around 0, as that of a policy
-    yield says_something & ((loss > np.maximum(factor, by_chance) * first) | came_back)
+    is_larger = (loss > np.maximum(factor, by_chance) * first) & (loss > first + 3 * about)
+    yield says_something & (is_larger | came_back)
     yield loss
     yield f"the loss rises: {short(loss)}, where it was {short(first)} at first and {short(lowest)} at best"
 
 
 @entry(
-    "a loss falls below minus ten times its first value, or begins at minus ln(outputs) and falls by half of that, and no slower "
-    "in the last third of its values than in the middle one",
-    "our own: the loss of a density falls below zero, too, and slower and slower",
+    "a loss that was never above zero falls below ten times its first value, or begins at minus ln(outputs) and falls by half of "
+    "that; one that was, below minus a hundred times; all below -1, and no slower in the last third than in the middle one",
+    "our own: a loss with the wrong sign is below zero from the first; that of a density comes to fall slower, a score ends at -1",
     "look at the sign of the loss",
     needs=("loss",),
-    evidence=("loss", "middle", "early", "first", "", ""),
+    evidence=("loss", "middle", "early", "first", "", "", "highest"),
     window=Window(3, 5),
     least=UNBOUNDED_VALUES + 2,
     about=("setup", "large"),
+    unless=("in turns",),
 )
 def loss_unbounded(
     late: float,
@@ -124,6 +135,7 @@ def loss_unbounded(
     first: float,
     scatter: float = 0.0,
     chance: float = math.nan,
+    highest: float = 0.0,
     *,
     factor: float = 10.0,
 ) -> Judged:
@@ -131,39 +143,54 @@ def loss_unbounded(
 
     *first* is the median of the first values, and *scatter* their standard deviation: a loss that begins around 0, as that of a
     policy or of a critic, has no size that it could be compared with. One that begins at minus *chance*, the cross-entropy of a
-    guess, is a cross-entropy with the wrong sign: it need not fall that far.
+    guess, is a cross-entropy with the wrong sign: it need not fall that far. *highest* is the largest value: where a loss
+    crosses 0, its first value may have been near 0 by chance, and says less of its size.
     """
-    is_negated = abs(first + chance) < NEAR_CHANCE * chance
-    far = (late < -factor * abs(first)) & (late < 2 * first)
-    falls = (far | (is_negated & (late < 1.5 * first))) & (abs(first) > 3 * scatter)
+    is_below = np.less_equal(highest, 0)
+    is_negated = is_below & (abs(first + chance) < NEAR_CHANCE * chance)
+    far = (late < -np.where(is_below, factor, factor**2) * abs(first)) & (late < 2 * first)
+    falls = (far | (is_negated & (late < 1.5 * first))) & (abs(first) > 3 * scatter) & (late < -1)
     yield falls & (middle - late >= early - middle) & (early > middle)
     yield late
     yield f"the loss falls without bound: from {short(first)} to {short(late)}"
 
 
 @entry(
-    f"after {STUCK_STEPS} steps or more the loss has fallen by less than {percent(STUCK)}, or stays at ln(outputs), as a guess; "
-    "not that of a network that had been trained before, far below a guess",
+    f"after {STUCK_STEPS} steps or more the loss has fallen by less than {percent(STUCK)}, since the first values and since the "
+    "first third, or stays at ln(outputs), as a guess; not that of a network that had been trained before, far below a guess",
     "smdebug, LossNotDecreasing; TheDeepChecker has 5 % of the loss in five checks",
     "look whether labels belong to their samples, and whether samples differ; raise the learning rate only where steps move the "
     "weights by less than usual, a thousandth of their size",
     needs=("loss",),
     least=STUCK_VALUES,
     about=("loss", "still"),
+    unless=("in turns",),
 )
 def loss_stuck(
-    late: float, middle: float, early: float, error: float, chance: float, *, fall: float = STUCK, near: float = NEAR_CHANCE
+    late: float,
+    middle: float,
+    early: float,
+    error: float,
+    chance: float,
+    first: float = math.nan,
+    *,
+    fall: float = STUCK,
+    near: float = NEAR_CHANCE,
 ) -> Judged:
     """Judge the mean loss of the last third (*late*), of the *middle* one and of the first (*early*).
 
     *error* is that of the difference of two thirds; *chance* is the cross-entropy of a guess, NaN if that is not known. A loss that
-    is far below that of a guess and does not fall is that of a network that had been trained before.
+    is far below that of a guess and does not fall is that of a network that had been trained before. *first* is what the first
+    values are at least, as far as their scatter says: a loss below that has fallen, if only at the very beginning of a long run.
     """
     has_not_fallen = (abs(early - late) + 2 * error < fall * early) & ~np.less(late, (1 - near) * chance)
+    has_not_fallen &= ~np.less(late, (1 - fall) * first)
     guesses = (middle - late + error < fall * late) & (abs(late - chance) < near * chance)
     yield (early > 0) & (has_not_fallen | guesses)
     yield late / early
-    yield f"the loss does not fall: {early:.4g} in the first third, {late:.4g} in the last"
+    fell = early - late >= fall * early
+    what = f"the loss stays at that of a guess, {short(chance)}" if fell else "the loss does not fall"
+    yield f"{what}: {early:.4g} in the first third, {late:.4g} in the last"
 
 
 @entry(

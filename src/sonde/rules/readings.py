@@ -107,8 +107,11 @@ def gradients(of: Sizes) -> Reading:
 
 @_place
 def depth(of: Sizes) -> Reading:
-    """Return the sizes of gradients in the first quarter of the weights and in the last, at the first weight."""
-    weights, gradients = of.groups.deep
+    """Return the sizes of gradients in the first quarter of the weights and in the last, at the first weight.
+
+    Without those that make queries and keys: what reaches them has gone through a softmax, and is as small in any layer.
+    """
+    weights, gradients = of.groups.deep[:, ~of.groups.scored]
     if len(gradients) < DEEP:
         return _NOTHING
     usual = np.array([of.history.facts[column].usual for column in weights.tolist()])

@@ -90,11 +90,11 @@ class ScalarFindings:
         return None if scalar is None else scalar.loss
 
     def has_converged(self, model: str) -> bool:
-        """Return whether the loss has come down to a hundredth of what it was."""
+        """Return whether the loss has come down to a hundredth of what it was, or to 0 for one of the last batches."""
         loss = self._loss_of(model)
-        return (
-            loss is not None and loss.smooth is not None and loss.first is not None and loss.smooth <= _CONVERGED * loss.first > 0
-        )
+        if loss is None or loss.smooth is None or loss.first is None:
+            return loss is not None and loss.ends()
+        return loss.smooth <= _CONVERGED * loss.first > 0 or loss.ends()
 
     def is_learnt(self, model: str) -> bool:
         """Return whether the loss has fallen well below its first values, and is near its smallest one."""
@@ -195,10 +195,13 @@ class _Scalar:
         if loss.smooth is None or loss.first is None:
             return
         if self.rises is None:
-            rises = self.chosen.judge("loss_rising", loss.smooth, loss.first, loss.lowest, loss.scatter(), self.chance)
+            lowest = loss.lowest if loss.least >= 0 else loss.least
+            rises = self.chosen.judge(
+                "loss_rising", loss.smooth, loss.first, lowest, loss.scatter(), self.chance, loss.first_scatter
+            )
             self.rises = self._at_last(loss.risen, rises, epoch, step)
         if self.falls is None and (thirds := loss.level_of_thirds()) is not None:
-            falls = self.chosen.judge("loss_unbounded", *thirds, loss.first, loss.first_scatter, self.chance)
+            falls = self.chosen.judge("loss_unbounded", *thirds, loss.first, loss.first_scatter, self.chance, loss.highest)
             self.falls = self._at_last(loss.fallen, falls, epoch, step)
         self.stuck = self.stuck or self._stuck(loss, epoch)
 
@@ -212,7 +215,8 @@ class _Scalar:
     def _stuck(self, loss: _Loss, epoch: int) -> Finding | None:
         """Return the finding about a *loss* that has not fallen so far."""
         told = loss.thirds()
-        found = None if told is None else self.chosen.judge("loss_stuck", *told, self.chance)
+        begun = math.nan if loss.first is None else loss.first - 2 * loss.first_scatter
+        found = None if told is None else self.chosen.judge("loss_stuck", *told, self.chance, begun)
         if found is None:
             return None
         first, last = loss.steps
@@ -290,7 +294,7 @@ class _Loss:
         smooth: the median of the last values.
         first_scatter: the standard deviation of the first values around it.
         lowest: the smallest such median.
-        least: the smallest value.
+        least, highest: the smallest and the largest value.
         begun: the first value.
         steps: the first and the last step.
         risen, fallen: how often the loss was found to rise, or to fall without bound.
@@ -301,6 +305,7 @@ class _Loss:
         self.smooth: float | None = None
         self.first_scatter = 0.0
         self.lowest = self.least = math.inf
+        self.highest = -math.inf
         self.begun = math.nan
         self.steps = (0, 0)
         self._lately: deque[tuple[int, float]] = deque(maxlen=_AFTER)
@@ -338,6 +343,10 @@ class _Loss:
             return True
         return None if self._lately and step == self._lately[-1][0] else False
 
+    def ends(self) -> bool:
+        """Return whether one of the last values is 0, and none has been below: such a batch has no gradient."""
+        return self.least == min(self._last, default=math.nan) == 0
+
     def is_learnt(self) -> bool:
         """Return whether the loss has fallen well below its first values, and is near its smallest one."""
         if self.smooth is None or self.first is None:
@@ -346,7 +355,7 @@ class _Loss:
 
     def add(self, value: float, step: int) -> None:
         """Add a value."""
-        self.least = min(self.least, value)
+        self.least, self.highest = min(self.least, value), max(self.highest, value)
         self.steps = (step if not self._last else self.steps[0], step)
         if self._last and value > 0 and self._last[-1] > 0:
             self._changes.append(abs(math.log(value / self._last[-1])))

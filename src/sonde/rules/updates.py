@@ -25,14 +25,15 @@ UNMOVED = 5
 
 
 @entry(
-    f"a step moves a weight by more than {percent(UPDATE_LARGE)} of its size",
-    "CS231n, Babysitting the learning process; torchmortem",
+    f"a step moves a weight by more than {percent(UPDATE_LARGE)} of its size, in 3 of 5 logged steps, beyond the first five",
+    "CS231n, Babysitting the learning process; torchmortem; an optimizer that divides by what it has seen begins with larger steps",
     "lower the learning rate of this weight, or warm it up",
     needs=("rms:update", "rms:param"),
     at="updates",
-    window=Window(3, 5),
+    window=Window(3, 5, after=5),
     brings=("update_huge",),
     about=("update", "large"),
+    unless=("helped",),
 )
 def update_large(ratio: float, *, most: float = UPDATE_LARGE) -> Judged:
     """Judge the *ratio* of the size of an update to the size of its weight."""
@@ -49,6 +50,7 @@ def update_large(ratio: float, *, most: float = UPDATE_LARGE) -> Judged:
     window=Window(4, 5, smallest=True),
     brings=("loss_stuck",),
     about=("update", "small"),
+    unless=("converged",),
 )
 def update_small(ratio: float, *, least: float = UPDATE_SMALL) -> Judged:
     """Judge the *ratio* of the size of an update to the size of its weight."""
@@ -65,6 +67,7 @@ def update_small(ratio: float, *, least: float = UPDATE_SMALL) -> Judged:
     at="updates",
     window=Window(1, 1),
     about=("update", "large"),
+    unless=("helped",),
 )
 def update_huge(ratio: float, *, most: float = UPDATE_HUGE) -> Judged:
     """Judge the *ratio* of the size of one update to the size of its weight after that."""
@@ -79,6 +82,7 @@ def update_huge(ratio: float, *, most: float = UPDATE_HUGE) -> Judged:
     "lower the learning rate, or warm it up",
     needs=("rms:update", "rms:param"),
     about=("update", "large"),
+    unless=("helped",),
 )
 def step_large(ratio: float, *, most: float = UPDATE_LARGE) -> Judged:
     """Judge the median *ratio* of update to weight over the weights in one step."""

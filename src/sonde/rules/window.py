@@ -28,11 +28,13 @@ class Window:
     Attributes:
         most, of: 3 of the last 5, for example; *of* is 5 at most.
         smallest: the smaller value is the worse one.
+        after: so many values a place has before the condition counts, which must still hold then: how a training begins may pass.
     """
 
     most: int = 3
     of: int = 5
     smallest: bool = False
+    after: int = 0
 
 
 class Held:
@@ -53,6 +55,7 @@ class Held:
         self.since = self.worst = self.step = self.last = self._begun = np.empty(0)
         self.others: list[Numbers] = []
         self._bits = np.empty(0, np.int64)
+        self._count = np.empty(0, np.int64)  # of each column, its values
 
     def add(self, holds: Mask, values: Numbers, steps: npt.NDArray[np.int64], *others: Numbers) -> None:
         """Add whether the condition holds, of what values: shape ``(moments, columns)``. A NaN is no value."""
@@ -62,11 +65,12 @@ class Held:
                 extended(each, width, -1) for each in (self.since, self.step, self.last, self._begun)
             )
             self.worst = extended(self.worst, width)
-            self._bits = extended(self._bits, width, 0)
+            self._bits, self._count = extended(self._bits, width, 0), extended(self._count, width, 0)
             self.others = [extended(each, width) for each in self.others or [np.empty(0)] * len(others)]
-        if not self.is_waiting and not holds.any():
-            return
         seen = np.isfinite(values)
+        if not self.is_waiting and not holds.any():
+            self.count(np.arange(width), seen)
+            return
         held = holds & seen
         if seen.all():
             alike = [(np.arange(width), np.arange(len(steps)))]
@@ -77,6 +81,12 @@ class Held:
         for columns, lines in alike:
             here = np.ix_(lines, columns)
             self._add(columns, held[here], values[here], steps[lines], [other[here] for other in others])
+
+    def count(self, columns: Columns, seen: Mask) -> None:
+        """Count values of *columns* at which the condition does not hold, and has not held lately."""
+        if self.window.after and len(columns):
+            self._count = extended(self._count, int(columns.max()) + 1, 0)
+            self._count[columns] += seen.sum(axis=0)
 
     def add_one(self, step: int, *, holds: bool) -> bool:
         """Add whether the condition holds at *step*, of the only column; return whether it has held often enough so far."""
@@ -91,7 +101,9 @@ class Held:
         often = sums[self.window.of :] - sums[: -self.window.of]  # of the lines up to the one before, and then up to each line
         begins = np.maximum.accumulate(np.where(held & (often[:-1] == 0), lines, -1), axis=0)
         begun = np.where(begins >= 0, steps[begins], self._begun[columns])
-        fired = often[1:] >= self.window.most
+        is_late = self._count[columns] + lines + 1 > self.window.after
+        self._count[columns] += len(steps)
+        fired = (often[1:] >= self.window.most) & held & is_late
         new = fired.any(axis=0) & (self.since[columns] < 0)
         self.since[columns[new]] = begun[fired.argmax(axis=0), places][new]
         self._begun[columns] = begun[-1]

@@ -34,9 +34,6 @@ PlainScalar = tuple[str, float, int, int]
 Identity = tuple[str, str, int, bool]
 
 _GRAVEST = ("bad", "warn", "note")
-_OF_STEPS = ("update_huge", "update_large", "step_large")  # a large step behind which the loss falls is a good one
-_OF_GROWTH = ("output_growth", "weight_growth")  # towards large targets, or sure answers, while the loss is at its smallest
-_OF_ENDS = ("update_small", "gradient_zero")  # small steps and gradients are right where the loss has come to its end
 _HARMED = ("output", "loss", "gradient", "update", "weight")  # what an input that is not scaled can do harm to
 _USUAL_PACE = 3e-4  # update / weight of half of the weights, from which on a learning rate is not too small
 _NEVER = 2**62
@@ -145,13 +142,16 @@ class _Judges:
 
     def has_helped(self, each: Finding) -> bool | None:
         """Whether *each* is about a step that is too large, and the loss fell behind that; None while no later loss is known."""
-        return each.rule in _OF_STEPS and self._scalars.has_helped(each.model, each.step)
+        return "helped" in RULES[each.rule].unless and self._scalars.has_helped(each.model, each.step)
 
     def _is_contradicted(self, each: Finding) -> bool:
-        """Whether the loss says that *each* is right as it is: sizes grow towards the targets, or there is little left to learn."""
-        if each.rule in _OF_ENDS:
-            return self._scalars.has_converged(each.model)
-        return each.rule in _OF_GROWTH and self._scalars.is_learnt(each.model)
+        """Whether the training says that *each* is right as it is: by the loss, or because no loss has to fall in a game."""
+        unless = RULES[each.rule].unless
+        return (
+            ("learnt" in unless and self._scalars.is_learnt(each.model))
+            or ("converged" in unless and self._scalars.has_converged(each.model))
+            or ("in turns" in unless and any(layers.takes_turns for layers in self._layers.values()))
+        )
 
     def _moved_first(self, step: int, deviations: float) -> tuple[str, float] | None:
         found = (self._layers[key].moved_first(step, deviations) for key in sorted(self._layers))
@@ -303,7 +303,7 @@ class Findings:
         """
         if each.identity in self._known or at_end:
             return each.identity not in self._known
-        if each.rule not in _OF_STEPS:
+        if "helped" not in RULES[each.rule].unless:
             return each.rule != "nonfinite" or each.step < self._last_rows
         return is_whole and each.step < self._last_rows and self._judges.has_helped(each) is not None
 
