@@ -129,10 +129,6 @@ class Layout:
         """Of each row its site's place in the order of execution."""
         return np.asarray(self.columns["order"])
 
-    def __deepcopy__(self, memo: object) -> Layout:
-        """Return this: it never changes."""
-        return self
-
     def __len__(self) -> int:
         return len(self.site)
 
@@ -175,10 +171,6 @@ class RowBlock:
     counts: npt.NDArray[np.float64]
     numbers: Mapping[str, Any]
     ranks: npt.NDArray[np.int32] | None = None
-
-    def __deepcopy__(self, memo: object) -> RowBlock:
-        """Return this: it never changes."""
-        return self
 
     def __len__(self) -> int:
         return len(self.moments)

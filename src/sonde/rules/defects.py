@@ -138,7 +138,8 @@ class FirstDefect:
         if self._found is not None:
             return
         key = role, next(iter(block.layout.model), ""), int(block.moments[0, 1])
-        self._aside[key] = tuple([place for place in _places(block) if place.defects]) + self._aside.get(key, ())
+        places = [place for place in _places(block) if place.defects] if defects_in(block).any() else ()
+        self._aside[key] = (*places, *self._aside.get(key, ()))
         while len(self._aside) > _LATEST:
             self._aside.pop(next(iter(self._aside)))
 

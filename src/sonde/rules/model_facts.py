@@ -47,10 +47,6 @@ class Fact:
             return True
         return self.shape[0] > 1 and self.inputs > 1 and not any(word in self.name for word in _NO_WEIGHTS)
 
-    def __deepcopy__(self, memo: object) -> Fact:
-        """Return this: it never changes."""
-        return self
-
     @property
     def inputs(self) -> int:
         """How many inputs each output of the weight has; 0 if that is not known."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copyreg
+import io
 import math
+import pickle
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from sonde.rows import RowBlock
+from sonde.rows import Layout, RowBlock
 from sonde.rules import (
     RULES,
     Chosen,
@@ -28,6 +31,7 @@ from sonde.rules import (
     related,
 )
 from sonde.run.schema import main_families
+from sonde.site import Site
 
 PlainScalar = tuple[str, float, int, int]
 """A scalar: its name, value, epoch and step."""
@@ -37,11 +41,11 @@ _GRAVEST = ("bad", "warn", "note")
 _HARMED = ("output", "loss", "gradient", "update", "weight")  # what an input that is not scaled can do harm to
 _USUAL_PACE = 3e-4  # update / weight of half of the weights, from which on a learning rate is not too small
 _NEVER = 2**62
-_TRIES = 8
+_FEW = 8  # steps that are judged one by one, rather than in halves
 
 
 class _Judges:
-    """What all rules remember of the rows and scalars so far. A deep copy goes on by itself."""
+    """What all rules remember of the rows and scalars so far."""
 
     def __init__(self, about: Mapping[str, object], chosen: Chosen) -> None:
         self.chosen = chosen
@@ -53,12 +57,6 @@ class _Judges:
         self._ports = PortFindings(self.facts, chosen)
         self._families: set[str] = set()
         self._rates: dict[str, float] = {}  # by model the learning rate, NaN where it has several
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Judges:
-        made = _Judges.__new__(_Judges)
-        memo |= {id(self): made, id(self.chosen): self.chosen, id(self.facts): self.facts}
-        made.__dict__ |= deepcopy(self.__dict__, memo)
-        return made
 
     def look(self, block: RowBlock) -> None:
         """Look at finished rows of one model."""
@@ -158,12 +156,41 @@ class _Judges:
         return next((each for each in found if each is not None), None)
 
 
-def _copy_of(judges: _Judges) -> _Judges:
-    """Return a deep copy; tried again where a leak hunter looks at one of the tuples that ``copy`` makes of generators."""
-    for _ in range(_TRIES):
-        with suppress(SystemError):
-            return deepcopy(judges)
-    return deepcopy(judges)
+class _Saved:
+    """The judges as they were at one moment: written down, which takes a fraction of copying them, and read only where needed.
+
+    What never changes, as a finding, a site or a rule, is not written: the judges that are read have the same.
+    """
+
+    def __init__(self, judges: _Judges) -> None:
+        self._shared: list[object] = []
+        written = io.BytesIO()
+        pickler = pickle.Pickler(written, pickle.HIGHEST_PROTOCOL)
+        pickler.dispatch_table = {**copyreg.dispatch_table, **dict.fromkeys(_UNCHANGING, self._share)}
+        pickler.dump(judges)
+        self._written = written.getvalue()
+
+    def _share(self, each: object) -> tuple[Any, ...]:
+        self._shared.append(each)
+        return _shared, (len(self._shared) - 1,)
+
+    def judges(self) -> _Judges:
+        """Return judges that go on from that moment by themselves."""
+        _reading.shared = self._shared
+        try:
+            found: _Judges = pickle.loads(self._written)
+        finally:
+            del _reading.shared
+        return found
+
+
+_UNCHANGING = (Chosen, ModelFacts, Finding, Rule, Layout, RowBlock, Site)
+_reading = threading.local()
+
+
+def _shared(place: int) -> object:
+    """Return what :class:`_Saved`, which is being read, has not written."""
+    return _reading.shared[place]
 
 
 class Findings:
@@ -239,35 +266,63 @@ class Findings:
         steps = sorted({*rows, *(step for *_, step in values)})
         if not steps:
             return
-        before, last = (_copy_of(self._judges) if len(steps) > 1 else None), self._last_rows
-        self.steps += sum(step > last for step in rows)
+        self.steps += sum(step > self._last_rows for step in rows)
         self.step = max(self.step, steps[-1])
-        if before is None:
+        if len(steps) == 1:
             try:
                 self._take(steps[0], blocks, values)
             except Exception:
                 self._judges = _Judges(self._about, self.chosen)  # what is half changed may raise whatever comes
                 raise
             return
-        reached = self._reached
-        with suppress(Exception):  # once more then, step by step
-            self._feed(blocks, values)
-            if all(each.identity in self._known for each in self._judges.findings(all_of_them=True)):
-                self._reached = max(reached, steps[-1])
-                return
-        opened, known, beyond, fresh = self._opened, self._known, self._beyond, self._fresh
+        before = self._state()
         for is_again in (False, True):
-            self._judges, self._last_rows, self._reached = before if is_again else _copy_of(before), last, reached
-            self._opened, self._known, self._beyond, self._fresh = dict(opened), set(known), set(beyond), list(fresh)
             try:
-                for step in steps:
-                    parts = [part for block in blocks for part in _at(block, step)]
-                    self._take(step, parts, [each for each in values if each[3] == step])
+                self._judge_together(steps, blocks, values, before)
                 return
             except Exception:
+                self._go_back(before)
                 if is_again:
                     self._judges = _Judges(self._about, self.chosen)
                     raise
+
+    def _judge_together(
+        self,
+        steps: Sequence[int],
+        blocks: Sequence[RowBlock],
+        scalars: Sequence[PlainScalar],
+        before: tuple[Any, ...] | None = None,
+    ) -> None:
+        """Judge several steps at once. Where a finding opens among them, judge each half of them by itself, and few one by one.
+
+        Args:
+            before: the state now, if it is known.
+        """
+        if len(steps) == 1:
+            self._take(steps[0], blocks, scalars)
+            return
+        before = before or self._state()
+        with suppress(Exception):  # once more then, in parts
+            self._feed(blocks, scalars)
+            if all(each.identity in self._known for each in self._judges.findings(all_of_them=True)):
+                self._reached = max(self._reached, steps[-1])
+                return
+        self._go_back(before)
+        size = 1 if len(steps) <= _FEW else -(-len(steps) // 2)
+        for part in [steps[start : start + size] for start in range(0, len(steps), size)]:
+            rows = [piece for block in blocks for piece in _between(block, part[0], part[-1])]
+            self._judge_together(part, rows, [each for each in scalars if part[0] <= each[3] <= part[-1]])
+
+    def _state(self) -> tuple[Any, ...]:
+        """Return everything that judging changes, as it is now."""
+        opened = dict(self._opened), set(self._known), set(self._beyond), list(self._fresh)
+        return _Saved(self._judges), self._last_rows, self._reached, *opened
+
+    def _go_back(self, state: tuple[Any, ...]) -> None:
+        """Be as at the moment of *state*, which can be gone back to again."""
+        saved, self._last_rows, self._reached, opened, known, beyond, fresh = state
+        self._judges = saved.judges()
+        self._opened, self._known, self._beyond, self._fresh = dict(opened), set(known), set(beyond), list(fresh)
 
     def _take(self, step: int, blocks: Iterable[RowBlock], scalars: Iterable[PlainScalar]) -> None:
         """Judge a part of one step, or all of it; before that, open what waited for the steps before, which are whole."""
@@ -402,10 +457,11 @@ def _looked_at(about: Mapping[str, object]) -> frozenset[str]:
     return frozenset(found)
 
 
-def _at(block: RowBlock, step: int) -> Iterator[RowBlock]:
-    """Yield the moments of *block* at *step*."""
-    for line in np.flatnonzero(block.moments[:, 1] == step).tolist():
-        yield block.between(line, line + 1)
+def _between(block: RowBlock, first: int, last: int) -> Iterator[RowBlock]:
+    """Yield the moments of *block* from the step *first* to the step *last*."""
+    lines = np.flatnonzero((block.moments[:, 1] >= first) & (block.moments[:, 1] <= last))
+    for run in np.split(lines, np.flatnonzero(np.diff(lines) > 1) + 1) if len(lines) else ():
+        yield block.between(int(run[0]), int(run[-1]) + 1)
 
 
 def grown(each: Finding, later: Finding) -> Finding:
