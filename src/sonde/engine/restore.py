@@ -94,14 +94,13 @@ def set_apart(model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str,
 @contextlib.contextmanager
 def _collector_at_rest() -> Iterator[None]:
     """Keep Python's collector from walking again and again over what is made inside: nothing becomes garbage there."""
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
+    before = gc.get_threshold()
+    gc.set_threshold(0)  # and not gc.disable(), which another thread may call meanwhile, and mean
     try:
         yield
     finally:
-        gc.enable()
+        if gc.get_threshold()[0] == 0:
+            gc.set_threshold(*before)
 
 
 @contextlib.contextmanager
