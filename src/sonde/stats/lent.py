@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from sonde.stats.kernels.torch_private import version_of
+from sonde.stats.kernels.torch_private import are_writes_counted, version_of
 from sonde.stats.pieces import PLAIN
 from sonde.stats.statistic import bits_of
 
@@ -25,7 +25,7 @@ class Lent:
     __slots__ = ("_noted",)
 
     def __init__(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        is_counted = _are_writes_counted()
+        is_counted = are_writes_counted()
         self._noted: list[tuple[str, Tensor, int, Tensor | None]] = []
         for path, tensor in tensors:
             if is_counted and not tensor.is_inference():
@@ -44,16 +44,6 @@ class Lent:
 def is_looked_at(count: int) -> bool:
     """Return whether the call number *count*, from 1, of a function is looked at: the 1st, 2nd, 4th, 8th, and so on."""
     return not count & (count - 1)
-
-
-def _are_writes_counted() -> bool:
-    if torch.is_inference_mode_enabled():
-        with torch.inference_mode(False):
-            return _are_writes_counted()
-    tried = torch.empty(0, device="cpu")
-    before = version_of(tried)
-    tried.zero_()
-    return version_of(tried) != before
 
 
 def _has_same_bits(one: Tensor, other: Tensor) -> bool:
