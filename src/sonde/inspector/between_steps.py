@@ -25,7 +25,7 @@ class BetweenSteps:
 
     def __init__(self) -> None:
         self._chosen: tuple[frozenset[int], int, list[Tensor]] = frozenset(), 0, []  # for an optimizer, among so many hooks
-        self._held: list[tuple[Tensor, Tensor]] = []  # parameters, and what they were after the step
+        self._held: list[tuple[list[Tensor], Tensor]] = []  # parameters of one device and type, and their bits after the step
         self._times: dict[torch.device, Tensor] = {}  # by device, at how many looks some parameter had changed
         self._logged = self._looks = 0
 
@@ -51,7 +51,13 @@ class BetweenSteps:
             chosen = sorted((each for each in own if each.grad is not None), key=torch.numel)[:_WATCHED]
             self._chosen = held, len(hooks), chosen
         with torch.inference_mode(False), torch.no_grad():
-            self._held = [(parameter, part.clone()) for parameter in chosen if (part := _held_of(parameter)) is not None]
+            kinds: dict[object, list[Tensor]] = {}
+            for parameter in chosen:
+                kinds.setdefault((parameter.device, parameter.dtype), []).append(parameter)
+            for each in kinds.values():
+                alike = [parameter for parameter in each if _held_of(parameter) is not None]
+                if (before := _bits(alike)) is not None:
+                    self._held.append((alike, before))
 
     def look(self) -> None:
         """Compare, as a training pass begins."""
@@ -59,15 +65,15 @@ class BetweenSteps:
         if not held:
             return
         self._looks += 1
-        found: dict[torch.device, list[Tensor]] = {}
+        found: dict[torch.device, Tensor] = {}
         with torch.inference_mode(False), torch.no_grad():
-            for parameter, before in held:
-                now = _held_of(parameter)
+            for parameters, before in held:
+                now = _bits(parameters)
                 if now is not None and (now.shape, now.device, now.dtype) == (before.shape, before.device, before.dtype):
-                    found.setdefault(now.device, []).append((bits_of(now) != bits_of(before)).any())
+                    changed = (now != before).any()
+                    found[now.device] = found[now.device] | changed if now.device in found else changed
             for device, changed in found.items():
-                times = torch.stack(changed).any().to(torch.float64)
-                self._times[device] = self._times[device] + times if device in self._times else times
+                self._times[device] = self._times[device] + changed if device in self._times else changed.to(torch.float64)
 
     def said(self) -> str:
         """Return in words how often parameters have changed between steps; ``""`` for never. Waits for the device."""
@@ -79,6 +85,13 @@ class BetweenSteps:
             f"of the optimizer's step alone: after {times} of {steps} parameters were changed again before the next forward, as by "
             "an average over ranks, an outer optimizer or an exchange, and no row has that change"
         )
+
+
+def _bits(parameters: Sequence[Tensor]) -> Tensor | None:
+    """Return a copy of the bits of *parameters*, of one device and type; None if one is not plain, or there are none."""
+    parts = [_held_of(parameter) for parameter in parameters]
+    plain = [bits_of(part).reshape(-1) for part in parts if part is not None]
+    return torch.cat(plain) if plain and len(plain) == len(parts) else None
 
 
 def _held_of(parameter: Tensor) -> Tensor | None:

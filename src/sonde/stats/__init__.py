@@ -52,6 +52,7 @@ from sonde.stats.samples import Single as Single
 from sonde.stats.statistic import bits_of as bits_of
 from sonde.stats.statistic import dense as dense
 from sonde.stats.statistic import in_memory as in_memory
+from sonde.stats.statistic import surely_in_memory as surely_in_memory
 from sonde.stats.statistic import unreadable as unreadable
 
 # isort: split

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, Literal
@@ -332,6 +332,9 @@ _REMEDY = {
 _OTHERWISE = "add a tensor of a type that torch can convert to float64"
 
 
+_HIGH = 1 << 44
+
+
 def unreadable(tensor: Tensor) -> str:
     """Return the kind of a *tensor* that has no values which a statistic could read, as ``nested``; ``""`` if it has them."""
     if type(tensor) in PLAIN:
@@ -360,7 +363,15 @@ _ORDINARY = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat
 def _lies_high(tensor: Tensor) -> bool:
     """Return whether *tensor* surely has memory: released memory lies at zero, and no offset in it comes near this address."""
     try:
-        return tensor.data_ptr() >= 1 << 44
+        return tensor.data_ptr() >= _HIGH
+    except RuntimeError:  # inside a function transform
+        return False
+
+
+def surely_in_memory(tensors: Sequence[Tensor | None]) -> bool:
+    """Return whether *tensors* are all plain ones with memory. False says nothing: then each is to be asked about."""
+    try:
+        return {*map(type, tensors)} <= PLAIN and min(map(Tensor.data_ptr, tensors), default=0) >= _HIGH  # type: ignore[arg-type]
     except RuntimeError:  # inside a function transform
         return False
 

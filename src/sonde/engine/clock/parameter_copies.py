@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import sqrt
+from operator import attrgetter
 from weakref import WeakValueDictionary
 
 import torch
@@ -36,6 +37,7 @@ LEAST = 1 << 16
 """A sample has at least so many elements, if the parameter has."""
 
 
+_is_nested = attrgetter("is_nested")
 _positions: WeakValueDictionary[tuple[int, int, torch.device], Tensor] = WeakValueDictionary()
 
 
@@ -85,7 +87,7 @@ def copies(wanted: dict[tuple[int, int], nn.Parameter]) -> Copies:
     with torch.no_grad():
         parts = [parameter if type(parameter) is nn.Parameter else part_of(parameter) for parameter in wanted.values()]
         made: Sequence[Tensor | None]
-        if all(one_in == 1 and type(part) in PLAIN and not part.is_nested for (_, one_in), part in zip(wanted, parts, strict=True)):
+        if {one_in for _, one_in in wanted} == {1} and {*map(type, parts)} <= PLAIN and not any(map(_is_nested, parts)):
             made = clone_each(parts)
         else:
             made = [_copied(part, one_in) for (_, one_in), part in zip(wanted, parts, strict=True)]

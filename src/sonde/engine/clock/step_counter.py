@@ -226,7 +226,7 @@ class StepCounter:
         if not own:
             return
         thread = threading.get_ident()
-        running = optimizers_running()
+        running = optimizers_running(optimizer)
         if running:  # this torch tells which run; the first one is about to step
             self._end_raised(running[1:])
         if self._is_nested(running):
@@ -272,7 +272,7 @@ class StepCounter:
             self.foreign += 1
             self._backwards.left_gradients = False  # the pass was for this one, as that of a generator through its critic
             return
-        if self._is_nested(optimizers_running()):
+        if self._is_nested(optimizers_running(optimizer)):
             return
         attempt = self._attempts.pop((threading.get_ident(), id(optimizer)), None)
         taken = not Scaling.is_skipped(optimizer)

@@ -33,6 +33,7 @@ class AroundSteps:
         self._switch = switch
         self._hooks: dict[StepHook, None] = {}  # a set that keeps its order
         self._by_target: dict[int, list[StepHook]] = {}
+        self._prepared: dict[frozenset[int], _Prepared] = {}  # by the parameters of an optimizer
         self._stepped: set[frozenset[int]] = set()  # the parameters of each optimizer that has stepped
 
     @property
@@ -52,12 +53,14 @@ class AroundSteps:
         if hook not in self._hooks:
             self._hooks[hook] = None
             self._by_target.setdefault(id(hook.target), []).append(hook)
+            self.prepare_anew()
 
     def remove(self, hook: StepHook) -> None:
         """Call *hook* no more. Idempotent."""
         if hook in self._hooks:
             del self._hooks[hook]
             self._by_target[id(hook.target)].remove(hook)
+            self.prepare_anew()
         if not self._hooks and self in self._observers:
             self._observers.remove(self)
 
@@ -66,26 +69,19 @@ class AroundSteps:
 
         Events cannot be taken back; additions to rows of a statistic can.
         """
-        hooked = self._of(held)
-        undo = None if closure else _give_gradients(hooked)
-        for hook in hooked:
-            if "update" in hook.sites:
-                wanted[id(hook.target), hook.one_in] = hook.target
+        prepared = self._of(held)
+        undo = None if closure else prepared.give_gradients()
+        wanted |= prepared.wanted
         return undo
 
     def after(self, held: frozenset[int], before: Copies, *, closure: bool) -> None:
         """Observe the parameters of *held*, and their gradients if a closure has computed them."""
         self._stepped.add(held)
-        hooked = self._of(held)
-        if not hooked:
-            return
-        if closure:
-            _give_gradients(hooked)
-        former = [before.get((id(hook.target), hook.one_in)) if "update" in hook.sites else None for hook in hooked]
-        for hook, copy in zip(hooked, former, strict=True):
-            if copy is None and "update" in hook.sites and (id(hook.target), hook.one_in) in before:
-                hook.delivery.note([hook.sites["update"]], f"left out: a {type(hook.target).__name__} cannot be copied")
-        _class_of(hooked).give_parameters(hooked, former)
+        prepared = self._of(held)
+        if prepared.hooked:
+            if closure:
+                prepared.give_gradients()
+            prepared.give_parameters(before)
 
     @property
     def has_stepped(self) -> bool:
@@ -96,22 +92,58 @@ class AroundSteps:
         """Return whether a step of an optimizer that holds *parameter* was observed."""
         return any(id(parameter) in held for held in self._stepped)
 
-    def _of(self, held: frozenset[int]) -> list[StepHook]:
-        if len(held) == 1:  # of many optimizers that hold one parameter each
-            return [hook for key in held for hook in self._by_target.get(key, ())]
-        return [hook for hook in self._hooks if id(hook.target) in held]
+    def prepare_anew(self) -> None:
+        """Hooks have come or gone, or observe another sample: what is prepared for a step is no longer so."""
+        self._prepared.clear()
+
+    def _of(self, held: frozenset[int]) -> _Prepared:
+        found = self._prepared.get(held)
+        if found is None:
+            if len(self._prepared) >= _MOST_PREPARED:
+                self._prepared.clear()
+            if len(held) == 1:  # of many optimizers that hold one parameter each
+                hooked = [hook for key in held for hook in self._by_target.get(key, ())]
+            else:
+                hooked = [hook for hook in self._hooks if id(hook.target) in held]
+            found = self._prepared[held] = _Prepared(hooked)
+        return found
 
 
-def _class_of(hooked: Sequence[StepHook]) -> Any:
-    return type(hooked[0])
+class _Prepared:
+    """The hooks around the steps of one optimizer, in lists that every step goes through as they are.
+
+    Attributes:
+        hooked: all of them.
+        wanted: the parameters that are to be copied before a step.
+    """
+
+    def __init__(self, hooked: list[StepHook]) -> None:
+        self.hooked = hooked
+        self._kind: Any = type(hooked[0]) if hooked else StepHook
+        self._with_gradients = [hook for hook in hooked if "grad" in hook.sites]
+        self._targets = [hook.target for hook in self._with_gradients]
+        self._keys = [(id(hook.target), hook.one_in) if "update" in hook.sites else None for hook in hooked]
+        self.wanted = {key: hook.target for key, hook in zip(self._keys, hooked, strict=True) if key is not None}
+
+    def give_gradients(self) -> Undo | None:
+        """Observe the gradients that there are; return a function that takes this back, or None."""
+        hooked, gradients = self._with_gradients, [target.grad for target in self._targets]
+        if any(gradient is None for gradient in gradients):
+            hooked = [hook for hook, gradient in zip(hooked, gradients, strict=True) if gradient is not None]
+            gradients = [gradient for gradient in gradients if gradient is not None]
+        undo: Undo | None = self._kind.give_gradients(hooked, gradients) if hooked else None
+        return undo
+
+    def give_parameters(self, before: Copies) -> None:
+        """Observe the parameters as they are, and as they were, by their copies."""
+        former = [None if key is None else before.get(key) for key in self._keys]
+        for hook, key, copy in zip(self.hooked, self._keys, former, strict=True):
+            if copy is None and key is not None and key in before:
+                hook.delivery.note([hook.sites["update"]], f"left out: a {type(hook.target).__name__} cannot be copied")
+        self._kind.give_parameters(self.hooked, former)
 
 
-def _give_gradients(hooked: list[StepHook]) -> Undo | None:
-    found = [(hook, gradient) for hook in hooked if "grad" in hook.sites and (gradient := hook.target.grad) is not None]
-    if not found:
-        return None
-    undo: Undo | None = _class_of(hooked).give_gradients([hook for hook, _ in found], [gradient for _, gradient in found])
-    return undo
+_MOST_PREPARED = 4096  # optimizers: one for each parameter of a large model
 
 
 class StepHook(SiteHook):
@@ -204,10 +236,10 @@ class StepStatisticHook(StepHook, StatisticHook):
         wanted = [hook for hook in hooked if "param" in hook.sites]
         if wanted:
             StatisticHook.add_each(wanted, "param", [hook.target for hook in wanted])
-        moved = [(hook, former) for hook, former in zip(hooked, before, strict=True) if former is not None]
+        moved = [hook for hook, former in zip(hooked, before, strict=True) if former is not None]
         if moved:
-            after = [_sampled(hook) for hook, _ in moved]
-            StatisticHook.add_each([hook for hook, _ in moved], "update", after, [former for _, former in moved])
+            after = [_sampled(hook) for hook in moved]
+            StatisticHook.add_each(moved, "update", after, [former for former in before if former is not None])
 
 
 def _sampled(hook: StepStatisticHook) -> Tensor:
@@ -227,6 +259,7 @@ def sample_updates(hooked: Sequence[_AnyHook], limit: float) -> dict[Site, str]:
     notes: dict[Site, str] = {}
     for hook, one_in in zip(moving, one_in_each([hook.target for hook in moving], limit), strict=True):
         hook.one_in = one_in
+        hook.around.prepare_anew()
         hook.positions = None
         if one_in > 1:
             part = part_of(hook.target)

@@ -188,9 +188,12 @@ def is_gathering() -> bool:
     return bool(codes) and any(frame.f_code in codes for frame in _frames())
 
 
-def optimizers_running() -> list[Optimizer]:
-    """Return the optimizers whose ``step`` runs in this thread, the innermost first."""
-    return [frame.f_locals["args"][0] for frame in _frames() if frame.f_code is _STEP]
+def optimizers_running(innermost: Optimizer | None = None) -> list[Optimizer]:
+    """Return the optimizers whose ``step`` runs in this thread, the innermost first: *innermost*, if the caller knows that one."""
+    frames = [frame for frame in _frames() if frame.f_code is _STEP]
+    if innermost is not None and len(frames) == 1:  # as at nearly every step: locals are made a dictionary as they are read
+        return [innermost]
+    return [frame.f_locals["args"][0] for frame in frames]
 
 
 def has_substituted_parameters() -> bool:

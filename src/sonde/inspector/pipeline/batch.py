@@ -20,7 +20,7 @@ from sonde.rows import Scalar, Scope
 from sonde.stats import HostCopy, Table
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class RawRows:
     """The rows of one measurement in a batch, not finished yet.
 
@@ -58,7 +58,7 @@ NORMS: tuple[Join, ...] = ("sum", "part", "own", "shard")
 """The joins of squares, of which norms are the roots."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class PendingScalar:
     """A scalar that is not read yet.
 
@@ -92,7 +92,7 @@ class PendingScalar:
         return Scalar(self.name, value, self.epoch, self.step, scope, ranks)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Batch:
     """The data of one moment: rows, pushed values and scales.
 

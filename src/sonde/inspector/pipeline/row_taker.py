@@ -65,6 +65,7 @@ class RowTaker:
         self._ordering = Ordering(model, name)
         self._prefix = f"{name}/" if name else ""
         self._places: dict[str, int] = {}
+        self._hooks: dict[Port, tuple[object, list[SiteHook]]] = {}
         self._starts = ParameterRows("parameters before a step", "param", lambda parameter: parameter)
         self._raw = ParameterRows("gradients before clipping", "grad", attrgetter("grad"))
         self._waiting: list[Batch] = []  # of backward passes, until it is known that they belong to a step
@@ -113,9 +114,15 @@ class RowTaker:
         self._starts.measure(self._hooks_at("param"), step)
 
     def _hooks_at(self, port: Port) -> list[SiteHook]:
-        """The hooks of all parameters: those that the norms over all come from."""
+        """The hooks of all parameters, those that the norms over all come from: one list as long as no hook comes or goes."""
         source = next((each for each in self.measurements if port in each.norms), None)
-        return [] if source is None else [hook for hook in source.attachment.hooks if port in hook.sites]
+        if source is None:
+            return []
+        known, hooks = self._hooks.get(port, (None, []))
+        if known != (now := (source, source.attachment.hooks.revision)):
+            hooks = [hook for hook in source.attachment.hooks if port in hook.sites]
+            self._hooks[port] = now, hooks
+        return hooks
 
     def watch_order(self) -> None:
         """See in which order modules run, unless this is known."""
