@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import sonde
+from sonde import lens
 from sonde.errors import ArgumentError
-from sonde.stats import Accumulator, Activation, ChannelActivation
+from sonde.stats import Accumulator, Activation, ChannelActivation, reduce
 
 # Two samples of three channels: the first always active, the second in one sample, the third never
 OUTPUT = torch.tensor([[1.0, 0.0, 0.0], [2.0, 3.0, 0.0]])
@@ -141,3 +145,76 @@ def test_no_channels_raise() -> None:
     """There is at least one channel."""
     with pytest.raises(ArgumentError, match="channels must be 1 or more, not 0"):
         ChannelActivation(0)
+
+
+def test_the_number_of_channels_is_that_of_the_tensors() -> None:
+    """All numbers are those of the statistic that was told; also of merges in both directions, copies and a state."""
+    told, found = Accumulator(ChannelActivation(3)).update(OUTPUT), Accumulator(ChannelActivation()).update(OUTPUT)
+    assert found.compute().as_dict() == told.compute().as_dict()
+    assert found.statistic.dead(found.columns()).tolist() == told.statistic.dead(told.columns()).tolist()
+    for other in (
+        copy.deepcopy(found),
+        pickle.loads(pickle.dumps(found)),
+        Accumulator(ChannelActivation()).load_state_dict(found.state_dict()),
+        Accumulator(ChannelActivation()).merge(found),
+        Accumulator(ChannelActivation()).update(OUTPUT).merge(Accumulator(ChannelActivation())),
+    ):
+        assert other.compute().as_dict() == told.compute().as_dict()
+    twice = told.merge(told).compute().as_dict()
+    assert found.merge(found).compute().as_dict() == twice
+    rows = torch.stack([ChannelActivation().measure(OUTPUT)] * 2)
+    statistic = ChannelActivation().at_width(rows.shape[1])
+    assert isinstance(statistic, ChannelActivation)
+    merged = statistic.columns(reduce(statistic, rows)[None])
+    assert {name: column[0] for name, column in statistic.finish(merged).items()} == twice
+    assert math.isnan(Accumulator(ChannelActivation()).compute().channels)
+
+
+def test_tensors_with_different_numbers_of_channels_have_no_dead_channels() -> None:
+    """Whichever comes first: it is said when the row is finished."""
+    for sizes in ((3, 2), (2, 3)):
+        seen = Accumulator(ChannelActivation())
+        for size in sizes:
+            seen.update(torch.zeros(1, size))
+        with pytest.raises(ArgumentError, match="different numbers of channels on axis 1"):
+            seen.compute()
+    with pytest.raises(ArgumentError, match="two for each channel, not 9"):
+        Accumulator(ChannelActivation()).load_state_dict({"statistic": repr(ChannelActivation()), "row": torch.zeros(1, 9)})
+
+
+@pytest.mark.parametrize("wide_first", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_each_place_has_its_own_number_of_channels(wide_first: bool, compiled: bool) -> None:
+    """In one table, whose rows grow with the widest; after a reset and in another pass as well."""
+    sizes = (6, 2) if wide_first else (2, 6)
+    model = nn.Sequential(nn.Linear(4, sizes[0]), nn.ReLU(), nn.Linear(sizes[0], sizes[1]), nn.ReLU())
+    with torch.no_grad():
+        model[0].bias[0] = model[2].bias[1] = -100.0
+    called = torch.compile(model, backend="aot_eager") if compiled else model
+    inputs = [torch.randn(5, 4) for _ in range(3)]
+    wanted = {}
+    for name, part in (("1", model[:2]), ("3", model)):
+        output = torch.cat([part(x) for x in inputs])
+        wanted[name] = (output.shape[1], int((output == 0).all(0).sum()), len(output))
+    with sonde.observe(model, ChannelActivation(), include=nn.ReLU, strict=True) as probe:
+        for _ in range(2):
+            for x in inputs:
+                called(x)
+            rows = probe.rows()
+            assert {row["name"]: (row["channels"], row["dead"], row["positions"]) for row in rows} == wanted
+            probe.reset()
+
+
+def test_a_training_records_each_place_with_its_own_number_of_channels() -> None:
+    """The rows of a run, at every step."""
+    model = nn.Sequential(nn.Linear(4, 2), nn.ReLU(), nn.Linear(2, 6), nn.ReLU())
+    nn.init.constant_(model[0].bias, -100.0)  # type: ignore[arg-type]
+    looked = lens.Lens("channels", ChannelActivation(), include=nn.ReLU)
+    with sonde.watch(model, every=1, lenses=looked, to="memory", verbose=False) as inspector:
+        for _ in range(2):
+            model(torch.ones(3, 4)).sum().backward()
+            inspector.step()
+    found = inspector.run.sql("SELECT site, step, channels, positions FROM channels ORDER BY site, step").fetchall()
+    assert found == [("1:output", 0, 2, 3), ("1:output", 1, 2, 3), ("3:output", 0, 6, 3), ("3:output", 1, 6, 3)]
+    dead = inspector.run.sql("SELECT DISTINCT dead FROM channels WHERE site = '1:output'").fetchall()
+    assert dead == [(2.0,)]

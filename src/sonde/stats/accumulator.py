@@ -198,13 +198,14 @@ class Accumulator(Generic[S_co]):
         if state.get("statistic") != repr(self.statistic):
             raise ArgumentError(f"this is not the state of {self.statistic}: it is of {state.get('statistic')}")
         shape = (1, self.statistic.width)
-        if not isinstance(row, Tensor) or row.shape != shape:
+        wide = isinstance(row, Tensor) and row.dim() == 2 and self.statistic.grows
+        if not isinstance(row, Tensor) or (row.shape != shape and not wide):
             raise ArgumentError(f"this is not the state of {self.statistic}: it needs 'row' of shape {shape}")
         if not isinstance(previous, Tensor | None):
             raise ArgumentError(f"this is not the state of {self.statistic}: 'previous' must be a tensor or None")
         previous = None if previous is None else dense(previous)
         with torch.no_grad():
-            self._row_at(row.device)[1:].copy_(row[0])
+            self._table.replace(self._row_at(row.device), row[0])
         self._history.clear()
         if previous is not None:
             self._history.remember(None, previous)

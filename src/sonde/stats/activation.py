@@ -196,7 +196,8 @@ class ChannelActivation(Statistic):
     channel by channel.
 
     Args:
-        channels: number of channels. A row takes ``3 + 2 * channels`` numbers.
+        channels: number of channels, of which a row takes ``3 + 2 * channels`` numbers. None: as many as the tensors have; where
+            tensors of one row differ in that, the row has no numbers, and the error says so.
         eps: the magnitude, in the unit of x, up to which an element is inactive.
         channel_axis: see :func:`by_channel`.
 
@@ -205,7 +206,7 @@ class ChannelActivation(Statistic):
             another number of channels.
     """
 
-    channels: int
+    channels: int | None = None
     eps: float = 1e-8
     channel_axis: int = 1
 
@@ -213,12 +214,39 @@ class ChannelActivation(Statistic):
 
     def __post_init__(self) -> None:
         _checked(self.eps)
-        if self.channels < 1:
-            raise ArgumentError(f"channels must be 1 or more, not {self.channels}")
+        if self.channels is not None and self.channels < 1:
+            raise ArgumentError(f"channels must be 1 or more, not {self.channels}; None for as many as the tensors have")
+        object.__setattr__(self, "_most", self.channels or 0)  # channels that a row has room for; no part of the value
+
+    @property
+    def grows(self) -> bool:
+        return self.channels is None
+
+    def at_width(self, width: int) -> ChannelActivation:
+        if not self.grows:
+            return self
+        most, odd = divmod(width - len(_OF_ANY), 2)
+        if most < 0 or odd:
+            raise ArgumentError(f"{self!r}: a row has {len(_OF_ANY)} numbers, and two for each channel, not {width}")
+        found = replace(self)
+        object.__setattr__(found, "_most", most)
+        return found
+
+    def __repr__(self) -> str:
+        """Return the class with its arguments and, where it is found, the number of channels that a row has room for."""
+        most: int = self._most  # type: ignore[attr-defined]
+        channels = f"None, room={most}" if self.grows and most else self.channels
+        return f"{type(self).__name__}(channels={channels}, eps={self.eps}, channel_axis={self.channel_axis})"
 
     @property
     def fields(self) -> tuple[Field, ...]:
-        sizes = {"nan": 1, "inf": 1, "positions": 1, "active": self.channels, "idle": self.channels}
+        most: int = self._most  # type: ignore[attr-defined]  # no dataclass field: equality and repr leave it out
+        if self.grows:  # the counts last, so that a row is widened at its end
+            return (
+                *(Field(name, per="call" if name in _PER_CALL else "element") for name in _OF_ANY),
+                Field("counts", size=2 * most),
+            )
+        sizes = {"nan": 1, "inf": 1, "positions": 1, "active": most, "idle": most}
         return tuple([Field(name, size=size) for name, size in sizes.items()])
 
     @property
@@ -240,43 +268,77 @@ class ChannelActivation(Statistic):
 
     def measure(self, tensor: Tensor) -> Tensor:
         matrix = by_channel(tensor, self.channel_axis)
-        if matrix.shape[0] != self.channels:
+        channels, positions = matrix.shape
+        if self.channels not in (None, channels):
             raise ArgumentError(
-                f"a tensor of shape {tuple(tensor.shape)} has {matrix.shape[0]} channels on axis {self.channel_axis}, and "
-                f"{self} counts {self.channels}: give the channels it has, or another channel_axis"
+                f"a tensor of shape {tuple(tensor.shape)} has {channels} channels on axis {self.channel_axis}, and "
+                f"{self} counts {self.channels}: give the channels it has, None, or another channel_axis"
             )
         nan = matrix.isnan().sum(dtype=torch.float64)
         inf = matrix.isinf().sum(dtype=torch.float64)
-        return torch.cat([torch.stack([nan, inf, torch.full_like(nan, matrix.shape[1])]), *_counts(matrix, self.eps)])
+        active, idle = _counts(matrix, self.eps)
+        if not self.grows:
+            return torch.cat([torch.stack([nan, inf, torch.full_like(nan, positions)]), active, idle])
+        known = [torch.full_like(nan, number) for number in (positions, 1, channels, channels * channels)]
+        return torch.cat([torch.stack([nan, inf, *known]), torch.stack([active, idle], 1).flatten()])
 
     def finish(self, columns: Mapping[str, Column]) -> dict[str, Column]:
+        channels = self._channels(columns)
         rates = self.rates(columns)
         judged = ~np.isnan(rates)
         some = judged.any(axis=1)
         dead = self.dead(columns).sum(axis=1, dtype=np.float64)
         mean = np.where(judged, rates, 0.0).sum(axis=1) / np.where(some, judged.sum(axis=1), np.nan)
         return {
-            "channels": np.full(len(rates), float(self.channels)),
+            "channels": channels,
             "positions": columns["positions"],
             "nan": columns["nan"],
             "inf": columns["inf"],
             "activation": mean,
-            "least": np.where(some, np.where(judged, rates, np.inf).min(axis=1), np.nan),
-            "most": np.where(some, np.where(judged, rates, -np.inf).max(axis=1), np.nan),
+            "least": np.where(some, np.where(judged, rates, np.inf).min(axis=1, initial=np.inf), np.nan),
+            "most": np.where(some, np.where(judged, rates, -np.inf).max(axis=1, initial=-np.inf), np.nan),
             "dead": dead,
-            "death": np.where(columns["positions"] > 0, dead / self.channels, np.nan),
+            "death": np.where(columns["positions"] > 0, dead / channels, np.nan),
         }
 
     def rates(self, columns: Mapping[str, Column]) -> Column:
-        """Return the rate of each channel, of shape ``(rows, channels)``; NaN for a channel without a finite element."""
-        active, idle = self._by_row(columns["active"]), self._by_row(columns["idle"])
+        """Return the rate of each channel, of shape ``(rows, channels)``; NaN for a channel without a finite element.
+
+        Where *channels* is None, as many as the row with the most has; NaN for those that a row has not.
+        """
+        active, idle = self._active_and_idle(columns)
         return active / np.where(active + idle > 0, active + idle, np.nan)
 
     def dead(self, columns: Mapping[str, Column]) -> NDArray[np.bool_]:
-        """Return a mask of the dead channels, of shape ``(rows, channels)``."""
+        """Return a mask of the dead channels, of the shape that :meth:`rates` has."""
         positions = columns["positions"][:, None]
-        found: NDArray[np.bool_] = (self._by_row(columns["idle"]) == positions) & (positions > 0)
+        found: NDArray[np.bool_] = (self._active_and_idle(columns)[1] == positions) & (positions > 0)
         return found
 
-    def _by_row(self, column: Column) -> Column:
-        return column.reshape(-1, self.channels)  # the column of a field of size 1 has no second axis
+    def _channels(self, columns: Mapping[str, Column]) -> Column:
+        """Return the number of channels of each row; NaN where it is to be found and nothing was seen.
+
+        Raises:
+            ArgumentError: tensors that were added to one row had different numbers.
+        """
+        if self.channels is not None:
+            return np.full(len(columns["positions"]), float(self.channels))
+        calls, channels = columns["calls"], columns["channels"]
+        if (columns["squares"] * calls != channels * channels).any():
+            raise ArgumentError(
+                f"tensors with different numbers of channels on axis {self.channel_axis} came to one place: dead channels of all "
+                "are none of one; give another channel_axis, or leave the place out with exclude="
+            )
+        return channels / np.where(calls > 0, calls, np.nan)
+
+    def _active_and_idle(self, columns: Mapping[str, Column]) -> tuple[Column, Column]:
+        rows = len(columns["positions"])  # the column of a field of size 1 has no second axis
+        if not self.grows:
+            return columns["active"].reshape(rows, -1), columns["idle"].reshape(rows, -1)
+        counts = columns["counts"].reshape(rows, -1)
+        return counts[:, 0::2], counts[:, 1::2]
+
+
+_OF_ANY = ("nan", "inf", "positions", "calls", "channels", "squares")
+"""The fields of a row before the counts, where the number of channels is to be found: it, and its square, of each call added up."""
+_PER_CALL = frozenset({"calls", "channels", "squares"})

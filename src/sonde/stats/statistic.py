@@ -80,6 +80,11 @@ class RowStatistic(ABC):
         return f"{type(self).__name__}({given})"
 
     @property
+    def grows(self) -> bool:
+        """Whether the width of a row is not known before the first tensor: a table then has rows as wide as the widest needs."""
+        return False
+
+    @property
     def finds_units(self) -> bool:
         """Whether the axis of the units is found for each tensor of a layer, and given to :meth:`on_axis`."""
         return False
@@ -95,6 +100,14 @@ class RowStatistic(ABC):
             part: shape of the part that this rank holds.
         """
         return True
+
+    def at_width(self, width: int) -> RowStatistic:
+        """Return this statistic, equal to it, with rows of *width* numbers; itself unless :attr:`grows`.
+
+        Raises:
+            ArgumentError: no row of the statistic has that width.
+        """
+        return self
 
     def on_axis(self, units: int) -> RowStatistic:
         """Return the statistic of tensors whose units are on the axis *units*; itself if its axis is given, or it reads none."""
@@ -170,7 +183,8 @@ class RowStatistic(ABC):
     def columns(self, rows: Tensor) -> dict[str, Column]:
         """Return *rows*, of shape ``(rows, width)``, on the host as one column per field. Waits for the device."""
         host = rows.detach().cpu().numpy()
-        return {name: host[:, cut] if cut.stop - cut.start > 1 else host[:, cut.start] for name, cut in self._slices()}
+        slices = self.at_width(rows.shape[1])._slices()
+        return {name: host[:, cut] if cut.stop - cut.start != 1 else host[:, cut.start] for name, cut in slices}
 
     def _slices(self) -> Iterator[tuple[str, slice]]:
         start = 0

@@ -113,8 +113,7 @@ class Table:
         spare = self._first if self._first is not None and not self.blocks else max(_ROWS, len(self))
         rows = max(rows, min(spare, _BYTES // (8 * width)))
         with torch.inference_mode(False):
-            counted = torch.zeros(rows, 1, dtype=torch.float64, device=device)
-            empty = torch.cat([counted, self.statistic.empty(rows, device)], dim=1)
+            empty = self._empty_rows(rows, device)
             self.blocks.append(empty.clone())
         self._empty.append(empty)
         self._unused[device] += [(len(self.blocks) - 1, position) for position in reversed(range(rows))]
@@ -126,6 +125,29 @@ class Table:
                 return [self.blocks[block][position].data for block, position in places]
             rows = {block: self.blocks[block].unbind() for block in {block for block, _ in places}}
             return [rows[block][position].data for block, position in places]
+
+    def _widen(self, width: int) -> None:
+        """Let every row have *width* numbers, if it has fewer. A row stays the same tensor, in other memory."""
+        if width <= self._width:
+            return
+        self.changes += 1
+        former, self.statistic, self._width = 1 + self._width, self.statistic.at_width(width), width
+        with torch.inference_mode(False), torch.no_grad():
+            for number, block in enumerate(self.blocks):
+                self._empty[number] = self._empty_rows(len(block), block.device)
+                self.blocks[number] = self._empty[number].clone()
+                self.blocks[number][:, :former] = block
+            for row, moved in zip(self._rows, self._made(self._places), strict=True):
+                row.data = moved
+
+    def _empty_rows(self, rows: int, device: torch.device) -> Tensor:
+        counted = torch.zeros(rows, 1, dtype=torch.float64, device=device)
+        return torch.cat([counted, self.statistic.empty(rows, device)], dim=1)
+
+    def _empty_at(self, row: Tensor) -> Tensor:
+        """Return the content that *row* has while nothing was added to it."""
+        block, _ = self._places[self._numbers[id(row)]]
+        return self._empty[block][0]
 
     def move(self, row: Tensor, device: torch.device) -> Tensor:
         """Return the same row on *device*, under its old number. *row* is given up."""
@@ -141,8 +163,13 @@ class Table:
 
     def clear(self, row: Tensor) -> None:
         """Empty one row, in place."""
-        block, _ = self._places[self._numbers[id(row)]]
-        row.copy_(self._empty[block][0])
+        row.copy_(self._empty_at(row))
+
+    def replace(self, row: Tensor, content: Tensor) -> None:
+        """Set the sums of one row to *content*, in place; the number of its additions stays."""
+        if self.statistic.grows:
+            self._widen(content.shape[0])
+        row[1:].copy_(torch.cat([content, self._empty_at(row)[1 + content.shape[0] :]]))
 
     def positions(self, rows: Sequence[Tensor]) -> npt.NDArray[np.intp]:
         """Return the position of each of *rows* in all blocks joined."""
@@ -173,7 +200,9 @@ class Table:
         self._check(measured[1:] if measured.dim() == 1 else measured)
 
     def _check(self, measure: Tensor) -> None:
-        if measure.dim() != 1 or measure.shape[0] != self._width:
+        if measure.dim() == 1 and self.statistic.grows:
+            self.statistic.at_width(measure.shape[0])
+        elif measure.dim() != 1 or measure.shape[0] != self._width:
             numbers = f"{measure.numel()} number{'s' * (measure.numel() != 1)}"
             gave = numbers if measure.dim() == 1 else f"a tensor of shape {tuple(measure.shape)}"
             raise ArgumentError(f"{self.statistic!r}: measure gave {gave}, fields say {self._width}")
@@ -222,6 +251,10 @@ class Table:
 
     def merge(self, row: Tensor, other: Tensor) -> None:
         """Add the row *other*, which counts its own additions, to *row* in place. Several threads may add at the same time."""
+        if self.statistic.grows and other.shape[0] != row.shape[0]:
+            with self._lock:
+                self._widen(other.shape[0] - 1)
+                other = torch.cat([other, self._empty_at(row)[other.shape[0] :]])
         if self._merges_by_kind:
             sums, minima = self.statistic._cuts()
             if native.merge(row, other, 1 + sums, minima - sums, row.numel() - 1 - minima, self._aligner):
@@ -240,7 +273,8 @@ class Table:
         for row in rows:
             block, position = self._places[self._numbers[id(row)]]
             if block < len(copied):
-                row.copy_(copied[block][position])
+                former = copied[block][position]  # of a table that grows, perhaps narrower
+                row.copy_(torch.cat([former, self._empty_at(row)[former.shape[0] :]]))
 
     def reset(self, *, counts_on: bool = False) -> None:
         """Empty every row, in place. No host sync.

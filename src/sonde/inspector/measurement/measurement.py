@@ -221,10 +221,10 @@ class Measurement:
         layout = Layout(sites, calls, orders, self.scope)
         joined = zip(sites, calls, hooks, strict=True)
         micro_step = self.kind == "micro_step"
-        keys = None if self.keys is None else self.keys.of(self.family, self.statistic, joined, micro_step=micro_step)
+        keys = None if self.keys is None else self.keys.of(self.family, self.table.statistic, joined, micro_step=micro_step)
         return RowIndex(
             self.family,
-            self.statistic,
+            self.table.statistic,
             layout,
             self.table.positions(rows),
             tuple([site.port for site in sites]),
