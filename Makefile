@@ -36,9 +36,12 @@ check: $(VENV)/.installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The scripts of the page: their form. Node is the machine's own (18 or newer); what it runs comes from npm, as pinned.
+# The scripts of the page: their form, names that exist and are used, and types. Node is the machine's own (18 or newer); what it
+# runs comes from npm, as pinned.
 check-page: node_modules/.installed
-	node_modules/.bin/prettier --check --log-level warn 'src/sonde/view/assets/**/*.{js,css}'
+	node_modules/.bin/prettier --check --log-level warn 'src/sonde/view/assets/**/*.{js,css}' eslint.config.js
+	node_modules/.bin/eslint src/sonde/view/assets/app
+	node_modules/.bin/tsc --project .
 
 # The site, in docs/_build; a warning is an error, and nothing is asked of a network.
 docs: $(VENV)/.installed

@@ -5,6 +5,7 @@ import { gestures, onWidth, once } from "./span.js";
 import { hideTip, showTip } from "./tip.js";
 
 const MARGINS = [66, 14];
+let charts = 0; // drawn so far, each with a name of its own
 const LANE = 5; // pixels: the marks of each line have a lane of their own
 
 const tenth = (pixel) => Math.round(pixel * 10) / 10; // far cheaper than toFixed
@@ -94,6 +95,7 @@ function clustered(markers, x) {
 const SHAPES = { bad: "M-4.5-4.5h9v9h-9z", warn: "M0-5.5 5.5 4.5h-11z", note: "M0-5 5 0 0 5-5 0z" };
 
 // Return {element, show(data)}. Data: {series: [{name, colour, steps, values, low, high, marks, quiet}], unit, log, markers, lines, band}.
+/** @param {import("./span.js").Span} span @param {any} [options] */
 export function lineChart(
   span,
   { height = 190, label, onmarker, gutter, axisName = () => "step", where = (at) => `step ${whole(Math.round(at))}` } = {},
@@ -143,7 +145,7 @@ export function lineChart(
         data.log,
       );
     y = axis(low, high, bottom, top(), data.log);
-    const clip = `clip-${(lineChart.count = (lineChart.count ?? 0) + 1)}`;
+    const clip = `clip-${(charts += 1)}`;
     const plot = draw("g", { "clip-path": `url(#${clip})` });
     const back = draw("g", { class: "axis" });
     for (const [value, text] of ticks(y, Math.max(2, Math.floor((bottom - top()) / 34)))) {
@@ -428,7 +430,7 @@ export function lineChart(
 }
 
 // A small line without axes: the history of a number beside its name.
-export function sparkline({ values, marks, log }, width = 150, height = 30) {
+export function sparkline({ values, marks = null, log }, width = 150, height = 30) {
   const svg = draw("svg", { class: "spark", width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
   const steps = values.map((_, place) => place);
   const [low, high] = ends([values], log);

@@ -1,6 +1,6 @@
 // Makes elements, and writes numbers, times and names as text. Text of a run only ever becomes a text node.
 
-export const byId = (id) => document.getElementById(id);
+export const byId = (id) => /** @type {any} */ (document.getElementById(id));
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -71,12 +71,8 @@ export const percent = (share) => `${Number((share * 100).toPrecision(3))} %`;
 
 export function amount(number, unit = "") {
   const size = Math.abs(number);
-  for (const [power, letter] of [
-    [4, "T"],
-    [3, "G"],
-    [2, "M"],
-    [1, "k"],
-  ]) {
+  for (const [place, letter] of ["T", "G", "M", "k"].entries()) {
+    const power = 4 - place;
     if (size >= 999.5 * 1000 ** (power - 1)) return `${Number((number / 1000 ** power).toPrecision(3))} ${letter}${unit}`;
   }
   return `${Number(number.toPrecision(3))}${unit ? ` ${unit}` : ""}`;

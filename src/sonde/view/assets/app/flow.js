@@ -213,9 +213,9 @@ export async function flowView({ root, source, run, args, isShown }) {
       make(
         "div",
         { class: "legend" },
-        MARKS.map((mark, at) => [mark, at])
+        MARKS.map((mark, at) => /** @type {[any, number]} */ ([mark, at]))
           .filter(([mark, at]) => mark && seen.has(at) && at > 1 && (at !== 5 || found.scale.log))
-          .map(([mark, at]) => make("span", null, make("b", { class: "glyph" }, mark.glyph), ` ${mark.name}`)),
+          .map(([mark]) => make("span", null, make("b", { class: "glyph" }, mark.glyph), ` ${mark.name}`)),
       ),
     );
   }

@@ -60,6 +60,7 @@ function imagesOf({ columns, shown, shownMarks, stands, scale }, first, last, si
 
 // Return {element, show(data), cell}. Data: {rows, columns, values, marks, steps (columns + 1 edges), names, scale, unit}.
 // Options: cell(row, column) is called with the cell under the pointer or cursor, or null; open(row, column) when one is chosen.
+/** @param {import("./span.js").Span} span @param {any} [options] */
 export function heatMap(
   span,
   {
@@ -313,7 +314,6 @@ export function heatMap(
   }
 
   function leave() {
-    at = null;
     span.leave();
     hideTip();
     toHome();
@@ -573,7 +573,7 @@ export function legendOf({ scale, unit, label, shownMarks: marks, logged, column
   if (scale.least !== null && scale.least < scale.low && !(scale.log && scale.least <= 0))
     beyond.push(`below: down to ${plain(scale.least, 3)}`);
   if (scale.most !== null && scale.most > scale.high) beyond.push(`above: up to ${plain(scale.most, 3)}`);
-  const signs = MARKS.map((mark, place) => [mark, place])
+  const signs = MARKS.map((mark, place) => /** @type {[any, number]} */ ([mark, place]))
     .filter(([mark, place]) => mark && seen.has(place) && (place !== 5 || scale.log || scale.diverging))
     .map(([mark, place]) =>
       make(

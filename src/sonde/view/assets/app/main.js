@@ -44,6 +44,7 @@ const known = new Map(); // by id the runs that were listed: one that is gone ke
 let shown = null; // what is on the screen: {key, stop, refresh}
 
 // What a view hands on to the next: the number, the place and the time at which its reader looks.
+/** @param {any} address */
 const carried = ({ view, rest, args: { number, site, step, from, to } }) => ({
   number,
   site: view === "layer" && rest ? `${rest}:output` : site,
@@ -293,6 +294,8 @@ function reachable(isThere) {
   }
 }
 
+const one = (selector) => /** @type {any} */ (document.querySelector(selector));
+
 function keys(event) {
   if (
     event.ctrlKey ||
@@ -314,13 +317,13 @@ function keys(event) {
         r: () => {
           location.hash = linkTo("runs");
         },
-        "/": () => document.querySelector("input[type=search]")?.focus(),
-        "[": () => document.querySelector("[data-key=back]")?.click(),
-        "]": () => document.querySelector("[data-key=forward]")?.click(),
+        "/": () => one("input[type=search]")?.focus(),
+        "[": () => one("[data-key=back]")?.click(),
+        "]": () => one("[data-key=forward]")?.click(),
         " ": event.target.closest?.("button, a, summary")
           ? null
           : document.querySelector("[data-key=play]")
-            ? () => document.querySelector("[data-key=play]").click()
+            ? () => one("[data-key=play]").click()
             : null,
         Escape: hideTip,
       }[event.key];
@@ -357,7 +360,7 @@ async function begin() {
   window.addEventListener("beforeprint", () => {
     colours ??= page.dataset.theme;
     page.classList.add("printing");
-    for (const each of document.querySelectorAll("details.behind")) each.open = true;
+    for (const each of document.querySelectorAll("details.behind")) each.setAttribute("open", "");
     if (colours === "dark") theme("light");
   });
   window.addEventListener("beforeprint", fitAll);

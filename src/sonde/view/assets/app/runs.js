@@ -34,8 +34,8 @@ const MOST_ROWS = 200; // at first
 function byColumn(name, direction, note) {
   return (one, other) => {
     const [a, b] = [knownOf(one, name, note(one)), knownOf(other, name, note(other))];
-    if (a === undefined || a === null || b === undefined || b === null)
-      return (a === undefined || a === null) - (b === undefined || b === null);
+    const [isNone, isOther] = [a, b].map((value) => value === undefined || value === null);
+    if (isNone || isOther) return Number(isNone) - Number(isOther);
     return (
       direction *
       (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true }))

@@ -48,6 +48,7 @@ export function matrixOf(answer) {
   };
 }
 
+/** @param {any} found @param {any} places @param {any} spikes */
 export function withSpikes(found, places = [], spikes = []) {
   const [shown, shownMarks, stands] = [found.values.slice(), found.marks.slice(), new Uint8Array(found.values.length)];
   places.forEach((place, at) => {
@@ -162,6 +163,7 @@ export class Recording {
     return { runs: this.held.runs.map(({ run }) => run), version: 0 };
   }
 
+  /** @param {string} run @param {string} name @param {any} settings */
   async ask(run, name, settings = {}) {
     const held = this.held.runs.find((each) => each.run.id === run);
     const given = {

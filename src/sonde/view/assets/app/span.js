@@ -7,16 +7,14 @@ const REST = 180; // milliseconds after the last movement: then finer data is fe
 
 export class Span {
   constructor(first, last, from = null, to = null) {
-    Object.assign(this, {
-      first,
-      last,
-      from: first,
-      to: last,
-      cursor: null,
-      held: null,
-      listeners: { move: new Set(), rest: new Set(), point: new Set(), hold: new Set() },
-      timer: 0,
-    });
+    this.first = first;
+    this.last = last;
+    this.from = first;
+    this.to = last;
+    this.cursor = null; // the step that is pointed at, or else held
+    this.held = null;
+    this.listeners = { move: new Set(), rest: new Set(), point: new Set(), hold: new Set() };
+    this.timer = 0;
     if (from !== null && to !== null) this.place(from, to);
   }
 
@@ -126,6 +124,7 @@ export function once(drawing) {
 
 // Zoom and movement by pointer, wheel and keys. `box` returns the plot's {left, top, width, height} within the element, `brush` is an
 // SVG rectangle; `click(x, y)`, `point(x, y)` and `leave()` say what the pointer does otherwise; `rows(top, bottom)` takes a choice of rows.
+/** @param {HTMLElement} element @param {any} acts */
 export function gestures(element, { span, box, brush, click, point, leave, rows }) {
   let [start, mode] = [null, ""];
   const inside = (event) => {
@@ -137,7 +136,7 @@ export function gestures(element, { span, box, brush, click, point, leave, rows 
 
   element.addEventListener("pointerdown", (event) => {
     const at = inside(event);
-    if (event.button !== 0 || !at.hit || event.target.closest("a, button")) return;
+    if (event.button !== 0 || !at.hit || /** @type {Element} */ (event.target).closest("a, button")) return;
     [start, mode] = [{ ...at, from: span.from, to: span.to }, event.shiftKey ? "move" : "brush"];
     element.setPointerCapture(event.pointerId);
   });

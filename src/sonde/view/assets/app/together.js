@@ -45,13 +45,11 @@ export function joinedOrder(lists) {
 
 // One scale for several pictures of one number: it holds the ends of all.
 export function commonScale(scales) {
-  const [least, most] = [
-    ["least", Math.min],
-    ["most", Math.max],
-  ].map(([end, choose]) => {
-    const known = scales.map((scale) => scale[end]).filter((value) => value !== null);
+  const end = (of, choose) => {
+    const known = scales.map(of).filter((value) => value !== null);
     return known.length ? choose(...known) : null;
-  });
+  };
+  const [least, most] = [end((scale) => scale.least, Math.min), end((scale) => scale.most, Math.max)];
   const [lows, highs] = [scales.map(({ low }) => low), scales.map(({ high }) => high)];
   if (scales.some((scale) => scale.diverging)) {
     const reach = Math.max(...lows.map(Math.abs), ...highs.map(Math.abs));
