@@ -132,6 +132,7 @@ export function runsView({ root, listed, args }) {
       ...known.metrics.filter((name) => name !== "loss").slice(0, FEW_METRICS_SHOWN),
     ];
     choices(known, columns);
+    const extra = picked_ === null ? "extra" : ""; // left out where there is no room, unless a reader has chosen it
     const places = placesOf(shown.map((run) => knownOf(run, group)));
     const colourOf = (run) => (group && places.has(knownOf(run, group)) ? orderedColour(places.get(knownOf(run, group))) : null);
     const [sorted, direction] = order.startsWith("-") ? [order.slice(1), -1] : [order, 1];
@@ -223,7 +224,7 @@ export function runsView({ root, listed, args }) {
         ),
         make(
           "td",
-          { class: "course" },
+          { class: "extra" },
           run.course?.some((value) => value !== null)
             ? sparkline(
                 {
@@ -237,7 +238,7 @@ export function runsView({ root, listed, args }) {
         ),
         columns.map((name) => {
           const value = knownOf(run, name);
-          return make("td", { class: typeof value === "number" ? "right" : "" }, settingText(value));
+          return make("td", { class: `${typeof value === "number" ? "right " : ""}${extra}` }, settingText(value));
         }),
         make("td", { class: "spare" }, run.model ?? ""),
         make("td", { class: "right spare" }, whole(run.layers)),
@@ -262,14 +263,10 @@ export function runsView({ root, listed, args }) {
             title("state", "state"),
             title("steps", "last step", { class: "right" }),
             title("loss", "last loss", { class: "right" }),
-            make("th", { scope: "col" }, "course"),
+            make("th", { scope: "col", class: "extra" }, "course"),
             columns.map((name) =>
               title(name, known.metrics.includes(name) ? `best ${name}` : name, {
-                class:
-                  typeof shown.map((run) => knownOf(run, name)).find((value) => value !== undefined && value !== null) ===
-                  "number"
-                    ? "right"
-                    : "",
+                class: `${shown.some((run) => typeof knownOf(run, name) === "number") ? "right " : ""}${extra}`,
               }),
             ),
             make("th", { scope: "col", class: "spare" }, "model"),
