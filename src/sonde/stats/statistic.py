@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeGuard
 
 import numpy as np
 import torch
@@ -382,7 +382,7 @@ def _lies_high(tensor: Tensor) -> bool:
         return False
 
 
-def surely_in_memory(tensors: Sequence[Tensor | None]) -> bool:
+def surely_in_memory(tensors: Sequence[Tensor | None]) -> TypeGuard[list[Tensor]]:
     """Return whether *tensors* are all plain ones with memory. False says nothing: then each is to be asked about."""
     try:
         return {*map(type, tensors)} <= PLAIN and min(map(Tensor.data_ptr, tensors), default=0) >= _HIGH  # type: ignore[arg-type]

@@ -100,6 +100,7 @@ class StatisticHook(SiteHook):
     """
 
     __slots__ = (
+        "_lies",
         "addresses",
         "adds",
         "apart",
@@ -122,6 +123,7 @@ class StatisticHook(SiteHook):
         """Add to rows of *table* from now on, to those *unused* first; *like* is another hook that does, if there is one."""
         self.table = table
         self.own = dict(unused)
+        self._lies: dict[int, int] = {}
         self.adds = self.value_port if self.value_port in self.sites else None
         self.listens = self.gradient_port if self.gradient_port in self.sites else None
         self.unused = unused
@@ -222,8 +224,13 @@ class StatisticHook(SiteHook):
         return row
 
     def _address(self, row: Tensor) -> int:
-        """Return where *row* lies, if the kernel for the CPU can add to it there; else 0."""
-        return row.data_ptr() if self.kernel is not None and self.kernel.fits(row, led=1) else 0
+        """Return where *row* lies, if the kernel for the CPU can add to it there; else 0. Of the hook's own rows this is known."""
+        found = self._lies.get(id(row), 0)
+        if not found and self.kernel is not None and self.kernel.fits(row, led=1):
+            found = row.data_ptr()
+            if any(row is own for own in self.own.values()):
+                self._lies[id(row)] = found
+        return found
 
     # Adding
 
@@ -348,7 +355,7 @@ class StatisticHook(SiteHook):
                 call = forward.call_of(self, task)
                 if call >= self.apart:
                     call = OTHER_CALLS
-            if forward.is_on_ranks:
+            if forward.is_on_ranks and self.value_port == "output":
                 self.note_units(value)
             if type(value) is Tensor and value.is_floating_point():
                 self._pass_one(value, "", call, forward.index, task)
@@ -478,7 +485,8 @@ class InputStatisticHook(StatisticHook):
             except Exception as error:
                 self.failed(error)
                 return None
-        hooks.undisturbed(compiler, self._pass, (args, kwargs))
+        only = args[0] if len(args) == 1 and not kwargs and type(args[0]) is Tensor else None  # as of most modules
+        hooks.undisturbed(compiler, self._pass, (args, kwargs) if only is None else only)
         return (args, kwargs) if aliases else None
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
