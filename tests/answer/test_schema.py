@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 import sonde
+from sonde import cli
 from sonde.answer import Answer
-from sonde.cli import main
+from sonde.cli import COMMANDS, main
 from sonde.run import Layout, memory_run, start_run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "schema.md").read_text(encoding="utf-8")
@@ -119,3 +120,57 @@ def test_show_and_doctor_print_what_the_page_says(tmp_path: Path, capsys: pytest
     check(json.loads(capsys.readouterr().out), fields("Every answer") | fields("Checked"), "check")
     main(["doctor", "--json"])
     check(json.loads(capsys.readouterr().out), fields("Every answer") | fields("Environment"), "doctor")
+
+
+def written() -> dict[str, dict[str, str]]:
+    """Return by command the types of the fields of the commands that write."""
+    (section,) = re.findall(r"^## Commands that write\n(.*?)(?=^## )", PAGE, re.DOTALL | re.MULTILINE)
+    found: dict[str, dict[str, str]] = {}
+    for command, field, kind in re.findall(r"^\| `sonde ([\w -]+)` \| `(\w+)` \| ([\w ]+\??) \|", section, re.MULTILINE):
+        found.setdefault(command, {})[field] = kind
+    return found
+
+
+def test_every_other_command_prints_what_the_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each command that has ``--json`` is run, and none is left out."""
+    monkeypatch.chdir(tmp_path)
+    recorded("runs/a")
+    net = model()
+    with sonde.watch(net, every=1, to="runs/b", graph=torch.ones(2, 4), verbose=False) as inspector:
+        net(torch.ones(2, 4)).sum().backward()
+        inspector.step()
+
+    def printed(*arguments: str) -> dict[str, Any]:
+        capsys.readouterr()
+        main([*arguments, "--json"])
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return found
+
+    of_show = list(fields("Commands about runs"))[:6]
+    held = printed("show", "runs/a", "--family", "moments")
+    check(held, {name: fields("Commands about runs")[name] for name in of_show} | {"family": "text", "rows": "list"}, "family")
+    for run in ("runs/a", "runs/b"):
+        check(printed("info", run), fields("What a run holds"), "info")
+    held = printed("list", "runs")
+    check(held, {"folder": "text", "runs": "list"}, "list")
+    for each in held["runs"]:
+        check(each, fields("The list of runs"), "list")
+    check(printed("compare", "runs/a", "runs/b"), fields("Every answer") | fields("RunComparison"), "compare")
+    calls = {
+        "plot": ("plot", "runs/a", "-o", "pictures"),
+        "plot --list": ("plot", "runs/a", "--list"),
+        "export": ("export", "runs/a", "-o", "rows"),
+        "report": ("report", "runs/a"),
+        "graph": ("graph", "runs/b"),
+        "prune": ("prune", "runs/a", "--every", "4"),
+    }
+    assert set(calls) == set(written())
+    for command, arguments in calls.items():
+        check(printed(*arguments), written()[command], command)
+    held = printed("env")
+    assert all(value is None or isinstance(value, str) for value in held.values())
+    assert {"torch", "sonde", "accelerator"} <= set(held)
+    having = {name for name in COMMANDS if "expect_json(" in (Path(cli.__file__).parent / f"{name}.py").read_text(encoding="utf-8")}
+    assert having == {call[0] for call in calls.values()} | {"show", "info", "list", "compare", "env", "check"}

@@ -140,3 +140,22 @@ def test_the_model_may_come_after_the_accelerator() -> None:
     assert tracker.inspector.run.config == {"lr": 0.05}
     with pytest.raises(ArgumentError, match="Nearest: every"):
         AccelerateTracker(evry=1)
+
+
+def test_alerts_are_passed_on_by_the_tracker() -> None:
+    """``on_alert=`` is an argument of ``watch``, as all others."""
+    told: list[Any] = []
+    model, optimizer = network()
+    for part in model.modules():
+        if isinstance(part, nn.Linear):
+            nn.init.constant_(part.bias, -1e6)
+    tracker = AccelerateTracker(model, every=1, to="memory", verbose=False, on_alert=told.append)
+    accelerator = Accelerator(cpu=True, log_with=tracker)
+    prepared, stepped, data = accelerator.prepare(model, optimizer, loader())
+    accelerator.init_trackers("digits")
+    for (x,) in [*data, *data]:
+        accelerator.backward(loss_of(prepared, x))
+        stepped.step()
+        stepped.zero_grad()
+    accelerator.end_training()
+    assert "update_large" in {finding.rule for finding in told}

@@ -319,3 +319,12 @@ def test_arguments_are_those_of_watch_and_checked_at_once(tmp_path: Path) -> Non
     with pytest.raises(ArgumentError, match="two LightningCallbacks"):
         trainer(tmp_path, callback(), callback()).fit(module(), loader())
     assert repr(callback(every=5)) == "LightningCallback(every=5, to='memory', verbose=False)"
+
+
+def test_alerts_are_passed_on_while_the_trainer_trains(tmp_path: Path) -> None:
+    """``on_alert=`` is an argument of ``watch``, as all others."""
+    told: list[Any] = []
+    dead, recorded = module(), callback(every=1, on_alert=told.append)
+    nn.init.constant_(dead.net[0].bias, -1e6)
+    trainer(tmp_path, recorded).fit(dead, loader())
+    assert "dead" in {finding.rule for finding in told}

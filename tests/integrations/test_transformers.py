@@ -264,3 +264,10 @@ def test_arguments_are_those_of_watch_and_a_second_callback_is_an_error(tmp_path
         TransformersCallback(evry=3)
     with pytest.raises(ArgumentError, match="two TransformersCallbacks"):
         trained(tmp_path, callback(), callback())
+
+
+def test_alerts_are_passed_on_while_the_trainer_trains(tmp_path: Path) -> None:
+    """``on_alert=`` is an argument of ``watch``, as all others."""
+    told: list[Any] = []
+    trained(tmp_path, callback(every=1, on_alert=told.append), kind=Ordered, learning_rate=10.0)
+    assert "update_large" in {finding.rule for finding in told}
