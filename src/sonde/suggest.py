@@ -98,11 +98,11 @@ def meant_as_glob(pattern: str, names: Sequence[str]) -> tuple[str, list[str], l
 
 
 def told_of_glob(word: str, pattern: object, names: Sequence[str], kind: str) -> str:
-    """What to warn of where *pattern*, given as *word* and searched in the *names*, looks like a glob; else ``""``.
+    """The warning where *pattern*, given as *word* and searched in the *names*, looks like a glob; else ``""``.
 
     Args:
         word: the argument.
-        pattern: a pattern, or anything else, of which nothing is to say.
+        pattern: a pattern; of anything else there is no warning.
         names: of modules or layers.
         kind: what the names are of: ``module`` or ``layer``.
     """

@@ -196,7 +196,7 @@ class ChannelActivation(Statistic):
     channel by channel.
 
     Args:
-        channels: number of channels, of which a row takes ``3 + 2 * channels`` numbers. None: as many as the tensors have; where
+        channels: number of channels; a row takes ``3 + 2 * channels`` numbers. None: as many as the tensors have; where
             tensors of one row differ in that, the row has no numbers, and the error says so.
         eps: the magnitude, in the unit of x, up to which an element is inactive.
         channel_axis: see :func:`by_channel`.
