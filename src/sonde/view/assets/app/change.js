@@ -50,7 +50,7 @@ export function changeChooser(mode, onchange) {
     "select",
     { "aria-label": "What is shown", onchange: () => onchange(select.value) },
     [
-      ["change", "change against the layer's own median"],
+      ["change", "change against its median"],
       ["size", "size"],
     ].map(([value, text]) => make("option", { value, selected: value === mode }, text)),
   );

@@ -317,7 +317,7 @@ export function lineChart(
               "text",
               {
                 x: mark === 5 ? Math.max(from, left + 2) : Math.max(from - 8, left + 2),
-                y: mark === 5 ? bottom - 7 : edge + 8,
+                y: mark === 5 ? bottom - 7 : from < left + 60 ? top() + 9 : edge + 8,
                 "text-anchor": mark === 5 || from < left + 60 ? "start" : "end",
               },
               glyph,

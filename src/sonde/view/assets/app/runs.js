@@ -132,6 +132,7 @@ export function runsView({ root, listed, args }) {
       ...known.metrics.filter((name) => name !== "loss").slice(0, FEW_METRICS_SHOWN),
     ];
     choices(known, columns);
+    const numeric = new Set(columns.filter((name) => shown.some((run) => typeof knownOf(run, name) === "number")));
     const extra = picked_ === null ? "extra" : ""; // left out where there is no room, unless a reader has chosen it
     const places = placesOf(shown.map((run) => knownOf(run, group)));
     const colourOf = (run) => (group && places.has(knownOf(run, group)) ? orderedColour(places.get(knownOf(run, group))) : null);
@@ -238,7 +239,7 @@ export function runsView({ root, listed, args }) {
         ),
         columns.map((name) => {
           const value = knownOf(run, name);
-          return make("td", { class: `${typeof value === "number" ? "right " : ""}${extra}` }, settingText(value));
+          return make("td", { class: `${numeric.has(name) ? "right " : ""}${extra}` }, settingText(value));
         }),
         make("td", { class: "spare" }, run.model ?? ""),
         make("td", { class: "right spare" }, whole(run.layers)),
@@ -266,7 +267,7 @@ export function runsView({ root, listed, args }) {
             make("th", { scope: "col", class: "extra" }, "course"),
             columns.map((name) =>
               title(name, known.metrics.includes(name) ? `best ${name}` : name, {
-                class: `${shown.some((run) => typeof knownOf(run, name) === "number") ? "right " : ""}${extra}`,
+                class: `${numeric.has(name) ? "right " : ""}${extra}`,
               }),
             ),
             make("th", { scope: "col", class: "spare" }, "model"),
