@@ -619,6 +619,26 @@ def test_runs_are_chosen_by_a_query_coloured_by_a_setting_and_noted(browser: Any
 
 
 @slow
+def test_a_picture_is_saved_as_numbers_and_as_it_is_seen(browser: Any, address: str) -> None:
+    with opened(browser, address) as page:
+        go(page, f"#/run/{ids(page)['small']}/layers?number=moments.rms%40output&show=size")
+        page.locator(".heat .axis text").first.wait_for()
+        for picture, head, row in (
+            (".heat", "row,first step,last step,value,mark", "blocks.0.fc,0,0,1,"),
+            (".chart", "name,step,", "blocks.0.fc,0,1,"),
+        ):
+            page.locator(picture).hover()
+            with page.expect_download() as saved:
+                page.locator(f"{picture} .save button", has_text="CSV").click()
+            lines = Path(saved.value.path()).read_text(encoding="utf-8").splitlines()
+            assert lines[0].startswith(head)
+            assert any(line.startswith(row) for line in lines)
+            with page.expect_download() as saved:
+                page.locator(f"{picture} .save button", has_text="PNG").click()
+            assert Path(saved.value.path()).read_bytes().startswith(b"\x89PNG")
+
+
+@slow
 def test_a_picture_of_change_is_grey_where_a_layer_is_at_its_median_and_sizes_are_one_click_away(
     browser: Any, tmp_path: Path
 ) -> None:
@@ -849,8 +869,8 @@ def test_rounded_numbers_are_those_of_the_run_within_their_bound(browser: Any, t
 def test_functions_of_the_page_give_what_their_names_say(browser: Any, address: str) -> None:
     found = """async () => {
         const module = (name) => import(`/assets/app/${name}.js`);
-        const names = ["dom", "scales", "span", "source", "story", "query", "heat", "change"];
-        const [dom, scales, span, source, story, query, heat, change] = await Promise.all(names.map(module));
+        const names = ["dom", "scales", "span", "source", "story", "query", "heat", "change", "saving"];
+        const [dom, scales, span, source, story, query, heat, change, saving] = await Promise.all(names.map(module));
         const runs = [
             { name: "a", state: "ended", settings: { lr: 0.1, kind: "Adam" }, metrics: { loss: { last: 2, best: 1 } } },
             { name: "b", state: "failed", settings: { lr: 0.01, kind: "adamw" }, metrics: { loss: { last: 1, best: 1 } } },
@@ -864,6 +884,7 @@ def test_functions_of_the_page_give_what_their_names_say(browser: Any, address: 
             linear: scales.ticks(scales.axis(0, 10, 0, 1), 5).map(([, text]) => text),
             share: [1, 10, 100].map(scales.shareOn({ low: 1, high: 100, log: true })),
             middles: source.middlesOf([0, 4, 8], [2, 6]),
+            csv: saving.csvOf([["a,b", 1, null], ['say "x"', NaN, "=1+1"]]),
             onset: [story.aroundOnset(50, 0, 100), story.aroundOnset(50, 0, 100, 52), story.aroundOnset(0, 0, 100, 100)],
             clause: story.clauseOf("step 4: a: grew (also b and 3 more)"),
             query: ["lr>0.01", "lr<=0.01 adam", "kind=ADAM", "loss:1", "loss.last>1", "nothing>1", "name!=a"].map((text) =>
@@ -887,6 +908,7 @@ def test_functions_of_the_page_give_what_their_names_say(browser: Any, address: 
             "linear": ["0", "2", "4", "6", "8", "10"],
             "share": [0, 0.5, 1],
             "middles": [1, 5],
+            "csv": '"a,b",1,\n"say ""x""",NaN,\'=1+1\n',
             "onset": [[30, 60], [30, 55.3], [0, 10]],
             "clause": "a: grew",
             "query": ["a", "b", "a", "ab", "a", "", "b"],

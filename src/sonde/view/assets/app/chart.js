@@ -1,5 +1,6 @@
 // Draws lines over the steps of a training: an envelope where several steps share a pixel, marks for what is no number, findings on top.
 import { draw, make, plain, whole } from "./dom.js";
+import { saveButtons } from "./saving.js";
 import { MARKS, axis, axisText, ends, stepTicks, ticks } from "./scales.js";
 import { gestures, onWidth, once } from "./span.js";
 import { hideTip, showTip } from "./tip.js";
@@ -111,7 +112,16 @@ export function lineChart(
   });
   const svg = draw("svg", { width: "100%", height });
   const brush = draw("rect", { class: "brush", visibility: "hidden" });
-  element.append(svg);
+  const rows = () => [
+    ["name", "step", "value", "low", "high", "mark"],
+    ...data.series.flatMap(({ name, steps, values, low, high, marks }) =>
+      steps.map((step, at) => [name, step, values[at], low?.[at], high?.[at], MARKS[marks?.[at] ?? 0]?.name]),
+    ),
+  ];
+  element.append(
+    svg,
+    saveButtons(element, () => data.series.map(({ name }) => name).join(" "), rows),
+  );
   let width = 0;
   let data = { series: [] };
   let [x, y] = [axis(0, 1, left, left + 1), axis(0, 1, 1, 0)];

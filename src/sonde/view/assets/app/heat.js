@@ -1,5 +1,6 @@
 // Draws a heat-map: rows times columns of steps on a canvas, names, axes and the cursor above it as SVG.
 import { draw, make, many, partsOf, plain, rowLabel, shortened, whole } from "./dom.js";
+import { saveButtons } from "./saving.js";
 import { MARKS, axis, axisText, gradient, hatchOf, isDark, ramp, shareOn, stepTicks, ticks } from "./scales.js";
 import { gestures, onWidth, once } from "./span.js";
 import { hideTip, showTip } from "./tip.js";
@@ -93,6 +94,23 @@ export function heatMap(
   );
   let width = 0;
   let data = null;
+  const cells = () => {
+    const [first, last] = shownRows();
+    const { columns, absolute } = data;
+    const head = ["row", "first step", "last step", "value", "mark", ...(absolute ? ["share of its median"] : [])];
+    const found = [head];
+    for (let row = first; row < last; row += 1)
+      for (let column = 0; column < columns; column += 1) {
+        const at = row * columns + column;
+        const isFold = data.folds?.[row] > 1;
+        const number = (list) => (data.marks[at] === 1 || Number.isNaN(list[at]) ? null : list[at]);
+        const steps = [Math.ceil(data.steps[column]), data.ends?.[column] ?? Math.ceil(data.steps[column + 1]) - 1];
+        const value = isFold ? null : number((absolute ?? data).values);
+        found.push([data.names[row], ...steps, value, MARKS[data.marks[at]]?.name, ...(absolute ? [number(data.values)] : [])]);
+      }
+    return found;
+  };
+  element.append(saveButtons(element, () => data?.label ?? "", cells));
   let rows = held; // the rows shown, from and to; null: all
   let at = null; // the cell of the cursor
   let home = null; // the site to which the cursor returns, at the step that the span holds
