@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -321,7 +320,7 @@ class RunSummary:
         first, last: the steps of its scalars; None without any.
         record: the findings; empty where none was written.
         loss: the last value of ``loss``, or of the scalar that is most like it; None without any.
-        course: means of that scalar over equal parts of its steps, at most 40; NaN where a part has none.
+        course: means of its finite values over equal parts of its steps, at most 40; NaN for a part without any.
         scalars: by name the last value, and the least and the greatest finite one; NaN without any.
         settings: the configuration by dotted names, with the first learning rates, as :attr:`Run.settings` without the environment.
     """
@@ -344,7 +343,7 @@ _ENDS = (
     "FROM sonde_read GROUP BY run, name"
 )
 _COURSES = (
-    f"SELECT run, name, part, coalesce(avg(value) {_FINITE}, 'nan') FROM (SELECT run, name, value, "
+    f"SELECT run, name, coalesce(avg(value) {_FINITE}, 'nan') FROM (SELECT run, name, value, "
     f"(step - min(step) OVER each) * {_PARTS} // (max(step) OVER each - min(step) OVER each + 1) AS part "
     "FROM sonde_read WHERE contains(name, 'loss') WINDOW each AS (PARTITION BY run, name)) "
     "GROUP BY run, name, part ORDER BY run, name, part"
@@ -369,10 +368,8 @@ def _summaries(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...])
                 settings={name: rate for name, *_, rate in held if name == "lr" or name.startswith("lr/")},
             )
         courses: dict[tuple[str, str], list[float]] = {}
-        for run, name, part, mean in connection.execute(_COURSES).fetchall():
-            course = courses.setdefault((run, name), [])
-            course.extend([math.nan] * (part - len(course)))
-            course.append(mean)
+        for run, name, mean in connection.execute(_COURSES).fetchall():
+            courses.setdefault((run, name), []).append(mean)
         connection.execute("DROP TABLE sonde_read")
         for (run, name), course in courses.items():
             likely = min((each != "loss", "val" in each, each) for each in found[run].scalars if "loss" in each)
