@@ -146,7 +146,7 @@ class Crew:
         Raises:
             RankError: one is lost, or has raised.
         """
-        found = torch.tensor(list(numbers), dtype=torch.int64)
+        found = torch.tensor(list(numbers), dtype=torch.int64, device="cpu")
         if self._channel is not None:
             self._done(lambda channel: channel.minimum(found))
         return found.tolist()
@@ -155,7 +155,7 @@ class Crew:
         """Return the whole *numbers* of the first process of each replica, which are as many on each."""
         if self._channel is None:
             return [numbers]
-        numbered = torch.cat([torch.tensor([self.number if self.writes else -1]), numbers])
+        numbered = torch.cat([torch.tensor([self.number if self.writes else -1], device="cpu"), numbers])
         told = self._done(lambda channel: channel.gathered(numbered))
         return [each[1:] for each in sorted((each for each in told if each[0] >= 0), key=lambda each: int(each[0]))]
 

@@ -206,8 +206,8 @@ class Extraction:
 
         def column(name: str) -> Tensor:
             if not self._held.lines:
-                return torch.zeros(0, dtype=torch.int64)
-            return torch.as_tensor(open_tensors(self._held.folder)[name][:])
+                return torch.zeros(0, dtype=torch.int64, device="cpu")
+            return torch.as_tensor(open_tensors(self._held.folder)[name][:], device="cpu")
 
         ids = None if self._order is None else set(column("id").tolist())
         return Sharing(self._crew, batches, stored, first, partial(column, "item"), ids, partial(_ids, self._order or ""))

@@ -261,7 +261,7 @@ def _column(name: str, given: str | Callable[[Any], Any], batch: Any, items: int
             f"columns: the batch has no key {given!r}, it holds {held}; give columns={{{name!r}: function of the batch}}"
         )
     try:
-        tensor = torch.as_tensor(found)
+        tensor = found if isinstance(found, Tensor) else torch.as_tensor(found, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         raise ArgumentError(f"columns: {name!r} is a {type(found).__name__} that cannot be a tensor; give numbers") from None
     if not tensor.dim() or len(tensor) != items:

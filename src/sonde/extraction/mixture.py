@@ -66,7 +66,7 @@ class Mixture(Place):
         """Yield batches of rows until the next batch of the data has room."""
         while self.used + self._largest > self.most:
             count = max(self.used // 2 // self._batch, 1) * self._batch
-            order = torch.randperm(self.used, generator=self._generator)[:count]
+            order = torch.randperm(self.used, generator=self._generator, device="cpu")[:count]
             yield from self._batches(order)
             self._close_up(order)
         late, self._late = self._late, {}
@@ -79,7 +79,7 @@ class Mixture(Place):
     def rest(self) -> Iterator[dict[str, Tensor]]:
         """Yield all rows; the last batch may have fewer."""
         yield from self.given_out()
-        yield from self._batches(torch.randperm(self.used, generator=self._generator))
+        yield from self._batches(torch.randperm(self.used, generator=self._generator, device="cpu"))
 
     def _made(self) -> dict[str, Tensor]:
         try:
@@ -101,7 +101,7 @@ class Mixture(Place):
     def _close_up(self, gone: Tensor) -> None:
         """Move the last rows to the places of those that are *gone*."""
         left = self.used - len(gone)
-        is_gone = torch.zeros(self.used, dtype=torch.bool)
+        is_gone = torch.zeros(self.used, dtype=torch.bool, device="cpu")
         is_gone[gone] = True
         to, kept = is_gone[:left].nonzero()[:, 0], (~is_gone[left:]).nonzero()[:, 0] + left
         device = self._device or "cpu"

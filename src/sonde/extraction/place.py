@@ -68,6 +68,6 @@ class Place(ABC):
     def _allocate(self, rows: int, device: torch.device | None = None, *, pinned: bool = False) -> dict[str, Tensor]:
         """Return tensors for *rows* of each column. Pages of memory that are not yet written take none."""
         return {
-            name: torch.empty((rows, *shape), dtype=dtype, device=device, pin_memory=pinned)
+            name: torch.empty((rows, *shape), dtype=dtype, device=device or "cpu", pin_memory=pinned)
             for name, (dtype, shape) in self.columns.items()
         }

@@ -36,7 +36,7 @@ class Rows:
         self.items = items
         self.positions = positions
         shape = (items,) if positions is None else (items, positions)
-        every = torch.ones(shape, dtype=torch.bool) if kept is None else kept
+        every = torch.ones(shape, dtype=torch.bool, device="cpu") if kept is None else kept
         found = every.nonzero()
         self.item = found[:, 0].contiguous()
         self.position = None if positions is None else found[:, 1].contiguous()
@@ -150,13 +150,13 @@ class Chooser:
             marks = self._mask(batch)
             if marks is None:
                 return None
-            line = torch.zeros(positions, dtype=torch.bool)
+            line = torch.zeros(positions, dtype=torch.bool, device="cpu")
             try:
                 line[marks if marks.dtype == torch.bool else marks.long()] = True
             except IndexError:
                 raise ArgumentError(f"positions names {marks.tolist()}, and there are {positions} positions") from None
         else:
-            line = _cut(torch.ones(positions, dtype=torch.bool), self._cut)
+            line = _cut(torch.ones(positions, dtype=torch.bool, device="cpu"), self._cut)
         return _of_mask(line.expand(items, positions).clone(), keep)
 
     def _mask(self, batch: Any) -> Tensor | None:
@@ -180,7 +180,7 @@ class Chooser:
 
 def _tensor(name: str, given: Any) -> Tensor:
     try:
-        found = torch.as_tensor(given).detach().cpu()
+        found = torch.as_tensor(given, device="cpu").detach()
     except (TypeError, ValueError, RuntimeError):
         found = None
     if found is None or found.dim() not in (1, 2) or found.is_complex():

@@ -237,7 +237,7 @@ class Sharing:
         if not bool(keep.any()):
             return None
         self.new += 1
-        return Part(key, len(keep), None if bool(keep.all()) else keep, torch.tensor(self._indices[number]), inputs)
+        return Part(key, len(keep), None if bool(keep.all()) else keep, torch.tensor(self._indices[number], device="cpu"), inputs)
 
     def _of_ids(self, key: Key, inputs: str | None, batch: Any) -> Part | None:
         keep = self._unknown(batch)
@@ -248,15 +248,17 @@ class Sharing:
         if not self._differ:
             first, self._next = self._next, self._next + count
             return Part(key, len(keep), keep, first, inputs)
-        numbers = torch.zeros(len(keep), dtype=torch.int64)
-        numbers[keep] = self._next + self._crew.number + self._crew.of * torch.arange(count)
+        numbers = torch.zeros(len(keep), dtype=torch.int64, device="cpu")
+        numbers[keep] = self._next + self._crew.number + self._crew.of * torch.arange(count, device="cpu")
         self._next += count * self._crew.of
         return Part(key, len(keep), keep, numbers, inputs)
 
     def _unknown(self, batch: Any) -> Tensor:
         assert self._ids is not None
         ids = self._ids_of(batch)
-        keep = torch.tensor([each not in self._ids and each not in ids[:at] for at, each in enumerate(ids)], dtype=torch.bool)
+        keep = torch.tensor(
+            [each not in self._ids and each not in ids[:at] for at, each in enumerate(ids)], dtype=torch.bool, device="cpu"
+        )
         self._ids.update(ids)
         return keep
 
@@ -350,7 +352,7 @@ def _without_repeats(indices: list[list[int]], crew: Crew, stored: Tensor) -> tu
     """
     flat = np.array([index for batch in indices for index in batch], np.int64)
     (least,) = crew.minimum([-len(flat)])
-    padded = torch.full((-least,), -1, dtype=torch.int64)
+    padded = torch.full((-least,), -1, dtype=torch.int64, device="cpu")
     padded[: len(flat)] = torch.from_numpy(flat)
     told = torch.stack(crew.gathered_numbers(padded), 1).numpy()  # as the sampler deals them out
     first = np.zeros(told.size, bool)

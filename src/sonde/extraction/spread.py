@@ -65,7 +65,7 @@ def marks_of(columns: Mapping[str, Tensor]) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     for name, rows in columns.items():
         numbers = rows.double().flatten().nan_to_num(posinf=1.0, neginf=-1.0)
-        weights = torch.arange(1, len(numbers) + 1, dtype=torch.float64).mul_(math.sqrt(2)).frac_().sub_(0.5)
+        weights = torch.arange(1, len(numbers) + 1, dtype=torch.float64, device="cpu").mul_(math.sqrt(2)).frac_().sub_(0.5)
         found[name] = [list(rows.shape), float(numbers @ weights), float(numbers.norm())]
     return found
 

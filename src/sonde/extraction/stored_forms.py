@@ -38,7 +38,7 @@ class Loss:
     """
 
     def __init__(self) -> None:
-        self.largest = self.squared = self.total = self.non_finite = torch.zeros((), dtype=torch.float64)
+        self.largest = self.squared = self.total = self.non_finite = torch.zeros((), dtype=torch.float64, device="cpu")
 
     def add(self, rows: Tensor, restored: Tensor) -> None:
         """Add *rows*, which a reader sees as *restored*."""

@@ -72,7 +72,10 @@ def _inputs(net: nn.Module, shapes: Shapes | None, data: Any) -> tuple[tuple[Any
     each: Sequence[Any] = [shapes] if all(isinstance(size, int) for size in shapes) else shapes
     if not all(isinstance(shape, tuple | list) and all(isinstance(size, int) and size >= 0 for size in shape) for shape in each):
         raise ArgumentError(f"input_shapes={shapes!r}: a shape is a tuple of sizes, as (1, 3, 32, 32)")
-    like = next((parameter for parameter in net.parameters() if parameter.is_floating_point()), torch.empty(0))
+    like = next(
+        (parameter for parameter in net.parameters() if parameter.is_floating_point()),
+        torch.empty(0, device=torch.get_default_device()),
+    )
     return tuple(torch.randn(*shape, dtype=like.dtype, device=like.device) for shape in each), {}
 
 

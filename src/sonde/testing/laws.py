@@ -159,8 +159,8 @@ def _tensors(sample: Sequence[int]) -> SearchStrategy[Tensor]:
     elements = strategies.one_of(strategies.floats(-100, 100, width=32), strategies.sampled_from(_SPECIAL))
 
     def filled(length: int, pool: list[float], order: int) -> Tensor:
-        places = torch.randint(len(pool), (length, *sample), generator=torch.Generator().manual_seed(order))
-        return torch.tensor(pool, dtype=torch.float32)[places]
+        places = torch.randint(len(pool), (length, *sample), generator=torch.Generator().manual_seed(order), device="cpu")
+        return torch.tensor(pool, dtype=torch.float32, device="cpu")[places]
 
     pools = strategies.lists(elements, min_size=1, max_size=_POOL)
     return strategies.builds(filled, strategies.integers(0, _LENGTH), pools, strategies.integers(0, 999))
@@ -232,7 +232,7 @@ def _assert_close(statistic: Statistic, one: Tensor, other: Tensor, compared: sl
 
 def per_element(statistic: Statistic) -> Tensor:
     """Return a mask of the numbers of a row that do not depend on how elements are divided into tensors."""
-    return torch.tensor([item.per == "element" for item in statistic.fields for _ in range(item.size)])
+    return torch.tensor([item.per == "element" for item in statistic.fields for _ in range(item.size)], device="cpu")
 
 
 # ----------------------------------------------------------------------------------------------------- laws of every statistic
@@ -384,7 +384,7 @@ def _(statistic: Statistic, draw: Callable[[], Tensor]) -> None:
     tensor = draw()
     expected = row(seen(statistic, tensor))
     assert_close(statistic, row(seen(statistic, tensor.flip(0))), expected)
-    strided = torch.zeros(len(tensor), 3, *tensor.shape[1:])
+    strided = torch.zeros(len(tensor), 3, *tensor.shape[1:], device="cpu")
     strided[:, 1] = tensor
     assert_close(statistic, row(seen(statistic, strided[:, 1])), expected)
 
@@ -420,7 +420,7 @@ def _(statistic: PairStatistic, draw: Callable[[], Tensor]) -> None:
 @law("a pair of different shapes is counted and skipped", PAIR_LAWS)
 def _(statistic: PairStatistic, draw: Callable[[], Tensor]) -> None:
     tensor = draw()
-    columns = seen(statistic, tensor, torch.zeros(1, *tensor.shape), tensor, tensor).columns()
+    columns = seen(statistic, tensor, torch.zeros(1, *tensor.shape, device="cpu"), tensor, tensor).columns()
     assert (columns["pairs"].item(), columns["skipped"].item()) == (1, 2)
 
 

@@ -103,10 +103,10 @@ def situations(features: int | None = None) -> dict[str, list[Tensor]]:
     made = _by_shape(_Shapes(features))
     if features is None:
         made |= {
-            "scalars": [torch.tensor(-2.5), torch.tensor(4.0)],
+            "scalars": [torch.tensor(-2.5, device="cpu"), torch.tensor(4.0, device="cpu")],
             "batch size changes": [_values(4, 3), _values(4, 3) + 1, _values(2, 3), _values(1, 3), _values(3)],
             "channels last": [_values(2, 3, 4, 4).to(memory_format=torch.channels_last)],
-            "no channels": [torch.empty(2, 0), torch.empty(0, 2, 0)],
+            "no channels": [torch.empty(2, 0, device="cpu"), torch.empty(0, 2, 0, device="cpu")],
             "one dimension and three": [_values(7), _values(2, 7, 3)],
         }
     return made
@@ -127,7 +127,7 @@ class _Shapes:
     def of(self, *numbers: float, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return a tensor of these numbers, repeated to fill the shape."""
         shape = self.shape(len(numbers))
-        return torch.tensor(numbers, dtype=dtype).repeat(self.features or 1)[: math.prod(shape)].reshape(shape)
+        return torch.tensor(numbers, dtype=dtype, device="cpu").repeat(self.features or 1)[: math.prod(shape)].reshape(shape)
 
     def defects(self, dtype: torch.dtype) -> Tensor:
         """Return values; in some samples a part is NaN, infinite or zero."""
@@ -159,12 +159,12 @@ def _by_shape(values: _Shapes) -> dict[str, list[Tensor]]:
         "nan and inf in float16": [values.defects(torch.float16), values(60, torch.float16)],
         "nothing finite": [values.of(nan, inf, -inf), values.of(nan, nan, nan)],
         "all zeros, of both signs": [values.of(0.0, -0.0, 0.0), values.of(0.0, 0.0, 0.0)],
-        "one value": [torch.full(values.shape(1000), 3.25)] * 2,
+        "one value": [torch.full(values.shape(1000), 3.25, device="cpu")] * 2,
         "the same twice": [values(20), values(20)],
-        "tiny": [torch.full(values.shape(50), 1e-20), torch.full(values.shape(50), -1e-20)],
-        "smaller than squares allow": [torch.full(values.shape(50), 1e-30)] * 2,
+        "tiny": [torch.full(values.shape(50), 1e-20, device="cpu"), torch.full(values.shape(50), -1e-20, device="cpu")],
+        "smaller than squares allow": [torch.full(values.shape(50), 1e-30, device="cpu")] * 2,
         "subnormal": [values.of(1e-42, -1e-44, 0.0), values.of(2e-42, 1e-44, 0.0)],
-        "huge": [torch.full(values.shape(50), 3e38), torch.full(values.shape(50), -3e38)],
+        "huge": [torch.full(values.shape(50), 3e38, device="cpu"), torch.full(values.shape(50), -3e38, device="cpu")],
         "large offset": [values(10_000, shift=1e4), values(10_001, shift=1e4)],
         "strided": [values(40)[::2], values(40)[1::2]],
         "transposed": [wide.mT.contiguous().mT if wide.dim() > 1 else wide.flip(0), wide],
@@ -177,4 +177,4 @@ def _by_shape(values: _Shapes) -> dict[str, list[Tensor]]:
 
 def _values(*shape: int) -> Tensor:
     generator = torch.Generator().manual_seed(math.prod(shape) + 1)
-    return torch.randn(*shape, generator=generator)
+    return torch.randn(*shape, generator=generator, device="cpu")

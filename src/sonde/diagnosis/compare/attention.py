@@ -204,7 +204,7 @@ def _form(given: Given, tolerance: float) -> Form | None:
     """Return the form of attention that comes nearest to the result; None if none comes near."""
     best, nearest = None, 4 * tolerance
     length = len(given.q)
-    rows = torch.linspace(0, length - 1, min(length, _MOST_QUERIES)).round().long().unique()
+    rows = torch.linspace(0, length - 1, min(length, _MOST_QUERIES), device="cpu").round().long().unique()
     wanted = given.result[rows]
     for form, made in _forms(given, rows):
         off = distance(made, wanted).relative if made.shape == wanted.shape else math.inf
@@ -217,7 +217,7 @@ def _form(given: Given, tolerance: float) -> Form | None:
 
 def _attended(given: Given, form: Form) -> Tensor | None:
     """Return what attention of *form* makes of queries, keys and values; None where they do not fit it."""
-    every = torch.arange(len(given.q))
+    every = torch.arange(len(given.q), device="cpu")
     return next((made for other, made in _forms(given, every, form) if other == form or _plain(other, given) == form), None)
 
 
@@ -235,7 +235,11 @@ def _forms(given: Given, rows: Tensor, only: Form | None = None) -> Iterator[tup
             if only is not None and rotary != only.rotary:
                 continue
             for sharing in _SHARINGS if 1 < groups < heads else _SHARINGS[:1]:
-                wide = torch.arange(heads) // (heads // groups) if sharing == _SHARINGS[0] else torch.arange(heads) % groups
+                wide = (
+                    torch.arange(heads, device="cpu") // (heads // groups)
+                    if sharing == _SHARINGS[0]
+                    else torch.arange(heads, device="cpu") % groups
+                )
                 scores = torch.einsum("qhd,khd->hqk", q[rows], k[:, wide])
                 v = given.v.unflatten(-1, (groups, -1))[:, wide]
                 for scale, mask in itertools.product(factors, (*given.masks, *_MASKS)):
@@ -256,7 +260,7 @@ def _plain(form: Form, given: Given) -> Form:
     held = given.masks[form.mask][0]
     allowed = held if held.dtype is torch.bool else held >= 0
     length = allowed.size(-1)
-    rows = torch.arange(length)
+    rows = torch.arange(length, device="cpu")
     return next((replace(form, mask=mask) for mask in _MASKS if torch.equal(allowed, _allowed(mask, rows, length))), form)
 
 
@@ -290,7 +294,7 @@ def _masked(scores: Tensor, mask: str, given: Given, rows: Tensor) -> Tensor:
 
 def _allowed(mask: str, rows: Tensor, length: int) -> Tensor:
     """Return which position (row) sees which one (column)."""
-    ahead = torch.arange(length)[None, :] - rows[:, None]
+    ahead = torch.arange(length, device="cpu")[None, :] - rows[:, None]
     place = _MASKS.index(mask)
     return (ahead <= 0, ahead < length, ahead <= 1, ahead >= 0)[place]
 
@@ -304,7 +308,9 @@ def _rotated(given: Given, heads: int, groups: int, size: int) -> Iterator[tuple
     sources: list[tuple[str, Tensor, Tensor]] = []
     half = size // 2
     for base in dict.fromkeys((*given.bases, *_BASES)):
-        angles = torch.arange(len(q), dtype=torch.float64)[:, None] * base ** (-torch.arange(half, dtype=torch.float64) / half)
+        angles = torch.arange(len(q), dtype=torch.float64, device="cpu")[:, None] * base ** (
+            -torch.arange(half, dtype=torch.float64, device="cpu") / half
+        )
         wide = torch.cat((angles, angles), -1)[:, None]
         sources.append((f", base {base:g}", wide.cos(), wide.sin()))
     if given.angles is not None and given.angles[0].size(-1) == size:

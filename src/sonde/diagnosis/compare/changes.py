@@ -183,7 +183,7 @@ class Still(OperatorMode):
         if name == "native_dropout":
             return given["input"].clone(), torch.ones_like(result[1])
         mean = _MEANS.get(name)
-        return result if mean is None else result.copy_(torch.as_tensor(mean(given)))
+        return result if mean is None else result.copy_(torch.as_tensor(mean(given), device=result.device))
 
 
 _MEANS: dict[str, Callable[[Mapping[str, Any]], Any]] = {

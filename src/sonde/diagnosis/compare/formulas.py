@@ -129,8 +129,10 @@ def _eps_of(module: object) -> float | None:
 def _scales(side: Side, owner: str) -> tuple[Tensor, Tensor]:
     """Return what a normalisation multiplies by and adds: its parameters, or 1 and 0."""
     held = {name: as_numbers(tensor) for name, tensor in side.tensors_of(owner).items() if not tensor.is_meta and tensor.dim() == 1}
-    scale = next((tensor for name, tensor in held.items() if not is_addend(name)), torch.ones(1, dtype=torch.float64))
-    return scale, next((tensor for name, tensor in held.items() if is_addend(name)), torch.zeros(1, dtype=torch.float64))
+    scale = next((tensor for name, tensor in held.items() if not is_addend(name)), torch.ones(1, dtype=torch.float64, device="cpu"))
+    return scale, next(
+        (tensor for name, tensor in held.items() if is_addend(name)), torch.zeros(1, dtype=torch.float64, device="cpu")
+    )
 
 
 @dataclass(frozen=True)
@@ -276,8 +278,12 @@ def _sum_of(scene: Scene, held: Mapping[str, Tensor], wanted: Tensor) -> dict[st
     flat = {name: held[name].flatten() for name in names}
     goal = wanted.flatten()
     square = float(goal @ goal)
-    gram = torch.stack([torch.stack([flat[one] @ flat[other] for other in names]) for one in names]) if names else torch.zeros(0, 0)
-    right = torch.stack([flat[name] @ goal for name in names]) if names else torch.zeros(0)
+    gram = (
+        torch.stack([torch.stack([flat[one] @ flat[other] for other in names]) for one in names])
+        if names
+        else torch.zeros(0, 0, device="cpu")
+    )
+    right = torch.stack([flat[name] @ goal for name in names]) if names else torch.zeros(0, device="cpu")
     for count in (1, 2, 3):
         if goal.numel() < 4 * count:
             return {}
@@ -389,7 +395,7 @@ def _of_order(scene: Scene) -> Iterator[Suspect]:
         order = order_of_rows(one.transpose(0, axis), other.transpose(0, axis), max(scene.tolerance, 1e-6))
         if order is not None:
             what = "channels" if axis == one.dim() - 1 else f"entries of axis {axis}"
-            back = torch.tensor(order).argsort()
+            back = torch.tensor(order, device="cpu").argsort()
             yield scene.suspect(
                 "permuted",
                 f"b has the elements of a in another order: {words_of_order(order, what)}",

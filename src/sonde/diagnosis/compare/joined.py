@@ -58,7 +58,7 @@ class Whole:
 
     tensor: Tensor
     parts: list[tuple[int, Region | None]]
-    _filled: Tensor = field(default_factory=lambda: torch.empty(0))
+    _filled: Tensor = field(default_factory=lambda: torch.empty(0, device="cpu"))
 
     @property
     def ranks(self) -> list[int]:
@@ -175,7 +175,8 @@ def _summed(shares: list[Share], leaf: str) -> list[Whole]:
     """Return the wholes of parts whose places are known: of addends their sum, each addend once."""
     pieces = [piece for share in shares if (piece := _piece_of(share, leaf)) is not None]
     regions: list[Region] = [
-        tuple(torch.arange(start, start + size) for start, size in zip(piece.offset, piece.shape, strict=True)) for piece in pieces
+        tuple(torch.arange(start, start + size, device="cpu") for start, size in zip(piece.offset, piece.shape, strict=True))
+        for piece in pieces
     ]
     total: list[Whole] = []
     for addend in dict.fromkeys(share.addend for share in shares):
@@ -196,7 +197,7 @@ def _laid(shares: list[Share], tensors: list[Tensor], shape: torch.Size, regions
     wholes: list[Whole] = []
     for share, part, region in zip(shares, tensors, regions, strict=True):
         if not any(whole.put(share.rank, part, region) for whole in wholes):
-            made = Whole(torch.zeros(shape, dtype=part.dtype), [], torch.zeros(shape, dtype=torch.bool))
+            made = Whole(torch.zeros(shape, dtype=part.dtype, device="cpu"), [], torch.zeros(shape, dtype=torch.bool, device="cpu"))
             made.put(share.rank, part, region)
             wholes.append(made)
     if not wholes or not bool(wholes[0]._filled.all()):
@@ -219,7 +220,7 @@ def _layouts(
         there = wanted.get(axis, ())
         order = {each: place for place, each in enumerate(there if known == {*there} else sorted(known))}
         if len(order) == shape[axis] and all(len(held) == each.shape[axis] for held, each in zip(ids, tensors, strict=True)):
-            by_id[axis] = [torch.tensor([order[each] for each in held]) for held in ids]
+            by_id[axis] = [torch.tensor([order[each] for each in held], device="cpu") for held in ids]
     short = [axis for axis in range(len(shape)) if axis not in by_id and any(held.shape[axis] != shape[axis] for held in tensors)]
     for starts in _starts(short, tensors, shape):
         for turns in _turns(short, tensors):
@@ -268,9 +269,9 @@ def _turns(short: list[int], tensors: list[Tensor]) -> list[int]:
 def _entries(start: int, size: int, whole: int, turns: int) -> Tensor:
     """Return the entries of a part of *size* that begins at *start*; in *turns* groups, those of its share of each group."""
     if turns == 1 or size == whole:
-        return torch.arange(start, start + size)
+        return torch.arange(start, start + size, device="cpu")
     share = size // turns
-    return torch.cat([torch.arange(share) + start // turns + group * (whole // turns) for group in range(turns)])
+    return torch.cat([torch.arange(share, device="cpu") + start // turns + group * (whole // turns) for group in range(turns)])
 
 
 # A side of several ranks

@@ -134,7 +134,7 @@ def _apart(one: Tensor, wide: Tensor, features: Tensor) -> float:
 
 
 def _layouts(sizes: list[int]) -> Iterator[list[Tensor]]:
-    every = torch.arange(sum(sizes))
+    every = torch.arange(sum(sizes), device="cpu")
     for order in itertools.permutations(range(len(sizes))):
         parts = dict(zip(order, every.split([sizes[place] for place in order]), strict=True))
         yield [parts[place] for place in range(len(sizes))]

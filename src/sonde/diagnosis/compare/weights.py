@@ -169,11 +169,11 @@ def order_of_rows(a: Tensor, b: Tensor, tolerance: float) -> list[int] | None:
     if a.dim() == 0 or a.size(0) < 2 or not bool(a.isfinite().all()) or not bool(b.isfinite().all()):
         return None
     rows, others = a.reshape(a.size(0), -1), b.reshape(b.size(0), -1)
-    weights = torch.randn(rows.size(1), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    weights = torch.randn(rows.size(1), generator=torch.Generator().manual_seed(0), dtype=torch.float64, device="cpu")
     mine, theirs = (rows @ weights).argsort(stable=True), (others @ weights).argsort(stable=True)
     order = torch.empty_like(mine)
     order[theirs] = mine
-    if distance(rows[order], others).relative > 4 * tolerance or bool((order == torch.arange(len(order))).all()):
+    if distance(rows[order], others).relative > 4 * tolerance or bool((order == torch.arange(len(order), device="cpu")).all()):
         return None
     return [int(row) for row in order]
 

@@ -489,7 +489,7 @@ def _ctc(operation: Operation, producers: dict[str, str]) -> Cause | None:
     if operation.kind != "inf" or not operation.index:
         return None
     given, sample = operation.call.given, operation.index[0]
-    steps, counts = (torch.as_tensor(given[name]).tolist() for name in ("input_lengths", "target_lengths"))
+    steps, counts = (torch.as_tensor(given[name], device="cpu").tolist() for name in ("input_lengths", "target_lengths"))
     targets = given["targets"]
     own = targets[sample] if targets.dim() > 1 else targets[sum(counts[:sample]) :]
     own = own[: counts[sample]]

@@ -139,17 +139,17 @@ class Operation:
             if bool(found.any()):
                 self.kind, self.new = kind, found
                 flat = int(found.flatten().to(torch.uint8).argmax())
-                self.index = tuple(int(part) for part in torch.unravel_index(torch.tensor(flat), found.shape))
+                self.index = tuple(int(part) for part in torch.unravel_index(torch.tensor(flat, device="cpu"), found.shape))
                 return True
         return False
 
     def find_label(self) -> bool:
         """Return whether this is a loss of class labels that is infinite; if so, its first such element is the bad one."""
-        infinite = self.result.isinf() if self.name in LOSSES_OF_LABELS else torch.zeros(())
+        infinite = self.result.isinf() if self.name in LOSSES_OF_LABELS else torch.zeros((), device="cpu")
         if not bool(infinite.any()):
             return False
         self.kind, self.new = "inf", infinite
-        place = torch.tensor(int(infinite.flatten().to(torch.uint8).argmax()))
+        place = torch.tensor(int(infinite.flatten().to(torch.uint8).argmax()), device="cpu")
         self.index = tuple(int(part) for part in torch.unravel_index(place, infinite.shape))
         return True
 

@@ -591,5 +591,5 @@ def _is_bad(tensor: Tensor) -> bool:
 
 
 def _first(bad: Tensor) -> tuple[int, ...]:
-    flat = torch.tensor(int(bad.flatten().to(torch.uint8).argmax()))
+    flat = torch.tensor(int(bad.flatten().to(torch.uint8).argmax()), device="cpu")
     return tuple(int(part) for part in torch.unravel_index(flat, bad.shape))

@@ -77,7 +77,7 @@ def _derivative(operation: Operation) -> Iterator[str]:
     if value is None or not hasattr(torch, name) or isinstance(value, complex):
         return
     dtype = operation.result.dtype
-    leaf = f"(x := {_literal(torch.tensor(value, dtype=dtype))}.requires_grad_())"
+    leaf = f"(x := {_literal(torch.tensor(value, dtype=dtype, device='cpu'))}.requires_grad_())"
     gradients = [1.0, *(0.0 for _ in [0] if operation.kind == "NaN")]
     more = f", {operation.saved_numbers['exponent']!r}" if name == "pow" and "exponent" in operation.saved_numbers else ""
     if name in ("div", "mul", "std", "var"):

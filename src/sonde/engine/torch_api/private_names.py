@@ -61,11 +61,11 @@ def _example(kind: str) -> Any:
     if kind == "Module":
         return nn.Module()
     if kind == "Tensor":
-        return torch.zeros(())
+        return torch.zeros((), device="cpu")
     if kind == "Parameter":
-        return nn.Parameter(torch.zeros(()))
+        return nn.Parameter(torch.zeros((), device="cpu"))
     if kind == "Node":
-        return torch.zeros((), requires_grad=True).exp().grad_fn
+        return torch.zeros((), requires_grad=True, device="cpu").exp().grad_fn
     return torch.amp.GradScaler("cpu", enabled=False) if kind == "GradScaler" else torch
 
 

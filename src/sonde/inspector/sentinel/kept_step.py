@@ -320,7 +320,7 @@ def joined(step: KeptStep, path: str | os.PathLike[str]) -> KeptStep:
     missing = 0
     for name, (own, piece) in step.parts.items():
         whole = own.new_empty(piece.whole)
-        known = torch.zeros(piece.whole, dtype=torch.bool)
+        known = torch.zeros(piece.whole, dtype=torch.bool, device="cpu")
         for part, where in (each[name] for each in parts if name in each):
             if where.whole != piece.whole or part.dtype != own.dtype:
                 raise StoreError(

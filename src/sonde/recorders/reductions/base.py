@@ -208,7 +208,7 @@ def _opened(value: Any) -> tuple[Any, list[Tensor]]:
 
     def take(tensor: Tensor) -> Tensor:
         tensors.append(tensor.detach())
-        return torch.empty(0)
+        return torch.empty(0, device="cpu")
 
     return remap(value, take, objects=True), tensors
 

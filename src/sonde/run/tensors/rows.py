@@ -140,7 +140,7 @@ class Blocks:
     def empty(self, column: str) -> Any:
         """Return no rows of *column*."""
         torch, (dtype, shape) = loaded_torch(), self.columns[column]
-        return torch.empty((0, *shape), dtype=getattr(torch, dtype))
+        return torch.empty((0, *shape), dtype=getattr(torch, dtype), device="cpu")
 
     def of_item(self, item: int) -> Ints:
         """Return the numbers of the rows of one item.

@@ -131,7 +131,9 @@ class Channel:
         if size == 0:
             return b""
         mine = self.group.rank == root
-        numbers = torch.frombuffer(bytearray(text), dtype=torch.uint8) if mine else torch.empty(size, dtype=torch.uint8)
+        numbers = (
+            torch.frombuffer(bytearray(text), dtype=torch.uint8) if mine else torch.empty(size, dtype=torch.uint8, device="cpu")
+        )
         self._done(lambda: self._gloo.broadcast(numbers, root))
         return numbers.numpy().tobytes()
 

@@ -25,7 +25,7 @@ class Exchange:
     def __init__(self, numbers: Sequence[float], group: Any = None) -> None:
         from torch import distributed
 
-        mine = torch.tensor(numbers, dtype=torch.float64)
+        mine = torch.tensor(numbers, dtype=torch.float64, device="cpu")
         self._found = [mine]
         self._work: Any = None
         if not (distributed.is_available() and distributed.is_initialized()):

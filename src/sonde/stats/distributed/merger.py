@@ -67,7 +67,7 @@ class Merger:
         self._expected: Mapping[tuple[Any, ...], int] | None = None  # before the last loss; None without one
         self._latest = _NEVER  # that all ranks began with
         self._summed = self._exchanges = 0  # how often sums and keys were merged, on the way to one ...
-        self._sums = torch.zeros(0, dtype=torch.float64)  # ... and what came of the last sum
+        self._sums = torch.zeros(0, dtype=torch.float64, device="cpu")  # ... and what came of the last sum
         self._held: dict[int, tuple[Statistic, Sequence[Key | None], int]] = {}  # by the id of the keys: the round, too
         self._rounds = 0
         self._total_keys: dict[tuple[str, ...], list[Key]] = {}
@@ -97,7 +97,7 @@ class Merger:
         Called before the first offer, on all ranks or on none.
         """
         while not self.failed and self._latest == _NEVER:
-            latest = torch.tensor([-when])
+            latest = torch.tensor([-when], device="cpu")
             try:
                 self._channel.beats.tell(when, label)
                 self._channel.minimum(latest)
@@ -182,7 +182,7 @@ class Merger:
         channel = self._channel
         sums = self._sums.numpy().tobytes()
         expected = json.dumps([[*key, pieces] for key, pieces in (self._expected or {}).items()]).encode()
-        head = torch.tensor([-self._latest, self._summed, self._exchanges, len(sums), len(expected)])
+        head = torch.tensor([-self._latest, self._summed, self._exchanges, len(sums), len(expected)], device="cpu")
         heads = torch.stack(channel.gathered(head)).numpy()
         self._latest = -int(heads[:, 0].max())
         root = int(heads[:, 1].argmax())
@@ -248,7 +248,7 @@ class Merger:
         self._forget()
         channel = self._channel
         mine = KeyList((statistic, keys) for statistic, keys, _ in self._held.values())
-        head = torch.tensor([digest(mine.text), len(mine.text), digest(mine.pieces.tobytes()), len(mine.pieces)])
+        head = torch.tensor([digest(mine.text), len(mine.text), digest(mine.pieces.tobytes()), len(mine.pieces)], device="cpu")
         heads = [tuple(each.tolist()) for each in channel.gathered(head)]
         digests = [each[0] for each in heads]
         different = list(dict.fromkeys(digests))
