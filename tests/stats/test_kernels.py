@@ -203,6 +203,25 @@ def test_counts_beyond_2_to_the_24_are_exact(level: str) -> None:
 
 @OF_ANY_LAYOUT
 @EVERY_DTYPE
+def test_clean_elements_between_spoiled_ones_give_what_the_reference_gives(
+    level: str, statistic: Statistic, dtype: torch.dtype
+) -> None:
+    """A kernel goes on with masks behind a block that has NaN or infinities, and without them behind one that has none."""
+    block = 16_384
+    x = torch.randn(8 * block + 13, generator=torch.Generator().manual_seed(0)).mul(3).to(dtype)
+    x[:block:100] = math.nan  # all over a block
+    x[3 * block - 1] = math.inf  # the last one of a block
+    x[3 * block : 4 * block] = -math.inf  # and nothing else
+    x[4 * block : 5 * block : 2] = 0.0
+    x[6 * block] = math.nan  # the first one of a block
+    x[-5] = -math.inf  # behind the last whole vector
+    x[7 * block + 1] = min(torch.finfo(dtype).max, 1e38)
+    finite = x[x.isfinite()]
+    assert_same_rows(by_kernel(statistic, x), statistic.measure(x), finite)
+
+
+@OF_ANY_LAYOUT
+@EVERY_DTYPE
 def test_nan_and_infinity_poison_nothing(level: str, statistic: Statistic, dtype: torch.dtype) -> None:
     """One in the first block, one in the last, one in the tail."""
     x = torch.randn(9_001).to(dtype)

@@ -168,11 +168,11 @@ template <class V, class C> inline void part(V value, V &zeroed, V &voided, C &f
         numbers.at[i] += x == x;
     }
 #else
-    const C is_finite = value - value == 0;  // a true lane is -1
+    const C is_finite = (C)(value - value == 0);  // a true lane is -1
     zeroed = (V)((C)value & is_finite);
     voided = (V)((C)value | ~is_finite);
     finite -= is_finite;
-    numbers -= value == value;
+    numbers -= (C)(value == value);
 #endif
 }
 
