@@ -57,6 +57,8 @@ class RowStatistic(ABC):
     >>> statistic = Norm()
     >>> isinstance(statistic, RowStatistic), statistic.number("norm").label, statistic.on_axis(1) is statistic
     (True, 'norm', True)
+    >>> statistic.at_width(statistic.width) is statistic
+    True
     >>> row = statistic.empty(1)[0]
     >>> statistic.add(row, torch.tensor([3.0, 4.0]))
     >>> row.equal(statistic.row_of(torch.tensor([3.0, 4.0])))

@@ -41,6 +41,7 @@ class Table:
     >>> table.merged(first, first)[0].item(), Table.additions([table])[id(first)]
     (4.0, 2)
     >>> table.check(table.measured(torch.ones(1)))
+    >>> table.replace(second, table.measured(torch.ones(1))[1:])
     >>> table.reset()
     >>> table.read()[0]
     [0, 0]
