@@ -515,3 +515,24 @@ def test_the_collector_runs_after_a_copy_was_made_if_it_ran_before(enabled: bool
             assert gc.isenabled() is enabled
     finally:
         (gc.enable if before else gc.disable)()
+
+
+def test_a_collector_that_is_switched_off_while_a_copy_is_made_stays_off() -> None:
+    """Another thread, or the model's own way of being copied, may say so."""
+
+    class SwitchesOff:
+        def __deepcopy__(self, memo: Any) -> Any:
+            gc.disable()
+            return self
+
+    model = nn.Linear(2, 2)
+    model.note = SwitchesOff()  # type: ignore[assignment]
+    before, thresholds = gc.isenabled(), gc.get_threshold()
+    gc.enable()
+    try:
+        with set_apart(model):
+            pass
+        assert not gc.isenabled()
+        assert gc.get_threshold() == thresholds
+    finally:
+        (gc.enable if before else gc.disable)()
