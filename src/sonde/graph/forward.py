@@ -146,13 +146,10 @@ class ForwardGraph:
 
     def _size_of(self, module: nn.Module) -> int:
         """Return the number of elements of all parameters in *module*."""
-        found = self._sizes.get(module)
-        if found is None:
+        if module not in self._sizes:
             held: Any = module.parameters() if children_of(module) else parameters_of(module).values()
-            found = self._sizes[module] = (
-                sum(each.numel() for each in set(held) if each is not None and not is_lazy(each)) if held else 0
-            )
-        return found
+            self._sizes[module] = sum(each.numel() for each in set(held) if each is not None and not is_lazy(each))
+        return self._sizes[module]
 
     def _innermost(self, module: nn.Module) -> Draft:
         """Return the running call of *module*; end the calls inside it, which raised without a call of their hooks."""
