@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.health import baselines, page, scoring, suite, symptoms
+from benchmarks.health import baselines, drawn, page, scoring, suite, symptoms
 from benchmarks.health.case import CONTROLS, FAILURES, SYMPTOMS, Case, Truth, hidden, truth
 from benchmarks.health.outcome import Alarm, Outcome, judged, measure
 
+from sonde.rules import RULES
 from sonde.run import Layout, memory_run
+
+ROOT = Path(__file__).parents[1]
 
 
 def of(alarms: list[Alarm], right: Truth, every: int = 1, *, healthy: bool = False) -> Outcome:
@@ -169,3 +173,35 @@ def test_the_goal_is_met_by_a_sample_of_the_suite() -> None:
     assert len(found) >= 0.95 * len(seen), missed
     wrong = [each.case for each in found if each.placed is False or each.timed is False]
     assert len(wrong) <= 0.1 * len(found), wrong
+
+
+def test_the_measured_page_has_every_rule_that_a_training_applies() -> None:
+    page_rules = re.findall(r"^\| `(\w+)` ", (ROOT / "docs" / "rules-measured.md").read_text(encoding="utf-8"), flags=re.M)
+    assert page_rules == [rule for rule in symptoms.RULE_SYMPTOMS if rule in RULES]
+
+
+def test_the_page_says_how_many_seeds_each_training_had() -> None:
+    outcomes = [
+        Outcome(case, "mlp", seed, 1, "sonde", healthy=case == "c") for case, seed in [("a", 0), ("a", 1), ("b", 0), ("c", 0)]
+    ]
+    assert "each with 2 seeds, 2 of them with one seed (" in page.page(outcomes)
+
+
+def test_the_trainings_of_one_seed_come_before_those_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is cut short has all trainings of some seeds."""
+    monkeypatch.setattr(suite, "measure", lambda case, seed, *_: [(case.name, seed)])
+    cases = [Case(name, "mlp", lambda *_: None) for name in ("a", "b")]  # type: ignore[arg-type, return-value]
+    assert [each for found in suite.outcomes_of(cases, [0, 1], [1]) for each in found] == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]
+
+
+@pytest.mark.parametrize(
+    ("learns", "losses", "has"),
+    [(0.05, [1.0] * 20 + [0.9] * 20, True), (0.05, [1.0] * 20 + [0.97] * 20, False), (0.0, [-1.0] * 20 + [-2.0] * 20, True),
+     (0.0, [-1.0] * 20 + [800.0] * 20, False), (None, [1.0] * 40, True), (None, [1.0, math.nan] * 20, False)],
+)  # fmt: skip
+def test_a_recipe_has_learnt_by_what_its_kind_asks_for(learns: float | None, losses: list[float], has: bool) -> None:
+    assert drawn.Kind(lambda *_: None, learns).has_learnt(losses) is has  # type: ignore[arg-type, return-value]
+
+
+def test_a_recipe_that_ends_above_a_guess_has_not_learnt() -> None:
+    assert not drawn.Kind(lambda *_: None, guess=1.0).has_learnt([4.0] * 20 + [1.1] * 20)  # type: ignore[arg-type, return-value]

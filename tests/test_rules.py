@@ -201,7 +201,7 @@ def said(found: Finding | None) -> tuple[str, str, str] | None:
         ),
         (rules.judge("loss_rising", 1.0, 1.0, 0.2, 0.5), None),
         (rules.judge("loss_rising", 1.6, 1.0, 0.8, 0.2), None),
-        (rules.judge("loss_rising", 1.6, 1.0, 0.8, 0.0, math.nan, 0.3), None),  # the first values are as far apart
+        (rules.judge("loss_rising", 4.0, 1.0, 0.8, 0.0, math.nan, 1.0), None),  # the first values are around 0
         (rules.judge("loss_unbounded", -9.0, -4.0, 0.0, 1.0), None),
         (rules.judge("loss_unbounded", -11.0, -6.0, 0.0, 1.0), None),  # it slows down
         (rules.judge("loss_unbounded", -11.0, -5.0, 0.0, 1.0, 0.4), None),  # it began around 0

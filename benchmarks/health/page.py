@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -53,12 +54,17 @@ A fault can often be seen in several ways: the last column is small for a rule w
 def page(outcomes: Sequence[Outcome]) -> str:
     """Return the page as Markdown."""
     ill = {(each.case, each.kind) for each in outcomes if not each.healthy}
-    seeds = len({each.seed for each in outcomes})
+    by_case: dict[tuple[str, str], set[int]] = {}
+    for each in outcomes:
+        by_case.setdefault((each.case, each.kind), set()).add(each.seed)
+    times = Counter(len(seeds) for seeds in by_case.values())
+    most, *fewer = sorted(times, reverse=True)
+    seeds = "".join([_seeds(most), *(f", {times[few]} of them with {_seeds(few)}" for few in fewer)])
     return _PAGE.format(
         kinds=len({case for case, _ in ill}),
         failures=len(ill),
         healthy=len({(each.case, each.kind) for each in outcomes if each.healthy}),
-        seeds="one seed" if seeds == 1 else f"{seeds} seeds",
+        seeds=seeds,
         date=datetime.datetime.now(datetime.UTC).date(),
         torch=torch.__version__,
         hidden=len({each.case for each in outcomes if each.hidden}),
@@ -67,6 +73,10 @@ def page(outcomes: Sequence[Outcome]) -> str:
         cases=scoring.by_case(outcomes),
         unseen=scoring.hidden_cases(outcomes),
     )
+
+
+def _seeds(count: int) -> str:
+    return "one seed" if count == 1 else f"{count} seeds"
 
 
 def write(path: Path, text: str, *, architectures: bool = False) -> None:

@@ -33,15 +33,18 @@ def _measured(name: str, kind: str, healthy: bool, seed: int, intervals: Sequenc
 def outcomes_of(
     cases: Sequence[Case], seeds: Sequence[int], intervals: Sequence[int], processes: int = 1, kept: Path | None = None
 ) -> Iterator[list[Outcome]]:
-    """Yield the outcomes of each case and seed, as they end; *kept* is the folder that keeps their runs."""
+    """Yield the outcomes of each case and seed, as they end, one seed of all cases after the other.
+
+    *kept* is the folder that keeps their runs.
+    """
     if processes == 1:
-        for case in cases:
-            for seed in seeds:
+        for seed in seeds:
+            for case in cases:
                 yield measure(case, seed, intervals, kept)
         return
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
         waiting = [
-            pool.submit(_measured, each.name, each.kind, each.healthy, seed, intervals, kept) for each in cases for seed in seeds
+            pool.submit(_measured, each.name, each.kind, each.healthy, seed, intervals, kept) for seed in seeds for each in cases
         ]
         for done in as_completed(waiting):
             yield done.result()

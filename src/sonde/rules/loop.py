@@ -103,14 +103,15 @@ def loss_rising(
     values differ by 0.8 of that by chance, and the smallest of twenty medians lies 1.1 of that lower: less than 3 times as much as
     by chance is no rise, as where a loss near 0 goes up and down tenfold. *chance* is the cross-entropy of a guess: a loss that has
     come back near it has forgotten what was learnt, where one of values that are learnt from their own estimates goes up and down.
-    *about* is the standard deviation of the first values: one that begins around 0 has no size of its own.
+    *about* is the standard deviation of the first values: where they are around 0, they have no size to compare with.
     """
     by_chance, by_chance_from_lowest = (np.exp(np.minimum(each * scatter, 700.0)) for each in (2.4, 3.5))
     far = loss > np.maximum(2.0, by_chance_from_lowest) * lowest
     guesses_again = (abs(loss - chance) < NEAR_CHANCE * chance) & (loss > LOST_AGAIN * first + (1 - LOST_AGAIN) * lowest)
     came_back = (lowest < 0.7 * first) & ((loss >= first) | guesses_again) & far
     says_something = (first > 0) & (lowest >= 0)  # not a loss around 0, as that of a policy
-    is_larger = (loss > np.maximum(factor, by_chance) * first) & (loss > first + 3 * about)
+    has_size = (first > about) | (loss > first + 3 * about)
+    is_larger = has_size & (loss > np.maximum(factor, by_chance) * first)
     yield says_something & (is_larger | came_back)
     yield loss
     yield f"the loss rises: {short(loss)}, where it was {short(first)} at first and {short(lowest)} at best"
