@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,21 @@ def test_blocks_that_change_alike_are_one_row_with_the_largest_change() -> None:
     whole = heatmap(OpenedRun(writer.run()), "rms")
     assert whole["layers"] == names
     assert whole["reference"] == sizes.tolist()
+
+
+def test_change_is_told_against_what_was_before_the_first_finding() -> None:
+    """Layers that are wrong for most of a run do not stand for what is usual; a site that comes later has the run's own median."""
+    with memory_run() as writer:
+        for step in range(20):
+            sizes = [1.0 if step < 5 else 1e6, 2.0 if step < 5 else 1e8] + [7.0] * (step > 8)
+            sites = ["a:output", "b:output", "c:output"][: len(sizes)]
+            writer.append("moments", Layout(sites), {"rms": np.array(sizes)}, step=step)
+    grid = OpenedRun(writer.run()).grid("rms")
+    assert (grid.before, grid.reference.tolist()) == (None, [1e6, 1e8, 7.0])
+    grid = replace(grid, began=5)
+    assert (grid.before, grid.reference.tolist()) == (5, [1.0, 2.0, 7.0])
+    grid = replace(grid, began=2)  # two steps say too little
+    assert (grid.before, grid.reference.tolist()) == (None, [1e6, 1e8, 7.0])
 
 
 def test_the_steps_without_a_finite_loss_at_the_end_are_said() -> None:

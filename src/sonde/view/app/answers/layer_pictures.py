@@ -49,8 +49,9 @@ def heatmap(
         the columns) and ``ends`` (the last logged step in each); ``values`` (float32) and ``marks`` (uint8) as base64, row by row;
         ``spikes``: positions in them (uint32) and values (float32), as base64, where one step of a column stands out of the others;
         ``last`` and ``last_marks``: of each row at the last step, float32 and uint8, as base64;
-        ``reference``: of each row the median over the bins of the whole run, or None; ``folds``: of each row how many it stands
-        for, and ``like``: the block that is shown in place of these;
+        ``reference``: of each row the median over the bins of the whole run, or of those in front of the step ``before``, at which
+        the first finding of the run begins; ``folds``: of each row how many it stands for, and ``like``: the block that is shown
+        in place of these;
         ``scale``, label and unit of the number; ``logged`` and ``range`` of the steps.
 
     Raises:
@@ -96,6 +97,7 @@ def _heatmap(
         "layers": [row.name for row in shown],
         "kinds": ["" if row.like else grid.kinds[row.rows[0]] for row in shown],
         "reference": listed(reference),
+        "before": grid.before,
         "folds": [len(row.rows) for row in shown],
         "like": [row.like for row in shown],
         "steps": bins.edges.tolist(),

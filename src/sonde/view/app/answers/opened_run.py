@@ -31,6 +31,8 @@ _HELD = 512 << 20  # bytes of numbers that stay in memory
 _FIRST = 100_000  # rows, among which nearly every number of a family has a value
 _AGAIN = 3  # logged steps that are read once more when a run has grown: their rows may have come in several flushes
 
+_FEW = 3  # bins that say how a layer was before something went wrong
+
 BINS = 400
 """The bins of a picture of a whole run, over which also the scale of the number is chosen."""
 
@@ -44,12 +46,14 @@ class StepGrid:
         matrix: the values.
         marks: of the same shape; see :func:`sonde.view.app.answers.reduction.marks_of`.
         kinds: the class of each site's layer; ``""`` where the run does not say.
+        began: the step from which on a finding of the run holds; None: there is none.
     """
 
     id: str
     matrix: Matrix
     marks: Marks
     kinds: tuple[str, ...]
+    began: int | None = None
 
     @property
     def nbytes(self) -> int:
@@ -67,13 +71,23 @@ class StepGrid:
         """The scale of the whole run, which stays as it is while a reader looks at some of the steps."""
         return scale_for(self.whole[1].middle, self.matrix.described.kind)
 
+    @property
+    def before(self) -> int | None:
+        """The step at which the first finding begins, if a few bins of the run are before it; else None."""
+        return None if self.began is None or self._healthy < _FEW else self.began
+
+    @property
+    def _healthy(self) -> int:
+        return int(np.searchsorted(self.whole[0].ends, self.began))
+
     @cached_property
     def reference(self) -> Values:
-        """What a picture of change compares each site with: the median of the bins of the whole run; NaN without any."""
-        middle = self.whole[1].middle
-        found = np.full(len(middle), np.nan)
-        there = np.isfinite(middle).any(axis=1)
-        found[there] = np.nanmedian(middle[there], axis=1)
+        """What a picture of change compares sites with: medians of the bins in front of :attr:`before`, or of all; NaN without."""
+        every = self.whole[1].middle
+        found = np.full(len(every), np.nan)
+        for middle in (every,) if self.before is None else (every, every[:, : self._healthy]):
+            there = np.isfinite(middle).any(axis=1)
+            found[there] = np.nanmedian(middle[there], axis=1)
         return found
 
     @cached_property
@@ -228,7 +242,8 @@ class OpenedRun:
             family, number, port, _ = self.drawable[name]
             found = self._grown(name) or matrix(self.run, number, port, family=family, known=self.known)
         kinds = tuple(self.facts.of(site).kind for site in found.sites)
-        return StepGrid(name, found, marks_of(found.values, found.defects), kinds)
+        began = min((each.begun for each in self.run.findings if each.severity != "note"), default=None)
+        return StepGrid(name, found, marks_of(found.values, found.defects), kinds, began)
 
     @cached_property
     def _attempts(self) -> tuple[int, tuple[int, ...]]:

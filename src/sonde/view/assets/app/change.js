@@ -25,7 +25,7 @@ export function changeOf(found) {
     values,
     shown,
     absolute: found,
-    label: `${found.label} / the median of its row`,
+    label: `${found.label} / the median of its row${beforeOf(found)}`,
     unit: "",
     scale: {
       low: 1 / REACH,
@@ -38,6 +38,9 @@ export function changeOf(found) {
     },
   };
 }
+
+// In words which part of the run the medians are of, if not of all.
+export const beforeOf = ({ before }) => (before === null || before === undefined ? "" : ` before step ${before}`);
 
 // Of a row whose median is 0 what is more has no share: it is beyond the colours.
 const shareOf = (value, median) => (median > 0 ? value / median : value > 0 ? Infinity : 1);

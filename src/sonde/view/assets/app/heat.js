@@ -1,4 +1,5 @@
 // Draws a heat-map: rows times columns of steps on a canvas, names, axes and the cursor above it as SVG.
+import { beforeOf } from "./change.js";
 import { draw, make, many, partsOf, plain, rowLabel, shortened, whole } from "./dom.js";
 import { saveButtons } from "./saving.js";
 import { MARKS, axis, axisText, gradient, hatchOf, isDark, ramp, shareOn, stepTicks, ticks } from "./scales.js";
@@ -547,7 +548,7 @@ function described(data, row, column) {
         ? [
             make("dt", null, own.label),
             make("dd", null, plain(own.values[place], own.digits)),
-            make("dt", null, "its median"),
+            make("dt", null, `its median${beforeOf(own)}`),
             make("dd", null, plain(own.reference[row], 3)),
           ]
         : null,
