@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import subprocess
 import sys
 from typing import Any
@@ -384,3 +385,20 @@ def test_nothing_grows_over_ten_thousand_steps() -> None:
     done = subprocess.run([sys.executable, "-c", GROWTH], capture_output=True, text=True, check=True)
     before, after = map(int, done.stdout.split())
     assert after - before < 10
+
+
+def test_a_tracker_that_the_collector_has_found_leaves_no_names_that_are_gone() -> None:
+    """Python ends the weak references of garbage before a tracker among it is told that it is deleted."""
+    net = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    seen: list[set[str]] = []
+    for _ in range(3):
+        tracker = sonde.ModuleTracker()
+        handle = net[1].register_forward_pre_hook(lambda *_, tracker=tracker: seen.append(set(tracker.parents)))
+        with tracker:
+            net(torch.ones(1, 2))
+        handle.remove()
+        cycle: list[Any] = [tracker]
+        cycle.append(cycle)
+        del tracker, cycle
+        gc.collect()
+    assert seen == [{"Global", "Sequential", "Sequential.1"}] * 3

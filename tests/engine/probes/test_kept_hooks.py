@@ -223,3 +223,22 @@ def test_a_tracker_takes_the_names_that_a_former_one_has_left_and_follows_the_mo
     outer = nn.Sequential(net)
     assert seen(outer)[1:3] == ["Sequential.0.layer 0.layer 0", "Sequential.0.relu 0.relu 0"]
     assert seen()[:2] == ["Net  0", first[1]]
+
+
+@pytest.mark.parametrize("is_detached", [True, False])
+def test_what_the_collector_has_found_is_kept_for_no_later_probe(is_detached: bool) -> None:
+    """Python ends the weak references of garbage before a probe among it is told that it is deleted."""
+    net, step = training()
+    held_elsewhere = [weakref.ref(module._forward_hooks) for module in net.modules()]
+    expected = len(events_of(net, step))
+    gc.collect()
+    probe = sonde.observe(net, lambda event: None, ports=ALL, strict=True)
+    cycle: list[Any] = [probe]
+    cycle.append(cycle)
+    step()
+    if is_detached:
+        probe.detach()
+    del probe, cycle
+    gc.collect()
+    assert len(events_of(net, step)) == expected
+    assert all(reference() is not None for reference in held_elsewhere)

@@ -163,13 +163,5 @@ def may_nest(optimizer: Optimizer) -> bool:
 
     torch wraps ``step`` of each class as the first optimizer of it is made, also where the class has inherited it.
     """
-    steps = (*[vars(kind).get("step") for kind in type(optimizer).__mro__ if kind is not Optimizer],)
-    found = _nesting.get(type(optimizer))
-    if found is None or found[0] != steps:
-        found = _nesting[type(optimizer)] = steps, len({inspect.unwrap(step) for step in steps if step is not None}) > 1
-    return found[1]
-
-
-_nesting: weakref.WeakKeyDictionary[type, tuple[tuple[Any, ...], bool]] = (
-    weakref.WeakKeyDictionary()
-)  # of each class, and its steps
+    steps = [vars(kind).get("step") for kind in type(optimizer).__mro__ if kind is not Optimizer]
+    return len({inspect.unwrap(step) for step in steps if step is not None}) > 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -83,6 +84,7 @@ class HookSet:
         self._marks: list[ParentMark] = []
         self._around: dict[Clock, AroundSteps] = {}
         self._kept: list[tuple[Inventory, KeptHooks]] = []  # what may be kept of the hooks when the probe is gone
+        self._uncollected = weakref.ref(HookSet, lambda _: None)  # of its own, as any with a callback
 
     def __iter__(self) -> Iterator[SiteHook]:
         return iter(self.held)
@@ -170,9 +172,12 @@ class HookSet:
         return made
 
     def give_up(self) -> None:
-        """Leave the hooks to a later probe on the same model, if they are as they were made; only after ``take_out``."""
+        """Leave the hooks to a later probe on the same model, if they are as they were made; only after ``take_out``.
+
+        Not where the collector has found this: it has ended the weak references that the hooks hold, as any garbage's.
+        """
         kept, self._kept = self._kept, []
-        if self._delivery.errors or self._delivery.stopped:
+        if self._delivery.errors or self._delivery.stopped or self._uncollected() is None:
             return
         for inventory, made in kept:
             found = [hook for hook, _ in made.hooks]

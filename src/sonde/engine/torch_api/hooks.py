@@ -241,7 +241,7 @@ class Handle:
         return [_Removal(each, key) for each in held if each is not None]
 
     def put_back(self, hook: Hook | Callable[..., Any]) -> bool:
-        """Put *hook*, whose handle this is, in as the last, or first, after its marks; return False if its dictionary is gone."""
+        """Put *hook*, whose handle this is, in as the last, or first, after its marks; return False if a dictionary is gone."""
         held = self._held()
         if held is None:
             return False
@@ -250,8 +250,10 @@ class Handle:
                 self.remove()
             key = self.id = _keys[0] if _keys and _keys[0] not in held else _free_key(held)
             for reference in self._marks:
-                if (marks := reference()) is not None:
-                    marks[key] = True
+                if (marks := reference()) is None:
+                    self.remove()
+                    return False
+                marks[key] = True
             held[key] = hook if self._wrap is None else self._wrap(hook)
             if self._first and len(held) > 1:
                 for other in [other for other in held if other != key]:

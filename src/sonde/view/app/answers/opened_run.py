@@ -74,11 +74,11 @@ class StepGrid:
     @property
     def before(self) -> int | None:
         """The step at which the first finding begins, if a few bins of the run are before it; else None."""
-        return None if self.began is None or self._healthy < _FEW else self.began
+        return self.began if self._healthy >= _FEW else None
 
     @property
     def _healthy(self) -> int:
-        return int(np.searchsorted(self.whole[0].ends, self.began))
+        return 0 if self.began is None else int(np.searchsorted(self.whole[0].ends, self.began))
 
     @cached_property
     def reference(self) -> Values:
