@@ -172,6 +172,7 @@ async function load() {
   const key = `${address.view} ${address.run} ${address.rest}`;
   hideTip();
   shown?.stop?.();
+  const isSame = shown?.key === key; // drawn anew, in other colours: it stays until it is there again
   const root = make("div", { class: `view ${address.view}`, "aria-busy": "true" });
   const mine = { key, refresh: null, stop: null };
   shown = mine;
@@ -203,7 +204,7 @@ async function load() {
     () => {
       isLate = true;
       if (isReady) put();
-      else if (shown === mine) byId("view").replaceChildren(make("p", { class: "busy", role: "status" }, "reading …"));
+      else if (shown === mine && !isSame) byId("view").replaceChildren(make("p", { class: "busy", role: "status" }, "reading …"));
     },
     old?.classList.contains("view") ? 250 : 0,
   );
