@@ -270,4 +270,4 @@ def test_alerts_are_passed_on_while_the_trainer_trains(tmp_path: Path) -> None:
     """``on_alert=`` is an argument of ``watch``, as all others."""
     told: list[Any] = []
     trained(tmp_path, callback(every=1, on_alert=told.append), kind=Ordered, learning_rate=10.0)
-    assert "update_large" in {finding.rule for finding in told}
+    assert "update_huge" in {finding.rule for finding in told}

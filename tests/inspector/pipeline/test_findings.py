@@ -87,7 +87,7 @@ def test_gradients_that_vanish_towards_the_input() -> None:
     assert finding.evidence["first"] * 1e4 <= finding.evidence["last"]
 
 
-@pytest.mark.parametrize(("lr", "rule"), [(0.2, "update_large"), (1e-8, "update_small")])
+@pytest.mark.parametrize(("lr", "rule"), [(0.2, "update_huge"), (1e-8, "update_small")])
 def test_steps_far_from_a_thousandth(lr: float, rule: str) -> None:
     """A learning rate that is too large, and one that is too small."""
     findings = {each.rule: each for each in found(lambda model: None, lr=lr, steps=12)}

@@ -198,7 +198,8 @@ class OpenedRun:
         Most are there among the first rows; all rows are read of those names alone that some port lacks there.
         """
         found: dict[str, set[str]] = {port: set() for port in self.known.ports[family]}
-        for rows in (f"(FROM {quoted(family)} LIMIT {_FIRST:d})", quoted(family)):
+        for is_all in (False, True):
+            rows = quoted(family) if is_all else f"(FROM {quoted(family)} LIMIT {_FIRST:d})"
             wanted = [name for name in names if any(name not in held for held in found.values())]
             counts = "".join(f", count({quoted(name)})" for name in wanted)
             for port, *held in self.run.sql(f"SELECT port{counts} FROM {rows} GROUP BY port").fetchall() if wanted else ():
