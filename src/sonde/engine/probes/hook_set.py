@@ -63,9 +63,8 @@ class HookSet:
     """The hooks of one probe. Iterate over it for these.
 
     Attributes:
-        held: the hooks, in the order in which they were made.
+        held: the hooks, in the order in which they were made: another list as soon as one comes or goes.
         table: holds the rows of a statistic; None for a subscriber.
-        revision: changes as hooks come or go.
         unhooked: sites that could be selected, but take no hook, each with the reason.
     """
 
@@ -79,7 +78,6 @@ class HookSet:
         self._grad_at_step = grad_at_step
         self._update_memory = update_memory  # bytes that copies of parameters may take
         self.held: list[SiteHook] = []
-        self.revision = 0
         self._waiting: list[SiteHook] = []  # on parameters that take no hooks as yet
         self._marks: list[ParentMark] = []
         self._around: dict[Clock, AroundSteps] = {}
@@ -134,8 +132,7 @@ class HookSet:
             made = [hook for hook in made if not any(held.sites == hook.sites for held in former.get(id(hook.target), ()))]
         if is_new:
             self._give_rows(made, roots)
-        self.held += made
-        self.revision += 1
+        self.held = [*self.held, *made]
         if self._delivery.switch.on:
             for hook in made:
                 self._put_in(hook)
@@ -194,13 +191,11 @@ class HookSet:
             old = next((held for held in self.held if held.sites == hook.sites and held.clock is clock), None)
             if old is None:
                 self._give_rows([hook], roots)
-                self.held.append(hook)
-                self.revision += 1
+                self.held = [*self.held, hook]
             else:
                 old.detach()
                 hook.take_over(old)
-                self.held[self.held.index(old)] = hook
-                self.revision += 1
+                self.held = [hook if held is old else held for held in self.held]
                 self._waiting = [held for held in self._waiting if held is not old]
             if self._delivery.switch.on:
                 self._put_in(hook)
@@ -220,7 +215,6 @@ class HookSet:
         for hook in gone:
             hook.detach()
         self.held = [hook for hook in self.held if hook not in gone]
-        self.revision += 1
         self._waiting = [hook for hook in self._waiting if hook not in gone]
 
     def sample_updates(self) -> None:
@@ -336,8 +330,7 @@ class HookSet:
 
     def forget(self) -> None:
         """Let go of every model; only after ``take_out``."""
-        self.held.clear()
-        self.revision += 1
+        self.held = []
         self._waiting.clear()
         self._marks.clear()
         self._around.clear()

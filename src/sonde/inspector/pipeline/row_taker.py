@@ -65,7 +65,7 @@ class RowTaker:
         self._ordering = Ordering(model, name)
         self._prefix = f"{name}/" if name else ""
         self._places: dict[str, int] = {}
-        self._hooks: dict[Port, tuple[object, list[SiteHook]]] = {}
+        self._hooks: dict[Port, tuple[list[SiteHook], list[SiteHook]]] = {}  # by port, those of a list that has all ports
         self._starts = ParameterRows("parameters before a step", "param", lambda parameter: parameter)
         self._raw = ParameterRows("gradients before clipping", "grad", attrgetter("grad"))
         self._waiting: list[Batch] = []  # of backward passes, until it is known that they belong to a step
@@ -119,9 +119,9 @@ class RowTaker:
         if source is None:
             return []
         known, hooks = self._hooks.get(port, (None, []))
-        if known != (now := (source, source.attachment.hooks.revision)):
-            hooks = [hook for hook in source.attachment.hooks if port in hook.sites]
-            self._hooks[port] = now, hooks
+        if known is not (held := source.attachment.hooks.held):
+            hooks = [hook for hook in held if port in hook.sites]
+            self._hooks[port] = held, hooks
         return hooks
 
     def watch_order(self) -> None:
