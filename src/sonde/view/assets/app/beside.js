@@ -1,7 +1,7 @@
 // One number of every layer in several runs: heat-maps beside each other on one scale, with one cursor, and the lines of one layer of all.
 import { keep, linkTo } from "./address.js";
 import { lineChart } from "./chart.js";
-import { fill, make, many, partsOf, plain } from "./dom.js";
+import { fill, make, many, partsOf, plain, searchField } from "./dom.js";
 import { heatMap, legendOf, stepsOf } from "./heat.js";
 import { columnsFor, firstNumber, numberChooser } from "./layers.js";
 import { MARKS } from "./scales.js";
@@ -35,14 +35,7 @@ export function besideEachOther({ source, span, args, isShown, partOf, swatch, a
     0,
     0,
   ];
-  const filter = make("input", {
-    type: "search",
-    placeholder: "Filter layers, as blocks.3",
-    "aria-label": "Filter layers",
-    value: args.layers ?? "",
-    autocomplete: "off",
-    spellcheck: "false",
-  });
+  const filter = searchField("Filter layers", "Filter layers, as blocks.3", args.layers);
   let typing = 0;
   filter.addEventListener("input", () => {
     clearTimeout(typing);

@@ -155,4 +155,7 @@ export function notice(title, ...lines) {
   );
 }
 
+// A field in which rows are searched as one types.
+export const searchField = (label, placeholder, value = "") =>
+  make("input", { type: "search", placeholder, "aria-label": label, value, autocomplete: "off", spellcheck: "false" });
 export const code = (text) => make("pre", null, make("code", null, text));

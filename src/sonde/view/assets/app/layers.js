@@ -2,7 +2,7 @@
 import { keep, keepZoom, linkTo } from "./address.js";
 import { changeChooser, changeOf, hasChange } from "./change.js";
 import { lineChart } from "./chart.js";
-import { make, many, notice, partsOf } from "./dom.js";
+import { make, many, notice, partsOf, searchField } from "./dom.js";
 import { heatMap, legendOf } from "./heat.js";
 import { lineColour } from "./scales.js";
 import { layerOf, matrixOf, middlesOf, rowOf } from "./source.js";
@@ -95,14 +95,7 @@ export async function layersView({ root, source, run, args, isShown, ready }) {
     return null;
   }
   let number = about.numbers.some((each) => each.id === args.number) ? args.number : firstNumber(about);
-  const filter = make("input", {
-    type: "search",
-    placeholder: "Filter layers, as blocks.3",
-    "aria-label": "Filter layers",
-    value: args.layers ?? "",
-    autocomplete: "off",
-    spellcheck: "false",
-  });
+  const filter = searchField("Filter layers", "Filter layers, as blocks.3", args.layers);
   const all = make(
     "button",
     {

@@ -1,7 +1,7 @@
 // All runs below the folder: their health at a glance, their settings and metrics; any of them can be compared, and all drawn as a sweep.
 import { keep, linkTo } from "./address.js";
 import { sparkline } from "./chart.js";
-import { code, fill, healthOf, lasting, make, many, notice, plain, since, stateDot, whole } from "./dom.js";
+import { code, fill, healthOf, lasting, make, many, notice, plain, searchField, since, stateDot, whole } from "./dom.js";
 import { notesOf } from "./notes.js";
 import { chosenRuns, columnsOf, knownOf, placesOf, settingText } from "./query.js";
 import { MARKS } from "./scales.js";
@@ -56,14 +56,7 @@ export function runsView({ root, listed, args }) {
   const notes = notesOf(listed.folder ?? "");
   const sweep = { isOn: args.sweep === "1", x: args.x, y: args.y, picture: null };
   let all = listed;
-  const filter = make("input", {
-    type: "search",
-    placeholder: "Filter: words, lr>0.001, state:failed",
-    "aria-label": "Filter runs",
-    value: args.filter ?? "",
-    autocomplete: "off",
-    spellcheck: "false",
-  });
+  const filter = searchField("Filter runs", "Filter: words, lr>0.001, state:failed", args.filter);
   const compare = make("a", { class: "button" }, "Compare");
   const table = make("div", { class: "table-wrap" });
   const head = make("p", { class: "quiet" });
