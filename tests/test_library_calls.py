@@ -13,6 +13,7 @@ from typing import Any
 import duckdb
 import pytest
 import torch
+from tests.quick import quick
 from torch import nn
 
 import sonde
@@ -43,7 +44,7 @@ def ended(code: str, *args: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("place", ["memory", "disk"])
+@pytest.mark.parametrize("place", quick(["memory", "disk"], "disk"))
 def test_a_run_that_is_never_given_back_leaves_no_database(tmp_path: Path, place: str) -> None:
     """As where a library holds the program's module."""
     ended(f"{RUN}\nctypes.pythonapi.Py_IncRef(ctypes.py_object(run))", place if place == "memory" else str(tmp_path / "run"))
@@ -95,6 +96,7 @@ inside.wait()
     assert ended(code) == "left\nclosed\nclosed\n"
 
 
+@pytest.mark.slow
 def test_a_thread_that_asks_a_run_all_the_time_does_not_hold_up_the_end() -> None:
     code = """
 def ask():

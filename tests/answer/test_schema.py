@@ -112,6 +112,7 @@ def test_tried_has_the_fields_of_the_page() -> None:
     check(Tried({"lr": 0.1}, attempt, attempt, []).to_dict(), fields("Every answer") | fields("Tried"), "Tried")
 
 
+@pytest.mark.slow
 def test_show_and_doctor_print_what_the_page_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recorded(tmp_path / "run")
     main(["show", str(tmp_path / "run"), "--json"])

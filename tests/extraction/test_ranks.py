@@ -16,6 +16,7 @@ import pytest
 import torch
 from tests.extraction.test_rows import ragged
 from tests.processes import Rank, on_ranks, values
+from tests.quick import quick
 from tests.ranks.trainings import Net
 from torch import Tensor, nn
 from torch import distributed as dist
@@ -129,7 +130,7 @@ def check_equal(store: Any, wanted: Any, tolerance: float = 1e-12) -> None:
 CASES = [("plain", 2), ("plain", 4), ("ddp", 3), ("fsdp", 2), ("fsdp", 3), ("tensor_parallel", 2), ("both", 4)]
 
 
-@pytest.mark.parametrize(("kind", "n"), CASES)
+@pytest.mark.parametrize(("kind", "n"), quick(CASES, ("plain", 2), ("fsdp", 3)))
 def test_the_store_of_ranks_is_that_of_one_process(tmp_path: Path, kind: str, n: int) -> None:
     """Item by item, with batches of 1 to 5 items, whose number the ranks do not divide."""
     assert all(values(on_ranks(n, extracted, tmp_path / "t", kind, limit=LIMIT)))
@@ -156,7 +157,7 @@ def ended(ranks: list[Rank]) -> None:
         assert not rank.hung, str(rank)
 
 
-@pytest.mark.parametrize("later", [1, 2, 3])
+@pytest.mark.parametrize("later", quick([1, 2, 3], 3))
 @pytest.mark.parametrize("killed", [(1,), (0, 1)], ids=["one", "all"])
 def test_killed_ranks_are_continued_by_any_number(tmp_path: Path, killed: tuple[int, ...], later: int) -> None:
     """The others keep their shards, say who is lost, and do not hang."""
@@ -174,6 +175,7 @@ def test_killed_ranks_are_continued_by_any_number(tmp_path: Path, killed: tuple[
     check_equal(sonde.open_tensors(tmp_path / "t"), alone(tmp_path / "one"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fsdp", "tensor_parallel"])
 def test_ranks_that_need_each_other_end_with_a_lost_one(tmp_path: Path, kind: str) -> None:
     """And are continued, also by one process that holds the whole model."""
@@ -296,7 +298,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", quick(REFUSED, "weights", "order of the data", "stored data", "FSDP1"))
 def test_what_is_something_else_is_refused_on_all_ranks(tmp_path: Path, case: str) -> None:
     """With the same sentence, and nobody hangs; what was stored can be continued."""
     said, begun = REFUSED[case]
@@ -367,7 +369,7 @@ def stopped_short(folder: Path, kind: str) -> list[str]:
     return [str(each.message) for each in caught]
 
 
-@pytest.mark.parametrize("kind", ["plain", "fsdp"])
+@pytest.mark.parametrize("kind", quick(["plain", "fsdp"], "plain"))
 def test_most_bytes_of_ranks(tmp_path: Path, kind: str) -> None:
     """Each has its share of them; the first says so; the same call with more goes on."""
     first, second = values(on_ranks(2, stopped_short, tmp_path / "t", kind, limit=LIMIT))
@@ -408,6 +410,7 @@ def written_into(folder: Path, sharded: bool) -> bool:
     return bool(store.complete)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sharded", [False, True], ids=["plain", "fsdp"])
 def test_batches_in_the_same_memory_that_the_model_writes_into(tmp_path: Path, sharded: bool) -> None:
     on_ranks(2, written_into, tmp_path / "t", sharded, limit=LIMIT)
@@ -461,7 +464,7 @@ def test_a_distributed_sampler(tmp_path: Path, shuffle: bool) -> None:
     check_sampled(tmp_path / "t")
 
 
-@pytest.mark.parametrize("later", [1, 2, 3])
+@pytest.mark.parametrize("later", quick([1, 2, 3], 3))
 def test_a_distributed_sampler_of_another_number_of_ranks(tmp_path: Path, later: int) -> None:
     """It goes on with what killed ranks have left, also where forwards need all ranks."""
     ended(on_ranks(2, sampled, tmp_path / "t", True, "plain", 12, check=False, limit=LIMIT))
@@ -470,6 +473,7 @@ def test_a_distributed_sampler_of_another_number_of_ranks(tmp_path: Path, later:
     check_sampled(tmp_path / "t")
 
 
+@pytest.mark.slow
 def test_a_distributed_sampler_under_tensor_parallel(tmp_path: Path) -> None:
     on_ranks(2, sampled, tmp_path / "t", True, "tensor_parallel", limit=LIMIT)
     check_sampled(tmp_path / "t")

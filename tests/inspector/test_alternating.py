@@ -83,6 +83,7 @@ def test_one_in_so_many_logged_steps_of_each_optimizer_is_looked_at(pattern: str
         assert [place for place in places if place >= rounds and place % one_in] == []
 
 
+@pytest.mark.slow
 def test_after_a_resume_each_optimizer_is_looked_at_again(tmp_path: Path) -> None:
     path = str(tmp_path / "run")
     model = Parts()

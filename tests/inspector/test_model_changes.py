@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.processes import on_ranks, values
+from tests.quick import quick
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.utils import parametrizations, parametrize, prune
@@ -273,7 +274,11 @@ def test_every_number_after_a_change_is_of_the_changed_model(change: Change, at:
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("change", [head_with_a_new_optimizer, parameter_in_the_same_group, adapter, activation, inserted])
+@pytest.mark.parametrize(
+    "change",
+    quick([head_with_a_new_optimizer, parameter_in_the_same_group, adapter, activation, inserted], adapter),
+    ids=lambda change: change.__name__,
+)
 @pytest.mark.parametrize("wrapper", [True, False], ids=["the compiled module watched", "its model watched"])
 def test_a_compiled_model_that_changes(change: Change, wrapper: bool) -> None:
     """Right from the first step on where what is called is watched; else the first call of the new code is left out, and said."""

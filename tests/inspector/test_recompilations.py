@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.quick import quick
 from torch import Tensor, nn
 
 import sonde
@@ -51,7 +52,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", quick(CASES, "blocks"))
 def test_a_watched_model_has_one_graph_for_logged_steps_and_one_for_others(case: str) -> None:
     """The first step, lenses that look at one in n logged steps, and steps that are not logged, with the default lenses."""
     counts = {}
@@ -87,6 +88,7 @@ def lenses() -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 def test_lenses_that_rest_in_a_logged_step_or_observe_the_one_before_add_no_graph() -> None:
     """The rows are those of an eager twin."""
     tables, counts = [], []

@@ -179,6 +179,7 @@ def test_the_loss_is_that_of_the_step_and_not_divided_for_accumulation(tmp_path:
     assert [value for _, _, value in scalars(recorded.inspector, "loss")] == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_a_training_from_a_checkpoint_goes_on_with_its_run(tmp_path: Path) -> None:
     """In another process, as here with another callback: steps and epochs go on, and the rows are those of one long training."""
     saves = ModelCheckpoint(tmp_path / "saved", save_top_k=-1, every_n_train_steps=8)

@@ -139,6 +139,7 @@ def test_what_the_trainer_logs_is_in_the_run(tmp_path: Path) -> None:
     assert "training_step" not in vars(trainer)
 
 
+@pytest.mark.slow
 def test_a_training_from_a_checkpoint_goes_on_with_its_run(tmp_path: Path) -> None:
     """Without a place of its own the second callback finds the run in the checkpoint; steps and epochs go on."""
     first = callback(to=tmp_path / "run")

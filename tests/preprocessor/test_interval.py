@@ -88,6 +88,7 @@ def test_n33_nothing_waits_for_the_device_until_value_is_read() -> None:
         assert "count=" in repr(one.value)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_steps() -> None:
     interval = IntervalAggregates([NumberSpec(SampleNorm(), {"norm": "norm"})], inplace=True)
     for _ in range(3 * MOST_PENDING + 5):
@@ -123,6 +124,7 @@ def test_what_is_undefined_is_left_out_and_what_is_spoiled_is_counted() -> None:
     assert (len(seen.value["w"].correlation), seen.value["w"].correlation.nonfinite) == (1, 1)
 
 
+@pytest.mark.slow
 def test_several_threads_lose_nothing() -> None:
     seen = OutputNorm()
     tensor = torch.ones(1, 1)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tests.processes import on_ranks, values
+from tests.quick import quick
 from tests.ranks.oracle import EXACT
 from tests.ranks.trainings import TRAININGS, Training, batch, net
 from torch import Tensor, nn
@@ -208,10 +209,7 @@ def seen(name: str, what: str) -> Seen:
     return found
 
 
-QUICK = [("track", "FSDP2"), ("compare", "tensor parallel"), ("doctor", "FSDP2")]
-CELLS = [
-    pytest.param(what, name, marks=() if (what, name) in QUICK else pytest.mark.slow) for what in INSTRUMENTS for name in SETUPS
-]
+CELLS = quick([(what, name) for what in INSTRUMENTS for name in SETUPS], ("track", "FSDP2"), ("doctor", "FSDP2"))
 
 
 @pytest.mark.parametrize(("what", "name"), CELLS)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.processes import on_ranks
+from tests.quick import quick
 from tests.ranks.oracle import EXACT, MODULE_PORTS, PARAMETER_PORTS, TOLERANCE, Row, expected
 from tests.ranks.trainings import STEPS, TRAININGS
 
@@ -23,14 +24,11 @@ from sonde.stats import Moments
 PAGE = Path(__file__).parents[2] / "docs" / "ranks.md"
 PORTS = MODULE_PORTS + PARAMETER_PORTS
 QUICK = (
-    "DDP",
     "FSDP2, evaluated before each step",
     "plain ranks",
-    "gradients averaged by hand",
     "tensor parallel",
-    "pipeline, GPipe",
 )
-"""One of each kind of merging: replicas, pieces, replicas that differ, always or before an average, features, own modules."""
+"""Of kinds of merging: pieces, replicas that differ, features."""
 
 
 def watched(name: str, folder: Path) -> None:
@@ -127,7 +125,7 @@ def comparison(name: str) -> Comparison:
     return found
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in TRAININGS])
+@pytest.mark.parametrize("name", quick(TRAININGS, *QUICK))
 def test_every_number_is_that_of_one_process_on_the_joined_batch(name: str) -> None:
     lines = [line for port in comparison(name).wrong.values() for line in port]
     assert not lines, "\n".join([f"{len(lines)} are wrong:", *lines[:30]])

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from tests.processes import Rank, on_ranks
+from tests.quick import quick
 from tests.ranks.test_failures import merged_and_own
 from tests.ranks.trainings import TRAININGS, plain
 from torch import distributed as dist
@@ -65,10 +66,11 @@ def come(folder: Path, order: tuple[int, ...]) -> int:
 
 
 ORDERS = [order for size in (2, 3, 4) for order in itertools.permutations(range(size))]
-QUICK = [(0, 1), (1, 0)]
 
 
-@pytest.mark.parametrize("order", [pytest.param(each, marks=() if each in QUICK else pytest.mark.slow) for each in ORDERS], ids=str)
+@pytest.mark.parametrize(
+    "order", [pytest.param(each, marks=() if each == (0, 1) else pytest.mark.slow) for each in ORDERS], ids=str
+)
 def test_ranks_that_come_one_after_the_other_record_rows_of_their_own_and_then_joined_ones(
     tmp_path: Path, order: tuple[int, ...]
 ) -> None:
@@ -127,7 +129,7 @@ def without(folder: Path, absent: int) -> int:
 
 @pytest.mark.parametrize(
     ("size", "absent"),
-    [(2, 0), (3, 0), *(pytest.param(*each, marks=pytest.mark.slow) for each in [(2, 1), (3, 2), (4, 0), (4, 2)])],
+    quick([(2, 0), (3, 0), (2, 1), (3, 2), (4, 0), (4, 2)], (3, 0)),
 )
 def test_a_rank_that_never_calls_watch_leaves_the_others_with_rows_of_their_own_in_one_run(
     tmp_path: Path, size: int, absent: int
@@ -163,6 +165,7 @@ def after_the_end(folder: Path) -> int:
     return STEPS
 
 
+@pytest.mark.slow
 def test_a_rank_that_comes_after_the_others_have_ended_adds_rows_of_its_own_to_their_run(tmp_path: Path) -> None:
     ranks = on_ranks(2, after_the_end, tmp_path, limit=LIMIT, check=False)
     assert [rank.error for rank in ranks] == [None, None], "\n".join(map(str, ranks))
@@ -183,6 +186,7 @@ def with_other_arguments(folder: Path) -> int:
     return STEPS
 
 
+@pytest.mark.slow
 def test_a_rank_that_comes_late_with_other_arguments_costs_a_warning(tmp_path: Path) -> None:
     ranks = on_ranks(2, with_other_arguments, tmp_path, limit=LIMIT, check=False)
     shown = "\n".join(map(str, ranks))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.processes import on_ranks, values
+from tests.quick import quick
 from tests.ranks.oracle import EXACT, MODULE_PORTS, PARAMETER_PORTS, TOLERANCE, expected
 from tests.ranks.trainings import TRAININGS
 from torch import distributed as dist
@@ -16,7 +17,6 @@ import sonde
 from sonde.stats import Moments, Norm
 
 PORTS = MODULE_PORTS + PARAMETER_PORTS
-QUICK = ("DDP", "FSDP2")
 EXCEPT = ("one process", "plain ranks", "local SGD", "pipeline", "DDP, compiled")
 """Of models of their own see the merger's tests; a stage has its own sites."""
 NAMES = [name for name in TRAININGS if not name.startswith(EXCEPT)]
@@ -33,7 +33,7 @@ def observed(name: str) -> list[list[dict[str, Any]]]:
     return found
 
 
-@pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NAMES])
+@pytest.mark.parametrize("name", quick(NAMES, "DDP"))
 def test_merged_rows_are_those_of_one_process(name: str) -> None:
     """On every rank: sizes, extremes and counts of all ports; and what the rows speak of."""
     ranks = TRAININGS[name][0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.quick import quick
 from torch import nn
 
 import sonde
@@ -258,23 +259,17 @@ def with_a_rule_of_the_users_own(folder: Path) -> Told:
 SPECIAL = {"two ranks": of_two_ranks, "resumed": resumed, "pruned": pruned, "killed": killed, "lossy": lossy, "unjudged": unjudged,
            "own rule": with_a_rule_of_the_users_own}  # fmt: skip
 TRAINED = [(kind, fault, every) for kind in ("mlp", "tanh", "sigmoid", "deep") for fault in FAULTS for every in (1, 4)]
-QUICK = {("mlp", "healthy", 1), ("mlp", "dead", 1), ("mlp", "broken", 4), ("tanh", "grown", 1)}
+QUICK = [("mlp", "healthy", 1), ("mlp", "dead", 1), ("mlp", "broken", 4)]
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", SPECIAL)
+@pytest.mark.parametrize("name", quick(SPECIAL, "resumed", "pruned", "unjudged"))
 def test_every_place_says_the_same_of_a_run_with_a_history(name: str, tmp_path: Path) -> None:
     walk(tmp_path / "run", SPECIAL[name](tmp_path / "run"))
 
 
-def trainings() -> Iterator[Any]:
-    """Forty trainings, of which some are quick to see."""
-    for case in TRAINED:
-        yield pytest.param(*case, marks=[] if case in QUICK else pytest.mark.slow, id="-".join(map(str, case)))
-
-
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("kind", "fault", "every"), list(trainings()))
+@pytest.mark.parametrize(("kind", "fault", "every"), quick(TRAINED, *QUICK))
 def test_every_place_says_the_same_of_a_training(kind: str, fault: str, every: int, tmp_path: Path) -> None:
     walk(tmp_path / "run", train(tmp_path / "run", kind, fault, every=every))
 

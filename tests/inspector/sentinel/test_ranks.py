@@ -10,6 +10,7 @@ import torch
 from tests.inspector.sentinel.faults import Planted, watched
 from tests.inspector.sentinel.test_planted_faults import log_of_negative
 from tests.processes import on_ranks
+from tests.quick import quick
 from torch import distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -46,7 +47,7 @@ def trained(kind: str, path: str) -> tuple[list[tuple[int, str, str]], list[str]
     return found, [str(each.message) for each in warned if "step 5" in str(each.message)]
 
 
-@pytest.mark.parametrize("kind", ["DDP", "FSDP2"])
+@pytest.mark.parametrize("kind", quick(["DDP", "FSDP2"], "FSDP2"))
 def test_a_fault_of_one_rank_is_kept_by_all_and_explained_by_its_own(kind: str, tmp_path: Path) -> None:
     ranks = on_ranks(2, trained, kind, str(tmp_path / "run"))
     for rank in ranks:
@@ -75,7 +76,7 @@ def explained(kind: str) -> tuple[str, str, str | None]:
 
 
 @pytest.mark.filterwarnings("ignore:FSDPPlanted cannot be copied")
-@pytest.mark.parametrize("kind", ["DDP", "FSDP2"])
+@pytest.mark.parametrize("kind", quick(["DDP", "FSDP2"], "FSDP2"))
 def test_why_nan_tells_the_own_batch_from_that_of_another_rank(kind: str) -> None:
     ranks = on_ranks(2, explained, kind, check=False)
     assert [rank.error for rank in ranks] == [None, None]

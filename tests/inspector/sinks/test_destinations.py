@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.inspector.training import small, train
+from tests.quick import quick
 
 from sonde.errors import ArgumentError, StoreError
 from sonde.inspector import Inspector, Rows, RunSink, Scalar, Sink, watch
@@ -131,7 +132,8 @@ def test_a_run_that_was_opened_can_be_continued(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "exists"), [("run", "error"), ("run", "replace"), ("run", "unique"), (None, "error"), (["run"], "error")]
+    ("given", "exists"),
+    quick([("run", "error"), ("run", "replace"), ("run", "unique"), (None, "error"), (["run"], "error")], ("run", "error")),
 )
 def test_a_job_that_was_started_again_continues_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: Any, exists: Any

@@ -96,6 +96,7 @@ def test_an_alert_of_a_program_is_sent_too() -> None:
     assert (sent.message, sent.step, sent.rule, sent.call) == ("the disk is nearly full", 3, "", -1)
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(st.data())
 def test_any_run_is_sent_whole(data: st.DataObject) -> None:

@@ -31,6 +31,7 @@ def numbers_only(**given: Any) -> WandbSink:
     return WandbSink(pictures=False, report=False, **given)
 
 
+@pytest.mark.slow
 def test_a_run_of_its_own_has_the_numbers_of_the_run_at_its_steps_and_ends_well(tmp_path: Path) -> None:
     model = deep()
     to = [tmp_path / "run", numbers_only(layers=3)]

@@ -76,6 +76,7 @@ def test_element_by_element_over_calls(values: list[float]) -> None:
     assert torch.equal(recorded(Last(), data), data[-1])
 
 
+@pytest.mark.slow
 def test_the_mean_is_exact_where_float32_sums_are_not() -> None:
     """Ten thousand times 0.1 and one hundred million: a running float32 sum would lose the small ones."""
     big = torch.tensor([1e8])

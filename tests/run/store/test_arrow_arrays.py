@@ -39,6 +39,7 @@ def test_a_list_is_an_array_of_the_kind_that_is_asked_for():
     assert array_of([0.5, float("nan")], "float64").type == pyarrow.float64()
 
 
+@pytest.mark.slow
 def test_recording_a_run_does_not_import_pandas(tmp_path):
     """It takes half a second in the writer thread, with the interpreter's lock held."""
     pytest.importorskip("pandas")

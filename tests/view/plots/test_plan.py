@@ -15,6 +15,7 @@ from sonde.run.store.memory_writer import memory_run
 from sonde.view import plots
 
 
+@pytest.mark.slow
 def test_every_picture_that_a_run_has_is_planned_and_saved(tmp_path: Path) -> None:
     files = plots.save(written(), tmp_path / "out", theme="dark")
     assert {file.stem for file in files} == {
