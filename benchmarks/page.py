@@ -2,7 +2,10 @@
 
 Run alone (``make bench``): any other program distorts the numbers. Without chromium or playwright nothing is measured. The first
 picture counts from opening the address to the drawn heat-map, with the server's answer: once with nothing read yet, then with the
-answer kept. Frames are the times between two pictures of the screen while wheel events come as fast as these.
+answer kept, then over a line of 1 MB a second with nothing kept in the browser. Frames are the times between two pictures of the
+screen while wheel events come as fast as these. The server is a process of its own; its seconds on a
+core (which other programs disturb less than the clock) and its greatest memory are those that the system counts. The list of 1,000
+runs is asked for twice: nothing read yet, and then kept.
 
 Beside it plotly.js, where its package is installed, draws the same sizes as a heat-map: with as many columns as a screen has, as
 the server of the live page reduces them, and with all steps. Its first picture has no server in it, and its frames no
@@ -14,10 +17,17 @@ from __future__ import annotations
 import base64
 import importlib.util
 import json
+import os
 import shutil
+import signal
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +35,10 @@ import numpy as np
 
 import sonde
 from sonde.run import Layout, start_run
-from sonde.view import LivePage
 
 SITES, STEPS, ROUNDS = 1_000, 10_000, 3
+RUNS = 1_000
+SLOW = {"offline": False, "latency": 20, "downloadThroughput": 1e6, "uploadThroughput": 1e6}
 
 FRAMES = """async ([first, turn]) => {
   const heat = document.querySelector(".heat");
@@ -90,28 +101,82 @@ def write(folder: Path) -> None:
             writer.append("moments", layout, {"rms": values[step]}, step=step)
 
 
+def write_many(folder: Path) -> None:
+    """Write many small runs."""
+    random = np.random.default_rng(0)
+    layout = Layout([f"layers.{site}:output" for site in range(12)])
+    for run in range(RUNS):
+        with start_run(folder / f"run-{run}", about={"config": {"seed": run}}) as writer:
+            for step in range(50):
+                writer.append("moments", layout, {"rms": random.random(12)}, step=step)
+                for name in ("loss", "lr", "val/accuracy"):
+                    writer.scalar(name, float(random.random()), step=step)
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[tuple[str, Callable[[], dict[str, float]]]]:
+    """Serve *folder* in a process of its own; give its address, and what returns its seconds on a core and its greatest memory."""
+    command = [sys.executable, "-m", "sonde", "ui", str(folder), "--port", "0", "--no-open"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        address = next(line.split()[0] for line in server.stdout or () if line.startswith("http"))
+
+        def used() -> dict[str, float]:
+            memory = next(line for line in Path(f"/proc/{server.pid}/status").read_text().splitlines() if line.startswith("VmHWM"))
+            spent = Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()
+            return {
+                "server, seconds on a core": sum(map(int, spent[11:13])) / os.sysconf("SC_CLK_TCK"),
+                "server, greatest memory in MB": int(memory.split()[1]) * 1024 / 1e6,
+            }
+
+        try:
+            yield address, used
+        finally:
+            server.send_signal(signal.SIGINT)
+
+
+def measure_list(folder: Path) -> dict[str, float]:
+    """Return seconds of the list of many runs."""
+    found = {}
+    with served(folder) as (address, used):
+        for name in ("nothing read yet", "kept"):
+            start, spent = time.perf_counter(), used()["server, seconds on a core"]
+            with urllib.request.urlopen(f"{address}api/runs") as answer:
+                json.load(answer)
+            found[f"list of {RUNS:,} runs, {name}"] = time.perf_counter() - start
+            found[f"list of {RUNS:,} runs, {name}, on a core"] = used()["server, seconds on a core"] - spent
+    return found
+
+
 def measure(folder: Path, program: str, playwright: Any) -> dict[str, float]:
     """Return seconds of the first pictures and milliseconds of frames."""
     found: dict[str, list[float]] = {}
-    with LivePage(folder) as served:
+    with served(folder) as (address, used):
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        for round_ in range(ROUNDS):
+        for round_ in range(ROUNDS + 1):
             context = browser.new_context(viewport={"width": 1400, "height": 900})
             page = context.new_page()
-            page.goto(served.address)
+            page.goto(address)
             href = page.locator("td a.name").get_attribute("href")
+            is_slow = round_ == ROUNDS
+            if is_slow:
+                line = context.new_cdp_session(page)
+                line.send("Network.setCacheDisabled", {"cacheDisabled": True})
+                line.send("Network.emulateNetworkConditions", SLOW)
             start = time.perf_counter()
-            page.goto(f"{served.address}{href}/layers")
+            page.goto(f"{address}{href}/layers")
             page.reload()  # an address that differs in its hash alone opens no new page
             page.locator(".legend .ramp").wait_for()
-            found.setdefault("first picture, nothing read yet" if round_ == 0 else "first picture, answer kept", []).append(
-                time.perf_counter() - start
-            )
-            for name, wheel in (("zoom", [-12, 12]), ("move", [60, -60])):
+            how = "over 1 MB a second" if is_slow else "nothing read yet" if round_ == 0 else "answer kept"
+            found.setdefault(f"first picture, {how}", []).append(time.perf_counter() - start)
+            if round_ == 0:
+                page.wait_for_load_state("networkidle")
+                found |= {f"{name}, first picture": [value] for name, value in used().items()}
+            for name, wheel in (("zoom", [-12, 12]), ("move", [60, -60])) if not is_slow else ():
                 frames = page.evaluate(FRAMES, wheel)
                 found.setdefault(f"{name}: median frame", []).append(statistics.median(frames) / 1e3)
                 found.setdefault(f"{name}: 95 % of frames", []).append(statistics.quantiles(frames, n=20)[-1] / 1e3)
             context.close()
+        found |= {name: [value] for name, value in used().items()}
         browser.close()
     return {name: statistics.median(values) for name, values in found.items()}
 
@@ -161,8 +226,10 @@ def main() -> None:
         return
     folder = Path(tempfile.mkdtemp()) / "runs"
     write(folder / "large")
+    write_many(folder.parent / "many")
+    found = measure_list(folder.parent / "many")
     with sync_playwright() as playwright:
-        found = measure(folder, program, playwright)
+        found |= measure(folder, program, playwright)
         script = plotly_script()
         if script is not None:
             found |= measure_plotly(folder.parent, script, program, playwright)
@@ -171,7 +238,7 @@ def main() -> None:
     print(f"Scripts: {own:,} bytes" + ("" if script is None else f"; plotly.js: {script.stat().st_size:,}"))
     print(f"The live page: {SITES:,} sites x {STEPS:,} steps")
     for name, seconds in found.items():
-        print(f"  {name:<36} {seconds * 1e3:9.1f} ms")
+        print(f"  {name:<44} {seconds:9.1f} MB" if name.startswith("server, greatest") else f"  {name:<44} {seconds * 1e3:9.1f} ms")
     print("\n" + json.dumps(found))
     shutil.rmtree(folder.parent)
 

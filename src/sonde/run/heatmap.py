@@ -12,7 +12,7 @@ import numpy.typing as npt
 from sonde.errors import ArgumentError
 from sonde.escape import encodable
 from sonde.number import Number
-from sonde.run.folder.duckdb_sql import quoted
+from sonde.run.folder.duckdb_sql import numbers_of, quoted
 from sonde.suggest import unknown_name
 
 if TYPE_CHECKING:
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 Reduce = Literal["worst", "mean", "min", "max", "sum"]
 _SPARSE = 64  # steps for each logged one, up to which a table of all steps is small
-_PIECE = 1 << 17  # rows that are held at once beside the matrix
+_PIECE = 1 << 14  # rows that are held at once beside the matrix, in the cache of a core
+_EMPTY = np.array(0x7FF8_0000_0000_E0E0, np.int64).view(np.float64)[()]
+"""The NaN of a cell without a row: no other has these bits, so that no mask is held beside the matrix."""
 _FUNCTIONS: dict[str, str] = {"mean": "avg", "min": "min", "max": "max", "sum": "sum"}
 
 
@@ -99,16 +101,16 @@ def _filled(
 ) -> tuple[npt.NDArray[np.float64], bool]:
     """The matrix of (line, step, value), put together piece by piece as Arrow has them, and whether no cell had two of them."""
     column_of = _columns_of(steps)
-    matrix = np.full(sites * len(steps), np.nan)
-    filled = np.zeros(sites * len(steps), bool)
+    matrix = np.full(sites * len(steps), _EMPTY)
     rows = 0
     for piece in connection.sql(query).to_arrow_reader(_PIECE):
-        line, step, value = (column.to_numpy(zero_copy_only=False) for column in piece.columns)
+        line, step, value = map(numbers_of, piece.columns)
         cells = line.astype(np.int64) * len(steps) + column_of(step)
         matrix[cells] = value
-        filled[cells] = True
         rows += len(cells)
-    return matrix.reshape(sites, len(steps)), rows == np.count_nonzero(filled)
+    lines = matrix.reshape(sites, len(steps))
+    filled = sum(int(np.count_nonzero(line.view(np.int64) != _EMPTY.view(np.int64))) for line in lines)
+    return lines, rows == filled
 
 
 def _columns_of(steps: npt.NDArray[np.int64]) -> Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]]:

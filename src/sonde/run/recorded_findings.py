@@ -13,7 +13,7 @@ from sonde import rules
 from sonde.rows import Layout, RowBlock
 from sonde.rules import DEFECTS, Chosen, gravity
 from sonde.run.findings import Findings
-from sonde.run.folder.duckdb_sql import literal, of_rank
+from sonde.run.folder.duckdb_sql import literal, numbers_of, of_rank
 from sonde.run.record import Record
 from sonde.site import Site
 
@@ -143,8 +143,8 @@ class _Family:
         between = f"step BETWEEN {literal(first)} AND {literal(last)}"
         table = self._run.sql(f"SELECT * FROM {self._rows} WHERE {between} ORDER BY step, epoch, micro_step").to_arrow_table()
         keys = list(zip(table.column("site").to_pylist(), table.column("call").to_pylist(), strict=True))
-        numbers = {name: np.asarray(table.column(name).to_numpy(), np.float64) for name in self._names}
-        every = np.column_stack([table.column(name).to_numpy() for name in ("epoch", "step", "micro_step")])
+        numbers = {name: np.asarray(numbers_of(table.column(name)), np.float64) for name in self._names}
+        every = np.column_stack([numbers_of(table.column(name)) for name in ("epoch", "step", "micro_step")])
         for layout, row_of in self._layouts:
             kept = np.array([key in row_of for key in keys], bool)
             if not kept.any():

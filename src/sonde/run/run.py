@@ -28,6 +28,7 @@ from sonde.run.folder.duckdb_sql import (
     connect,
     first_rank,
     literal,
+    numbers_of,
     of_rank,
     quoted,
 )
@@ -387,7 +388,7 @@ class Run:
                 f"SELECT step, {quoted(number)} {of_site} AND {quoted(number)} IS NOT NULL{condition(where)} {chosen_rank} "
                 "ORDER BY step, micro_step, call"
             ).to_arrow_table()
-            return rows.column(0).to_numpy(), _values(rows.column(1))
+            return _values(rows.column(0)), _values(rows.column(1))
 
         return self._ask(question, callers_sql=where)
 
@@ -420,7 +421,7 @@ class Run:
                 known = connection.execute("SELECT DISTINCT name FROM scalars ORDER BY name").fetchall()
                 if (encodable(name),) not in known:
                     raise unknown_name("scalar", name, (each for (each,) in known), self._source.name)
-            return rows.column(0).to_numpy(), rows.column(1).to_numpy()
+            return _values(rows.column(0)), _values(rows.column(1))
 
         return self._ask(question)
 
@@ -638,7 +639,7 @@ def _all(connection: duckdb.DuckDBPyConnection, family: str) -> pyarrow.Table:
 
 
 def _values(column: pyarrow.ChunkedArray) -> npt.NDArray[Any]:
-    values: npt.NDArray[Any] = column.to_numpy()
+    values = numbers_of(column)
     if values.dtype == object and len({len(row) for row in values}) == 1:  # lists of one length
         return np.stack(list(values))
     return values

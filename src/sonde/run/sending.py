@@ -12,7 +12,7 @@ import numpy.typing as npt
 from sonde.errors import ArgumentError
 from sonde.rows import KEYS, Layout, Rows, Scalar
 from sonde.rules import Finding
-from sonde.run.folder.duckdb_sql import literal, of_rank, quoted
+from sonde.run.folder.duckdb_sql import literal, numbers_of, of_rank, quoted
 from sonde.run.folder.end import End
 from sonde.run.folder.run_json import Description
 from sonde.run.folder.source import Answer, Ask, Source
@@ -254,10 +254,10 @@ def _rows(family: str, places: tuple[Layout, dict[tuple[str, int, str], int]], t
     layout, row_of = places
     keys = zip(*[table.column(name).to_pylist() for name in ("site", "call", "scope")], strict=True)
     rows = np.array([row_of[key] for key in keys], np.intp)
-    when = np.column_stack([table.column(name).to_numpy() for name in ("epoch", "step", "micro_step")])
+    when = np.column_stack([numbers_of(table.column(name)) for name in ("epoch", "step", "micro_step")])
     numbers = {name: _numbers(table.column(name)) for name in table.column_names if name not in KEYS}
     known = {name: column for name, column in numbers.items() if column is not None}
-    ranks = table.column("ranks").to_numpy()
+    ranks = numbers_of(table.column("ranks"))
     edges = [0, *(np.flatnonzero((np.diff(when, axis=0) != 0).any(axis=1)) + 1).tolist(), len(when)]
     for start, end in pairwise(edges):
         epoch, step, micro_step = when[start].tolist()
@@ -268,7 +268,7 @@ def _rows(family: str, places: tuple[Layout, dict[tuple[str, int, str], int]], t
 
 def _numbers(column: pyarrow.ChunkedArray) -> npt.NDArray[np.float64] | None:
     """Return the column as float64, of two dimensions if each row has a list of one length; None if it holds text."""
-    values = column.to_numpy()
+    values = numbers_of(column)
     if values.dtype != object:
         return np.asarray(values, np.float64)
     lengths = {len(value) for value in values if value is not None and not isinstance(value, str)}

@@ -13,6 +13,7 @@ import pytest
 import sonde
 from sonde.errors import ArgumentError, ObservationWarning, UnknownSiteError
 from sonde.rows import Layout
+from sonde.run.folder import duckdb_sql
 from sonde.run.folder.duckdb_sql import condition, literal, quoted
 from sonde.run.run import Run
 from sonde.run.store.open import start_run
@@ -259,3 +260,16 @@ def test_when_all_parts_of_a_family_are_damaged_the_error_says_so(tmp_path: Path
     with pytest.raises(UnknownSiteError, match=f"moments cannot be read from .*no part of it is left.*{part.name}"):
         run.table("moments")
     assert run.scalar("loss")[0].tolist() == [0]
+
+
+def test_after_an_answer_that_took_long_the_database_is_closed_and_the_next_answer_is_the_same(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DuckDB keeps the memory of an answer for as long as it is open."""
+    monkeypatch.setattr(duckdb_sql, "_LONG", 600.0)
+    expected = run.sql("SELECT site, rms FROM moments ORDER BY site, step").fetchall()
+    assert run._database._connection is not None
+    monkeypatch.setattr(duckdb_sql, "_LONG", -1.0)
+    for _ in range(2):
+        assert run.sql("SELECT site, rms FROM moments ORDER BY site, step").fetchall() == expected
+        assert run._database._connection is None

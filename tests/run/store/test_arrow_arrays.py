@@ -1,3 +1,4 @@
+import subprocess
 import sys
 
 import numpy as np
@@ -8,7 +9,10 @@ from tests.processes import on_ranks, values
 from torch import nn
 
 import sonde
+from sonde.rows import Layout
+from sonde.run.folder.duckdb_sql import numbers_of
 from sonde.run.store.arrow_arrays import array_of, number_array, text_array
+from sonde.run.store.open import start_run
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint8, np.float64, np.float32, np.bool_])
@@ -68,3 +72,47 @@ def test_a_number_that_is_none_is_null(kind, values):
     found.validate(full=True)
     assert found.equals(pyarrow.array(values, kind, from_pandas=False))
     assert found.null_count == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "numbers"),
+    [
+        ("int64", [3, -1, 2]),
+        ("int32", [3, None, 2]),
+        ("float64", [0.5, None, float("nan")]),
+        ("float32", [0.5, 2.5, -1.0]),
+        ("bool", [True, False, True]),
+        (pyarrow.list_(pyarrow.float64()), [[1.0], [2.0, 3.0], []]),
+    ],
+)
+def test_the_numbers_of_a_column_are_those_of_to_numpy(kind, numbers):
+    """Of a part that begins in the middle of its buffers, and of a column in several parts."""
+    column = pyarrow.array(numbers, kind)
+    for each in (column, column[1:], column[:0], pyarrow.chunked_array([column, column[2:]]), pyarrow.chunked_array([column[:0]])):
+        of_arrow = {"zero_copy_only": False} if isinstance(each, pyarrow.Array) else {}
+        assert str(numbers_of(each).tolist()) == str(each.to_numpy(**of_arrow).tolist())
+
+
+def test_looking_at_the_layers_of_a_run_imports_neither_pandas_nor_torch(tmp_path):
+    """The server of the page held 40 MB and half a second of pandas for nothing."""
+    pytest.importorskip("pandas")
+    with start_run(tmp_path / "run") as writer:
+        for step in range(3):
+            writer.append("moments", Layout(["0:output"]), {"rms": [1.0]}, step=step)
+            writer.scalar("loss", 0.5, step=step)
+    asked = """
+import sys
+from pathlib import Path
+from sonde.view.app.answers.questions import answer_text
+from sonde.view.app.followed_runs import FollowedRuns
+followed = FollowedRuns(Path(sys.argv[1]))
+followed.entries()
+opened = followed.opened(followed.ids[0])
+for name, more in {"overview": (), "numbers": (), "heatmap": [("number", "rms")], "flow": [("number", "rms")], "findings": (),
+                   "lines": [("number", "rms"), ("site", "0:output")], "layer": [("layer", "0")]}.items():
+    answer_text(name, opened, more)
+opened.run.scalar("loss")
+print(sorted({"pandas", "torch", "matplotlib"} & set(sys.modules)))
+"""
+    found = subprocess.run([sys.executable, "-c", asked, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"

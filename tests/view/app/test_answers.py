@@ -18,6 +18,7 @@ from sonde.run.record import Record
 from sonde.run.run import open_run
 from sonde.run.store.memory_writer import memory_run
 from sonde.run.store.open import start_run
+from sonde.view.app.answers import layer_pictures
 from sonde.view.app.answers.covered import coverage
 from sonde.view.app.answers.distribution import distribution
 from sonde.view.app.answers.found import findings
@@ -153,6 +154,36 @@ def test_a_step_that_stands_out_in_its_column_equals_a_slow_oracle(seed: int) ->
     assert {1, 5, 13} <= found.keys()
     assert (found[1], found[5], found[13]) == (40.0, 0.02, 0.0)
     assert 26 not in found  # its NaN is what the cell shows
+
+
+@pytest.mark.parametrize("fold", [False, True])
+def test_a_heatmap_made_of_pieces_is_the_same_as_made_at_once(monkeypatch: pytest.MonkeyPatch, fold: bool) -> None:
+    """With a step that stands out, missing cells, and blocks that are folded."""
+    random = np.random.default_rng(0)
+    with memory_run() as writer:
+        sites = Layout([f"blocks.{place}.{name}:output" for place in range(12) for name in ("a", "b")])
+        for step in range(30):
+            values = 1.0 + 0.01 * random.random(24)
+            values[3] = 50.0 if step == 7 else np.nan if step == 20 else values[3]
+            writer.append("moments", sites, {"rms": values}, step=step)
+    opened = OpenedRun(writer.run())
+    found = []
+    for rows in (1000, 1, 5):
+        monkeypatch.setattr(layer_pictures, "_ROWS", rows)
+        found.append(heatmap(opened, "rms", columns=6, fold=fold))
+    assert found[0]["spikes"]["at"]
+    assert max(found[0]["folds"]) == (20 if fold else 1)
+    assert found[1:] == found[:1] * 2
+
+
+def test_marks_of_values_without_any_are_one_code_for_all(small: OpenedRun) -> None:
+    values = np.array([[1.0, 2.0], [3.0, 1e308]])
+    for each in (values, np.array([[np.inf, 1.0]]), np.array([[1e308, 1e308]])):
+        slow = [[INFINITE if value == np.inf else VALUE for value in row] for row in each.tolist()]
+        assert marks_of(each).tolist() == slow
+    assert marks_of(values).strides == (0, 0)
+    bins = Bins.of(np.arange(2), None, None, 1)
+    assert bins.reduced(values, marks_of(values)).marks.tolist() == [[VALUE], [VALUE]]
 
 
 def test_single_steps_have_no_spikes(small: OpenedRun) -> None:

@@ -7,10 +7,14 @@ Every SQL text in sonde is made of constant text, the caller's own conditions, a
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from sonde.errors import ArgumentError
 from sonde.library_calls import LibraryCalls
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
 
 
 Answer = TypeVar("Answer")
+_LONG = 0.05  # seconds
 _of_parents: list[Any] = []  # connections, in a forked child
 _NO_TABLE = re.compile(r"Table with name (\w+) does not exist")  # in the words of DuckDB; the group is its name
 
@@ -50,6 +55,9 @@ def _without_bar(connection: duckdb.DuckDBPyConnection) -> duckdb.DuckDBPyConnec
 class Database(LibraryCalls):
     """The locked database that answers the questions of a run: opened with the first, and closed when the program ends.
 
+    It is also closed after an answer that took long: DuckDB keeps the memory of an answer for later ones, tens of megabytes, and to
+    open it anew takes a small part of that time.
+
     Beside it is one that is not locked, for answers that are given away as relations: to open one for each takes ten milliseconds.
 
     Args:
@@ -69,7 +77,13 @@ class Database(LibraryCalls):
         with self:
             if self._connection is None:
                 self._connection = connect_locked(*self._folders, threads=self._threads)
-            return question(self._connection)
+            began = time.monotonic()
+            try:
+                return question(self._connection)
+            finally:
+                if time.monotonic() - began > _LONG:
+                    self._connection.close()
+                    self._connection = None
 
     def relation(self, answer: pyarrow.Table) -> duckdb.DuckDBPyRelation:
         """Return *answer* as a relation with a connection of its own."""
@@ -227,6 +241,37 @@ def damage(path: Path) -> str:
     except Exception as error:  # thrift, snappy and arrow each have their own
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def numbers_of(column: pyarrow.Array | pyarrow.ChunkedArray) -> npt.NDArray[Any]:
+    """Return the numbers of *column*, as ``to_numpy`` does, null as NaN; those of one array cannot be written to.
+
+    ``to_numpy`` imports pandas wherever it is installed: 40 MB, and half a second.
+    """
+    import pyarrow
+
+    kind = column.type
+    if not (pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind) or pyarrow.types.is_boolean(kind)):
+        return np.asarray(column.to_numpy(zero_copy_only=False))  # lists, decimals and texts, as objects
+    if isinstance(column, pyarrow.ChunkedArray):
+        return np.concatenate([np.empty(0, kind.to_pandas_dtype()), *map(_numbers, column.chunks)])
+    return _numbers(column)
+
+
+def _numbers(array: pyarrow.Array) -> npt.NDArray[Any]:
+    import pyarrow
+
+    valid, bits = array.buffers()
+    if pyarrow.types.is_boolean(array.type):
+        values = _bits(bits, array)
+    else:
+        values = np.frombuffer(bits, array.type.to_pandas_dtype(), count=array.offset + len(array))[array.offset :]
+    return np.where(_bits(valid, array), values, np.nan) if array.null_count else values
+
+
+def _bits(buffer: pyarrow.Buffer, array: pyarrow.Array) -> npt.NDArray[Any]:
+    every = np.unpackbits(np.frombuffer(buffer, np.uint8), bitorder="little")
+    return every[array.offset : array.offset + len(array)].astype(bool)
 
 
 def answer_to(

@@ -31,6 +31,7 @@ State = Literal[RunState, "damaged", "newer"]
 _SEARCH = 2.0  # seconds between two searches for new folders, and
 _SHARE = 20.0  # at least so many times what a search takes
 _NO_METRICS = ("overhead", "epoch", "loss_scale")
+_THREADS = 1  # work on one question to a run, and several questions are answered at once: each more would hold some 16 MB
 _NUMBERS = 768 << 20  # bytes of numbers of all runs that stay in memory
 
 
@@ -64,7 +65,6 @@ class FollowedRuns:
 
     Args:
         runs: a folder, searched however deep; links are not followed. Or a run, on disk or in memory.
-        threads: how many work on one question to a run; None: one for each core.
 
     Attributes:
         shown: the folder or the run, in words.
@@ -73,8 +73,7 @@ class FollowedRuns:
         StoreError: there is no such folder.
     """
 
-    def __init__(self, runs: Path | Run, *, threads: int | None = None) -> None:
-        self._threads = threads
+    def __init__(self, runs: Path | Run) -> None:
         self._lock = threading.RLock()
         self._numbers = BoundedCache(_NUMBERS)
         self._followed: dict[str, _Followed] = {}
@@ -145,7 +144,7 @@ class FollowedRuns:
         """Open the run, unless it is open; or note why it cannot be read."""
         try:
             if each.run is None and each.folder is not None:
-                each.run = each.folder.open(threads=self._threads)
+                each.run = each.folder.open(threads=_THREADS)
             each.error = ""
         except StoreError as error:
             each.run, each.error = None, str(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import functools
 import gzip
 import hashlib
@@ -154,7 +155,21 @@ class _Answers:
         )
 
     def _kept(self, request: Request, key: tuple[Any, ...], make: Callable[[], bytes], kind: str) -> Response:
-        return _sent(request, self._cache.get(key, lambda: _compressed(make()), len), kind)
+        return _sent(request, self._cache.get(key, lambda: _made(make), len), kind)
+
+
+def _made(make: Callable[[], bytes]) -> bytes:
+    try:
+        return _compressed(make())
+    finally:
+        _give_back()
+
+
+def _give_back() -> None:
+    """Give free memory back to the system: what a large answer took, the allocator of Linux keeps for the next one."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 def _compressed(body: bytes) -> bytes:

@@ -36,7 +36,6 @@ class LivePage:
         runs: a folder with runs, however deep, or one run.
         host: the name or address to listen at. Anything but this machine itself needs the token that is part of ``address``.
         port: None takes 8420 or the next free one.
-        threads: how many work on one question to a run; None: one for each core.
 
     Attributes:
         address: to open in a browser.
@@ -48,10 +47,10 @@ class LivePage:
         ArgumentError: the port is taken, or the host cannot be listened at.
     """
 
-    def __init__(self, runs: Path | Run, *, host: str = "127.0.0.1", port: int | None = None, threads: int | None = None) -> None:
+    def __init__(self, runs: Path | Run, *, host: str = "127.0.0.1", port: int | None = None) -> None:
         for package in ("starlette", "uvicorn"):
             MissingExtraError.import_or_raise(package, "the live page", "ui")
-        self.followed = FollowedRuns(runs, threads=threads)
+        self.followed = FollowedRuns(runs)
         self._socket = _listen(host, port)
         is_open = host not in _LOOPBACKS
         token = secrets.token_urlsafe(18) if is_open else None
@@ -101,14 +100,14 @@ class LivePage:
 
 
 def open_page(runs: Path | Run, *, port: int | None, browser: bool, verbose: bool) -> LivePage:
-    """Serve a page beside other work of this process, with one core; print its address, and open a browser if one can be seen.
+    """Serve a page beside other work of this process; print its address, and open a browser if one can be seen.
 
     Args:
         runs, port: see :class:`LivePage`.
         browser: open one, unless this is a notebook, which shows the page itself.
         verbose: print where the page is.
     """
-    page = LivePage(runs, port=port, threads=1).start()
+    page = LivePage(runs, port=port).start()
     if verbose:
         sys.stdout.write(f"{page}\n")
     if browser and has_screen() and "ipykernel" not in sys.modules:

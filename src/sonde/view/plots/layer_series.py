@@ -294,7 +294,11 @@ def _defects(run: Run, heat: Heatmap, where: str | None, known: Known) -> npt.ND
     ).fetchall()
     row_of = {site: row for row, site in enumerate(heat.sites)}
     column_of: Mapping[int, int] = {step: column for column, step in enumerate(heat.steps.tolist())}
-    found = np.isinf(heat.values).astype(np.int8)
+    with np.errstate(over="ignore", invalid="ignore"):
+        are_finite = bool(np.isfinite(heat.values.sum()))
+    if are_finite and not rows:
+        return np.broadcast_to(np.int8(0), heat.values.shape)  # one 0 in memory, and not one for each cell
+    found = np.isinf(heat.values).view(np.int8)
     for site, step, kind in rows:
         if site in row_of and step in column_of:
             found[row_of[site], column_of[step]] = kind

@@ -71,20 +71,22 @@ def shown_rows(grid: StepGrid, findings: Sequence[Finding]) -> list[ShownRow]:
     ]
 
 
-def put_together(shown: Sequence[ShownRow], reduced: Reduced, reference: Values) -> tuple[Reduced, Values]:
+def put_together(shown: Sequence[ShownRow], there: Sequence[int], reduced: Reduced, reference: Values) -> tuple[Reduced, Values]:
     """Return the rows of a picture, and the reference of each; of folded ones the largest change, and 1.
 
     Args:
         shown: see :func:`shown_rows`.
-        reduced: all rows of the grid.
+        there: the rows of the grid that they are made of.
+        reduced: these rows.
         reference: of each of them.
     """
-    first = [row.rows[0] for row in shown]
+    place_of = {row: place for place, row in enumerate(there)}
+    first = [place_of[row.rows[0]] for row in shown]
     kept = reduced[first]  # a copy
     references = reference[first].copy()
     for place, row in enumerate(shown):
         if row.like:
-            rows = list(row.rows)
+            rows = [place_of[each] for each in row.rows]
             change = reduced.middle[rows] / reference[rows, None]
             farthest = np.nan_to_num(np.abs(np.log(change)), nan=-1.0).argmax(axis=0)
             kept.middle[place] = kept.low[place] = kept.high[place] = change[farthest, np.arange(change.shape[1])]

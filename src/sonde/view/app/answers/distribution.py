@@ -92,13 +92,13 @@ def _powers(opened: OpenedRun, family: str, site: str, first: int | None, last: 
     more = "".join(f", {quoted(name)}" for name in ("zeros", *defects) if name in names)
     here = f"FROM {quoted(family)} WHERE site = $site"
     rows = opened.run.sql(f"SELECT step, powers{more} {here} ORDER BY step", {"site": site}).to_arrow_table()
-    every = rows.column("step").to_numpy()
+    every = np.array(rows.column("step").to_pylist())
     steps, starts = np.unique(every, return_index=True)
     bins = Bins.of(steps, first, last, columns)
     lists = [np.asarray(each or [], np.float64) for each in rows.column("powers").to_pylist()]
     width = max(map(len, lists))
     counts = np.add.reduceat(np.array([np.pad(each, (0, width - len(each))) for each in lists]), starts, axis=0)
-    held = {name: np.nan_to_num(rows.column(name).to_numpy().astype(np.float64)) for name in rows.column_names[2:]}
+    held = {name: np.nan_to_num(np.array(rows.column(name).to_pylist(), np.float64)) for name in rows.column_names[2:]}
     of_step = {name: np.add.reduceat(values, starts) for name, values in held.items()}
     inside = bins.within
     of_bins = np.add.reduceat(counts[inside], bins.starts, axis=0)

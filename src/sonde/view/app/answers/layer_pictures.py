@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from sonde.view.plots.layer_names import spaced
 _CELLS = 2_000_000  # of a heat-map, at most: of more sites there are fewer columns
 _ROUNDED = 80_000  # cells; of more the values can be rounded, to
 _KEPT = 12  # binary digits
+_ROWS = 64  # of the grid, reduced at once
 _SITES = 200  # lines of one answer
 _STEPS = 400  # of a slider
 
@@ -78,38 +79,57 @@ def _heatmap(
     rows = [row.rows[0] for row in shown]
     is_folded = any(row.like for row in shown)
     most = max(min(columns, _CELLS // len(rows)), 1)
-    picked = slice(None) if is_folded or len(rows) == len(found.sites) else rows
-    if first is None and last is None and most == BINS:
-        bins, reduced = grid.whole
-        reduced = reduced[picked]
-    else:
-        bins = Bins.of(found.steps, first, last, most)
-        reduced = bins.reduced(found.values[picked], grid.marks[picked])
-    reference = grid.reference[picked]
-    if is_folded:
-        reduced, reference = put_together(shown, reduced, reference)
-        picked = rows
-    at, spikes = reduced.spikes(grid.scale)
+    is_whole = first is None and last is None and most == BINS
+    bins = grid.whole[0] if is_whole else Bins.of(found.steps, first, last, most)
+    values, marks = np.empty((len(rows), len(bins.ends)), np.float32), np.empty((len(rows), len(bins.ends)), np.uint8)
+    references = np.empty(len(rows))
+    at, spikes = [], []
+    begin = 0
+    for piece in _pieces(shown):  # of which a few are held at once
+        here = [row for each in piece for row in each.rows]
+        picked = slice(here[0], here[-1] + 1) if here == list(range(here[0], here[-1] + 1)) else here
+        reduced = grid.whole[1][picked] if is_whole else bins.reduced(found.values[picked], grid.marks[picked])
+        reference = grid.reference[picked]
+        if is_folded:
+            reduced, reference = put_together(piece, here, reduced, reference)
+        end = begin + len(piece)
+        values[begin:end], marks[begin:end], references[begin:end] = reduced.middle, reduced.marks, reference
+        places, stands = reduced.spikes(grid.scale)
+        at.append(places + begin * len(bins.ends))
+        spikes.append(stands)
+        begin = end
     end = bins.within.stop - 1
     answer = {
         **grid.described(),
         "sites": [str(found.sites[row]) for row in rows],
         "layers": [row.name for row in shown],
         "kinds": ["" if row.like else grid.kinds[row.rows[0]] for row in shown],
-        "reference": listed(reference),
+        "reference": listed(references),
         "before": grid.before,
         "folds": [len(row.rows) for row in shown],
         "like": [row.like for row in shown],
         "steps": bins.edges.tolist(),
         "ends": bins.ends.tolist(),
-        "values": packed(reduced.middle, "f4"),
-        "marks": packed(reduced.marks, "u1"),
-        "spikes": {"at": packed(at, "u4"), "values": packed(spikes, "f4")},
-        "last": packed(found.values[picked, end], "f4"),
-        "last_marks": packed(grid.marks[picked, end], "u1"),
+        "values": packed(values, "f4"),
+        "marks": packed(marks, "u1"),
+        "spikes": {"at": packed(np.concatenate(at), "u4"), "values": packed(np.concatenate(spikes), "f4")},
+        "last": packed(found.values[rows, end], "f4"),
+        "last_marks": packed(grid.marks[rows, end], "u1"),
         **_span(grid, bins),
     }
     return rounded_to(answer) if rounded else answer
+
+
+def _pieces(shown: Sequence[ShownRow]) -> Iterator[list[ShownRow]]:
+    """Yield *shown* in pieces of some 64 rows of the grid."""
+    piece: list[ShownRow] = []
+    for each in shown:
+        piece.append(each)
+        if sum(len(row.rows) for row in piece) >= _ROWS:
+            yield piece
+            piece = []
+    if piece:
+        yield piece
 
 
 def rounded_to(answer: dict[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ RATIO = "ratio"
 """The id of update / weight, which is made of two recorded numbers or recorded as one."""
 
 _HELD = 512 << 20  # bytes of numbers that stay in memory
-_FIRST = 100_000  # rows, among which nearly every number of a family has a value
+_FIRST = 10_000  # rows, among which nearly every number of a family has a value
 _AGAIN = 3  # logged steps that are read once more when a run has grown: their rows may have come in several flushes
 
 _FEW = 3  # bins that say how a layer was before something went wrong

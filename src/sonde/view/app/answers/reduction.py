@@ -86,7 +86,10 @@ class Bins:
             finite = np.where(np.isfinite(values), values, np.nan)
             return Reduced(finite, finite, finite, marks)
         low, middle, high = ordered_of(values, self.starts)
-        worst = _OF_RANKS[np.maximum.reduceat(_RANKS[marks], self.starts, axis=-1)]
+        if any(marks.strides):
+            worst = _OF_RANKS[np.maximum.reduceat(_RANKS[marks], self.starts, axis=-1)]
+        else:  # one code for all, see marks_of
+            worst = np.broadcast_to(marks[..., :1], middle.shape)
         return Reduced(middle, low, high, np.where((worst == VALUE) & (middle == 0), ZERO, worst).astype(np.uint8))
 
     def plain(self) -> dict[str, Any]:
@@ -151,8 +154,12 @@ def marks_of(values: Values, defects: npt.NDArray[np.int8] | None = None) -> Mar
         defects: codes of elements as in :class:`sonde.view.plots.layer_series.Matrix`; None: the values are all that is known,
             and NaN is a value that was recorded.
     """
+    with np.errstate(over="ignore", invalid="ignore"):
+        are_finite = bool(np.isfinite(values.sum()))  # or their sum is too large, and each is looked at
+    if are_finite and np.count_nonzero(values) == values.size and (defects is None or not defects.any()):
+        return np.broadcast_to(np.uint8(VALUE), values.shape)  # one code in memory, and not one for each cell
     marks = np.where(values == 0, np.uint8(ZERO), np.uint8(VALUE))
-    if not np.isfinite(values).all():
+    if not are_finite:
         marks[np.isnan(values)] = NAN if defects is None else MISSING
         marks[values == np.inf] = INFINITE
         marks[values == -np.inf] = NEGATIVE
