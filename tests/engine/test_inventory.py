@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from collections.abc import Callable
@@ -13,9 +14,12 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 import sonde
+from sonde.engine import inventory, structure
 from sonde.engine.inventory import inventory_of
+from sonde.engine.probes.statistic_hooks import StatisticHook
 from sonde.engine.selection import members, parameters
-from sonde.stats import Moments
+from sonde.engine.torch_api import modules
+from sonde.stats import Moments, kernel_status
 
 
 class Tower(nn.Module):
@@ -259,3 +263,68 @@ def test_attaching_again_makes_no_new_plans_for_compiled_code() -> None:
         del probe
         gc.collect()
     assert plans[0] == plans[1] == plans[2]
+
+
+def test_attaching_again_walks_over_the_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A walk costs more than half of what else attaching again does."""
+    model, walks = Tower(), []
+    monkeypatch.setattr(inventory, "walk", lambda root: walks.append(root) or modules.walk(root))  # type: ignore[func-returns-value]
+    for _ in range(2):
+        walks.clear()
+        with sonde.observe(model, Moments(), ports=("output", "grad_output", "grad")):
+            assert walks == [model]
+
+
+class Wavering(nn.Module):
+    """Returns what it is told to."""
+
+    returned: Callable[[Tensor], Any] = staticmethod(lambda x: x)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.returned(x)
+
+
+def test_a_row_that_a_former_probe_has_used_is_that_of_another_tensor_where_one_comes_first() -> None:
+    """The rows of each probe are those of a probe on a model that was never observed."""
+    model = nn.Sequential(nn.Linear(2, 2), Wavering())
+    ways: list[Callable[[Tensor], Any]] = [
+        lambda x: x,
+        lambda x: (x, 2 * x),
+        lambda x: 3 * x,
+        lambda x: x.double(),
+        lambda x: None,
+        lambda x: x.int(),
+        lambda x: {"a": x, "": 2 * x},
+        lambda x: x,
+    ]
+    ports = ("input", "output", "grad_output", "grad")
+
+    def seen(of: nn.Module) -> list[dict[str, Any]]:
+        with sonde.observe(of, Moments(), ports=ports) as probe:
+            for factor in (1.0, 2.0):
+                out = of(factor * torch.arange(4.0).reshape(2, 2))
+                torch.autograd.backward([each.sum() for _, each in structure.walk(out) if each.requires_grad])
+            of[1](torch.ones(2, 2))  # type: ignore[index]
+            return [{name: str(value) for name, value in row.items()} for row in probe.rows()]
+
+    for returned in ways:
+        model[1].returned = returned
+        fresh = copy.deepcopy(model)
+        fresh.zero_grad()
+        model.zero_grad()
+        assert seen(model) == seen(fresh)
+
+
+def test_the_first_tensor_of_a_row_that_is_used_again_goes_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    if kernel_status().level == "":
+        pytest.skip("without kernels there is no short way")
+    model, long = Tower(), []
+    add_part = StatisticHook._add_part
+    monkeypatch.setattr(StatisticHook, "_add_part", lambda self, *args: long.append(self.name) or add_part(self, *args))
+    for again in (False, True):
+        long.clear()
+        with sonde.observe(model, Moments(), ports=("output", "grad_output", "grad")) as probe:
+            model(torch.ones(1, 2)).sum().backward()
+            assert bool(long) is not again
+            assert {row["calls"] for row in probe.rows()} == {1}
+        del probe

@@ -48,6 +48,7 @@ _FEATURES_LAST = (
     nn.TransformerEncoderLayer,
     nn.TransformerDecoderLayer,
 )
+_NORMS = (nn.LayerNorm, nn.RMSNorm)
 _CHANNELS_SECOND = (BatchNorm, nn.GroupNorm, nn.LocalResponseNorm, nn.Upsample, nn.PixelShuffle, nn.PixelUnshuffle)
 _SEQUENCES = (
     nn.RNNBase,
@@ -157,12 +158,7 @@ def _units(output: Tensor, module: nn.Module | None) -> tuple[int | None, str]:
     """The axis of the units, from the end or 1, and the rule it follows from; None for the first axis that holds no samples."""
     dims = output.dim()
     own = None if module is None else _own_axis(module)
-    if (
-        own == _LAST
-        and isinstance(module, nn.LayerNorm | nn.RMSNorm)
-        and dims > 2
-        and output.shape[-1] != module.normalized_shape[0]
-    ):
+    if own == _LAST and isinstance(module, _NORMS) and dims > 2 and output.shape[-1] != module.normalized_shape[0]:
         own = _SECOND  # a subclass that moves the channels for the time of its work, as for images
     if own is not None and -own <= dims:
         return own, "layer"
@@ -179,12 +175,14 @@ def _units(output: Tensor, module: nn.Module | None) -> tuple[int | None, str]:
 
 def _own_axis(module: nn.Module) -> int | None:
     """The axis of the units in every output of *module*, counted from the end, or 1; None for layers that take any shape."""
-    if isinstance(module, nn.LayerNorm | nn.RMSNorm) and len(module.normalized_shape) > 1:
+    if isinstance(module, _NORMS) and len(module.normalized_shape) > 1:
         return None
     kind: Any = type(module)
-    if kind not in _axes:
-        _axes[kind] = _axis_of_kind(kind)
-    return _axes[kind]
+    try:
+        return _axes[kind]
+    except KeyError:
+        found = _axes[kind] = _axis_of_kind(kind)
+        return found
 
 
 _axes: WeakKeyDictionary[type, int | None] = WeakKeyDictionary()

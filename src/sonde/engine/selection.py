@@ -98,6 +98,8 @@ def select(
 def tell_of_globs(model: nn.Module, **given: Where) -> None:
     """Warn where one of the arguments *given*, searched in the names of modules as a regular expression, looks like a glob."""
     for word, pattern in given.items():
+        if _absent(pattern):  # and so the model is not walked over
+            continue
         if said := told_of_glob(word, pattern, [each.name for each in members(model)], "module"):
             warn_user(said)
 

@@ -98,15 +98,22 @@ class BackwardCounter:
 
     def begin_with(self, inventory: Inventory) -> None:
         """Put hooks on all parameters of *inventory* that need a gradient: where a former counter has left handles, by these."""
+        parameters = inventory.parameters
         if not self._hooked and (left := inventory.take(_Hooked, lambda _: True)) is not None:
             self._hooked = left
-            for key, (reference, handle) in tuple(left.items()):
+            hook, unusable = self._hook, []
+            for key, (reference, handle) in left.items():
                 parameter = reference()
                 usable = parameter is not None and parameter.requires_grad and parameter.is_leaf
-                if parameter is None or not (usable and handle.is_on(parameter) and handle.put_back(self._hook)):
-                    del left[key]
+                if parameter is None or not (usable and handle.is_on(parameter) and handle.put_back(hook)):
+                    unusable.append(key)
+            for key in unusable:
+                del left[key]
             self._late.update(left)
-        self.follow(inventory.parameters)
+            if left.keys() >= set(map(id, parameters)):  # each is hooked, and so has a shape
+                self.is_lazy = False
+                return
+        self.follow(parameters)
 
     def follow(self, parameters: Collection[nn.Parameter]) -> None:
         """Put hooks on those of the root's *parameters* that have come, or need a gradient by now.

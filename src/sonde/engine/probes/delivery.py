@@ -74,12 +74,12 @@ class Delivery:
     def __init__(self, do: Subscriber | Statistic, *, strict: bool, training: bool | None, on_failure: Callable[[], None]) -> None:
         self._whole: Subscriber = _nobody if isinstance(do, Statistic) else weakly(do)
         self._is_own = bool(getattr(do, "leaves_what_it_is_lent", False))
-        self.subscriber = self.looking if strict else self._whole
+        self.strict = strict
+        self._deliver_to(self._whole)
         self.observer = name_of(do if isinstance(do, Statistic) else self._whole)
         self.switch = Switch(training)
         self.thread: int | None = None
         self.number = next_number()
-        self.strict = strict
         self.on_failure = on_failure
         self.errors: list[ProbeError] = []
         self.stopped_by: Exception | None = None
@@ -99,11 +99,13 @@ class Delivery:
         except Exception as error:
             self.refuse(event.site, error)
 
-    def looking(self, event: Event) -> None:
+    def _deliver_to(self, whole: Subscriber) -> None:
+        """Deliver to *whole*: one call for each event, where nobody has to be looked at."""
+        self.looking: Subscriber = whole if self._is_own else self._look
+        self.subscriber: Subscriber = self.looking if self.strict else whole
+
+    def _look(self, event: Event) -> None:
         """Call the subscriber; look whether it leaves what it is lent as it is (if not, stop the site), and what it returns."""
-        if self._is_own:
-            self._elsewhere(event)
-            return
         site = event.site
         if site in self.stopped:
             self.refused[site] += 1
@@ -150,7 +152,7 @@ class Delivery:
         self.number = next_number()
         self.stopped_by = None
         self.stopped.clear()
-        self.subscriber = self.looking if self.strict else self._whole
+        self._deliver_to(self._whole)
 
     def refuse(self, site: Site, error: Exception) -> None:
         """Stop *site* alone, at which the subscriber has failed: the event that was delivered there does not count."""
@@ -205,7 +207,7 @@ class Delivery:
 
     def stop_at(self, site: Site, why: str) -> None:
         """Stop observing at *site*, and note *why* in the coverage."""
-        self.subscriber = self.looking if self.strict else self._elsewhere
+        self._deliver_to(self._elsewhere)
         self.stopped[site] = why
 
     def not_finished(self, site: Site, error: Exception) -> None:
@@ -271,7 +273,7 @@ class Delivery:
 
     def forget_subscriber(self) -> None:
         """Hold the subscriber no longer."""
-        self.subscriber = self._whole = _nobody
+        self.subscriber = self.looking = self._whole = _nobody
 
 
 def _nobody(event: Event) -> None:

@@ -290,10 +290,12 @@ class HookSet:
         """Put every hook in. Idempotent."""
         for mark in self._marks:
             mark.attach()
-        self._waiting.clear()
+        self._waiting = []
         for hook in self.held:
             if not hook.is_in:
-                self._put_in(hook)
+                hook.attach()
+                if not hook.is_in:
+                    self._waiting.append(hook)
 
     def _put_in(self, hook: SiteHook) -> None:
         hook.attach()

@@ -117,8 +117,8 @@ class SiteHook(hooks.Hook):
 
     def attach(self) -> None:
         """Put the hook in. Idempotent; nothing happens for a parameter that is frozen or has no shape as yet."""
-        ready = self.is_on_module or (self.target.requires_grad and not is_lazy(self.target))
-        if self.is_in or not ready:
+        target = self.target
+        if self.is_in or (target is not self.module and (not target.requires_grad or is_lazy(target))):
             return
         if self.handle is None or not self.handle.put_back(self):
             self.handle = self._register()

@@ -93,6 +93,7 @@ class StatisticHook(SiteHook):
         kernel: adds to rows on the CPU; None without one.
         addresses: by place, of the row, if the kernel can add to it; else 0.
         own: by port, the rows that the hook was given, which it keeps from one probe to the next.
+        former: by place, the addresses of those of them that the probe before has used.
         by_axis: by the axis of the units, a table without rows that measures tensors; for a statistic that finds this axis.
         measure: measures in compiled code; the axis of the units is known beforehand or guessed from the structure.
         plan: what compiled code delivers.
@@ -100,11 +101,11 @@ class StatisticHook(SiteHook):
     """
 
     __slots__ = (
-        "_lies",
         "addresses",
         "adds",
         "apart",
         "by_axis",
+        "former",
         "kernel",
         "listens",
         "measure",
@@ -123,7 +124,7 @@ class StatisticHook(SiteHook):
         """Add to rows of *table* from now on, to those *unused* first; *like* is another hook that does, if there is one."""
         self.table = table
         self.own = dict(unused)
-        self._lies: dict[int, int] = {}
+        self.former: dict[RowPlace, int] = {}
         self.adds = self.value_port if self.value_port in self.sites else None
         self.listens = self.gradient_port if self.gradient_port in self.sites else None
         self.unused = unused
@@ -141,24 +142,23 @@ class StatisticHook(SiteHook):
         most = _MOST_LEAVES if statistic.is_of_every_leaf else 1
         self.plan = compiled.plan_of(self.adds or "", self.listens or "", most, self.measure.number)
         self.token = operators.Token(self)
-        self._take_places()
-
-    def hold_again(self) -> None:
-        """Add to the rows that the hook has kept, in which there is nothing."""
-        self.unused, self.rows, self.addresses = dict(self.own), {}, {}
-        self._take_places()
-
-    def _take_places(self) -> None:
-        """Let each port of a parameter, which has one tensor, have its row."""
-        if not self.is_on_module:
+        if not self.is_on_module:  # each port of a parameter has one tensor
             for port, row in self.own.items():
                 self._take((port, "", OTHER_CALLS), row.device)
+
+    def hold_again(self) -> None:
+        """Add to the rows that the hook has kept, in which there is nothing: those of a parameter are where they were."""
+        if self.is_on_module and self.rows:
+            self.former, self.unused, self.rows, self.addresses = self.addresses, dict(self.own), {}, {}
 
     @property
     def has_own_rows(self) -> bool:
         """Whether the hook has taken no other rows than those that it was given, which lie where they were."""
-        own = {id(row) for row in self.own.values()}
-        return all(id(row) in own for row in self.rows.values()) and not self.table.statistic.finds_units
+        own = self.own
+        for (port, _, _), row in self.rows.items():
+            if row is not own.get(port):
+                return False
+        return not self.table.statistic.finds_units
 
     def give_up(self) -> None:
         super().give_up()
@@ -223,21 +223,33 @@ class StatisticHook(SiteHook):
         self.addresses[place] = self._address(row)
         return row
 
+    def _take_again(self, place: RowPlace, tensor: Tensor) -> bool:
+        """Add *tensor*, the first of *place*, to the row that the probe before had there; return False if that was not done."""
+        port, kernel = place[0], self.kernel
+        if kernel is None or self.delivery.stopped:
+            return False
+        with _taking:
+            row, address = self.unused.get(port), self.former[place]
+            if row is None or not address or not kernel.add_at(address, tensor, 1):
+                return False
+            del self.unused[port]
+            self.table.changes += 1
+            self.rows[place], self.addresses[place] = row, address
+        return True
+
     def _address(self, row: Tensor) -> int:
-        """Return where *row* lies, if the kernel for the CPU can add to it there; else 0. Of the hook's own rows this is known."""
-        found = self._lies.get(id(row), 0)
-        if not found and self.kernel is not None and self.kernel.fits(row, led=1):
-            found = row.data_ptr()
-            if any(row is own for own in self.own.values()):
-                self._lies[id(row)] = found
-        return found
+        """Return where *row* lies, if the kernel for the CPU can add to it there; else 0."""
+        return row.data_ptr() if self.kernel is not None and self.kernel.fits(row, led=1) else 0
 
     # Adding
 
     def _add(self, place: RowPlace, tensor: Tensor) -> None:
         try:
             address = self.addresses.get(place, 0)
-            if address and self.kernel is not None and self.kernel.add_at(address, tensor, 1):
+            if address:
+                if self.kernel is not None and self.kernel.add_at(address, tensor, 1):
+                    return
+            elif place in self.former and self._take_again(place, tensor):
                 return
         except Exception as error:
             self._failed_at(place, error)

@@ -8,7 +8,7 @@ step with a closure after it, the last that the closure computed. ``param`` and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import sqrt
+from math import inf, sqrt
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -255,6 +255,8 @@ _AnyHook = TypeVar("_AnyHook", bound=SiteHook)
 
 def sample_updates(hooked: Sequence[_AnyHook], limit: float) -> dict[Site, str]:
     """Let *hooked* need copies of no more than *limit* bytes together; return a note for each site that is sampled."""
+    if limit == inf:
+        return {}
     moving = [hook for hook in hooked if isinstance(hook, StepHook) and "update" in hook.sites]
     notes: dict[Site, str] = {}
     for hook, one_in in zip(moving, one_in_each([hook.target for hook in moving], limit), strict=True):
