@@ -98,7 +98,7 @@ class LayerAxes:
             axis, rule = (_LAST if channel_last else None), "given"
         if axis is None or (-dims <= axis < dims and axis % dims == samples):
             axis = 0 if samples != 0 else _SECOND
-        return LayerAxes(samples, axis % dims if -dims <= axis < dims and axis % dims != samples else None, rule)
+        return _axes_that_are(samples, axis % dims if -dims <= axis < dims and axis % dims != samples else None, rule)
 
     @staticmethod
     def is_time_first(module: nn.Module | None) -> bool:
@@ -148,6 +148,8 @@ class LayerAxes:
         return tensor
 
 
+_axes_that_are = cache(LayerAxes)  # of few values, and making one costs a third of finding them
+
 _fed: WeakKeyDictionary[nn.Module, dict[int, int]] = WeakKeyDictionary()
 """Of modules that take any shape, by the number of dimensions: the axis of the units, as a graph showed it."""
 _learnt: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
@@ -164,11 +166,9 @@ def _units(output: Tensor, module: nn.Module | None) -> tuple[int | None, str]:
         return own, "layer"
     if not isinstance(module, nn.Module):
         fed = _fed_by(output)
-    else:
-        note(module, output)
-        fed = _fed.get(module, {}).get(dims)
+    elif (fed := note(module, output)) is None and (fed := _fed.get(module, {}).get(dims)) is None:
         learnt = _learnt.get(module)
-        if fed is None and learnt is not None and dims > 1 and (learnt >= _LAST or dims in (-learnt, 1 - learnt)):
+        if learnt is not None and dims > 1 and (learnt >= _LAST or dims in (-learnt, 1 - learnt)):
             return learnt, "structure"
     return (fed, "graph") if fed is not None else (None, "default")
 
@@ -209,10 +209,12 @@ def _is_single(dims: int, module: nn.Module | None, axis: int | None) -> bool:
 # What feeds a layer
 
 
-def note(module: nn.Module, output: Tensor) -> None:
-    """Remember where the units are in the outputs of *module*, which takes any shape, if the graph of *output* shows it."""
-    if output.grad_fn is not None and output.dim() > 1 and _own_axis(module) is None and (axis := _fed_by(output)) is not None:
-        _fed.setdefault(module, {})[output.dim()] = axis
+def note(module: nn.Module, output: Tensor) -> int | None:
+    """Remember, and return, where the units are in outputs of *module*, which takes any shape, if the graph of *output* shows it."""
+    if output.grad_fn is None or output.dim() < 2 or _own_axis(module) is not None or (axis := _fed_by(output)) is None:
+        return None
+    _fed.setdefault(module, {})[output.dim()] = axis
+    return axis
 
 
 _MOST_NODES = 32
