@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -62,6 +65,29 @@ def test_an_optimizer_is_copied_and_a_function_or_a_class_makes_one_of_the_copy(
             assert {id(each) for group in made.param_groups for each in group["params"]} == own
     with Trial.of(net, (), {}) as trial, pytest.raises(ArgumentError, match="returned a int: give an optimizer"):
         trial.make_optimizer(len)
+
+
+def test_the_copy_of_an_optimizer_has_what_its_class_holds() -> None:
+    class Outer(torch.optim.Optimizer):
+        def __init__(self, held: Iterable[Tensor]) -> None:
+            super().__init__(list(held), {})
+            self.share, self.inner = 0.5, torch.optim.SGD(self.param_groups, lr=0.1)
+
+        def step(self, closure: Any = None) -> None:
+            self.inner.step()
+
+    net = model()
+    before = [each.detach().clone() for each in net.parameters()]
+    scheduled = torch.optim.SGD(net.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.StepLR(scheduled, 1)  # counts the steps of the original
+    for given in (torch.optim.LBFGS(net.parameters(), max_iter=2), Outer(net.parameters()), scheduled):
+        with Trial.of(net, (torch.randn(5, 3),), {}, mean, given) as trial:
+            loss = trial.loss()
+            assert loss is not None
+            torch.autograd.backward(loss)
+            trial.step(trial.make_optimizer(given))
+            assert not all(torch.equal(one, other) for one, other in zip(trial.model.parameters(), before, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(net.parameters(), before, strict=True))
 
 
 def test_the_parts_are_compiled_that_are_compiled_in_the_model() -> None:

@@ -99,6 +99,8 @@ class StandIn:
             return self._weak(value)
         if isinstance(value, nn.Module):
             return self._module(value)
+        if isinstance(value, torch.optim.Optimizer):
+            return self._optimizer(value)
         return self._tensor(value) if isinstance(value, Tensor) else self._object(value)
 
     def original(self, made: Any) -> Any:
@@ -158,6 +160,14 @@ class StandIn:
             state = dict(held)
             held.clear()
             revive(made, state)
+        return made
+
+    def _optimizer(self, value: torch.optim.Optimizer) -> Any:
+        """Return the copy of an optimizer with all that it holds: torch itself copies of any class what the base class has."""
+        made = self._object(value)
+        for name in vars(value).keys() - vars(made).keys():
+            if not hasattr(type(value), name):  # as the step that a scheduler counts
+                vars(made)[name] = self.copied(vars(value)[name])
         return made
 
     # Tensors

@@ -217,6 +217,21 @@ def ignored_labels(undone: bool) -> dict[str, Any]:
     return of(lambda h: h, lambda output: functional.cross_entropy(output, labels))
 
 
+@case("mean of nothing")
+def second_loss_of_nothing(undone: bool) -> dict[str, Any]:
+    chosen = LABELS.eq(2 if undone else 3)
+    return of(
+        lambda h: h, lambda output: functional.cross_entropy(output, LABELS) + functional.mse_loss(output[chosen], X[chosen] * 2)
+    )
+
+
+@case("label smoothing of a masked class")
+def smoothed_labels(undone: bool) -> dict[str, Any]:
+    share = 0.0 if undone else 0.1
+    masked = torch.arange(4) == 3
+    return of(lambda h: h, lambda output: functional.cross_entropy(output.masked_fill(masked, -INF), LABELS, label_smoothing=share))
+
+
 @case("class weights of zero")
 def class_weights_of_zero(undone: bool) -> dict[str, Any]:
     weight = torch.tensor([0.0, 0.0, 1.0, 1.0]) if undone else torch.tensor([0.0, 0.0, 0.0, 1.0])

@@ -393,6 +393,19 @@ def test_an_exception_of_the_model_is_kept_where_a_bad_value_led_to_it() -> None
         sonde.why_nan(network(), X[:, :2], cross_entropy)
 
 
+def test_a_bad_value_that_an_operation_refuses_is_followed_though_no_variable_holds_it() -> None:
+    found = sonde.why_nan(Calls(lambda x: torch.multinomial((x / (x - x)).softmax(-1), 1)), X)
+    assert (found.operation, found.kind, type(found.error), found.reached) == ("truediv", "inf", RuntimeError, ["an exception"])
+    assert [origin.name for origin in found.later] == ["softmax"]
+
+
+def test_an_optimizer_that_evaluates_the_loss_itself_takes_its_step() -> None:
+    model = network()
+    assert sonde.why_nan(model, X, cross_entropy, optimizer=torch.optim.LBFGS(model.parameters(), max_iter=2)).ok
+    found = sonde.why_nan(model, X, cross_entropy, optimizer=torch.optim.LBFGS(model.parameters(), lr=math.inf, max_iter=2))
+    assert found.phase == "step"
+
+
 def test_a_loss_in_the_output_needs_no_loss_function() -> None:
     class WithLoss(nn.Module):
         def __init__(self) -> None:
@@ -532,6 +545,17 @@ def test_a_buffer_of_inf_that_reaches_the_loss_is_to_blame_and_one_that_is_only_
     assert found.origin is not None
     assert (found.origin.source, found.origin.name) == ("buffer", "scale")
     assert sonde.why_nan(Scaled(False), X, lambda output: output.mean()).ok
+
+
+def test_what_a_softmax_of_the_loss_function_reads_is_masked_and_not_a_bad_target() -> None:
+    teacher = torch.randn(5, 3).index_fill(1, torch.tensor([2]), -math.inf)
+
+    def loss_fn(output: Tensor) -> Tensor:
+        given = output.index_fill(1, torch.tensor([2]), -math.inf).log_softmax(-1)
+        return functional.kl_div(given, teacher.log_softmax(-1), reduction="batchmean", log_target=True)
+
+    found = sonde.why_nan(network(), X, loss_fn)
+    assert (found.operation, found.kind, found.cause and found.cause.name) == ("kl_div", "NaN", "inf - inf")
 
 
 def test_a_label_whose_class_is_masked_is_to_blame_on_the_loss() -> None:

@@ -32,7 +32,7 @@ def cause_of(operation: Operation, producers: dict[str, str]) -> Cause:
     special = _SPECIAL.get(operation.name)
     with contextlib.suppress(RuntimeError, IndexError, ValueError, TypeError, KeyError):
         found = special(operation, producers) if special is not None else None
-        found = found or _overflow(operation)
+        found = found or _mean_loss_of_nothing(operation) or _overflow(operation)
         if found is not None:
             return found
     return _what_went_in(operation)
@@ -352,6 +352,22 @@ def _mean(operation: Operation, producers: dict[str, str]) -> Cause | None:
     return _both_infinities(operation)
 
 
+def _mean_loss_of_nothing(operation: Operation) -> Cause | None:
+    """Return the cause of a NaN in a loss that is the mean over its elements, as torch's losses are by default, and has none."""
+    is_mean = "reduction" in operation.call.names and operation.numbers.get("reduction", 1) == 1
+    return _mean(operation, {}) if is_mean else None
+
+
+def _sum(operation: Operation, producers: dict[str, str]) -> Cause | None:
+    """Return the cause of a bad sum: of numbers of which some are -inf, it is that of all classes in a smoothed loss."""
+    given = operation.first()
+    if operation.kind == "NaN" or given is None or not bool((given[1] == -math.inf).any()):
+        return _both_infinities(operation)
+    sentence = "label_smoothing gives each class a share of the target, and the log-probability of a masked one is -inf"
+    advice = "leave out label_smoothing where classes are masked, or spread it over the classes that are left"
+    return Cause("label smoothing of a masked class", sentence, advice)
+
+
 def _both_infinities(operation: Operation) -> Cause | None:
     given = operation.first()
     if given is not None and bool((given[1] == math.inf).any()) and bool((given[1] == -math.inf).any()):
@@ -582,5 +598,5 @@ _SPECIAL: dict[str, Callable[[Operation, dict[str, str]], Cause | None]] = {
     "mean": _mean,
     "mul": _mul,
     "pow": _pow,
-    "sum": lambda operation, producers: _both_infinities(operation),
+    "sum": _sum,
 }

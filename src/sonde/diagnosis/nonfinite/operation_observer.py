@@ -97,6 +97,7 @@ class OperationObserver(OperatorMode):
         largest: by dtype.
         operations: how many ran.
         failure: raised by the observer itself, which has stopped then.
+        refused: the tensors that the last operation was given that has raised an exception.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class OperationObserver(OperatorMode):
         self.largest: dict[torch.dtype, Largest] = {}
         self.operations = 0
         self.failure: Exception | None = None
+        self.refused: list[Tensor] = []
         self._model = unwrap(model)
         self._tracker = tracker
         self._loss_scale = loss_scale
@@ -187,7 +189,11 @@ class OperationObserver(OperatorMode):
             return call.run()
         with torch.no_grad():
             written = _copies(call)
-        result = call.run()
+        try:
+            result = call.run()
+        except Exception:
+            self.refused = [part for part in flatten((call.args, call.kwargs))[0] if isinstance(part, Tensor)]
+            raise
         try:
             with self._lock, torch.no_grad():
                 self._look(call, result, written)
@@ -270,7 +276,8 @@ class OperationObserver(OperatorMode):
             self.largest[output.dtype] = found
 
     def _note_bad(self, operation: Operation, producer: Producer, parents: tuple[Origin, ...]) -> None:
-        if operation.find() or (parents and all(parent.is_mask for parent in parents) and operation.find_label()):
+        of_masks = bool(parents) and all(parent.is_mask for parent in parents)
+        if operation.find() or (of_masks and operation.find_label(self._call_of(producer).operation)):
             origins: tuple[Origin, ...] = (self._made(operation, producer, parents),)
             origins += tuple(parent for parent in parents if operation.kind == "inf")
         else:
@@ -295,6 +302,7 @@ class OperationObserver(OperatorMode):
                 shown = "" if is_of_ranks else variable_of(tensor) or _name_of(name, operation, lines)
                 origin = self._given("rank" if is_of_ranks else "outside", shown, tensor, self._place())
                 origin.lines = [] if is_of_ranks else lines
+                origin.is_of_softmax = operation.name in ("softmax", "log_softmax")
                 if tensor.dim() == 0 and operation.name in ("copy", "fill"):  # x[0] = math.nan
                     self._write_down(origin, float(tensor.real), lines)
                 origins = (origin,)

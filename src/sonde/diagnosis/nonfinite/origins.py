@@ -112,6 +112,7 @@ class Origin:
         parents: origins of non-finite values that went in.
         given: of a tensor that was there before: -inf if its only bad values are -inf.
         exact: of an overflow, the first bad element as it should have been; None where that is not known.
+        is_of_softmax: of a tensor that was there before: it is read by a softmax, of which -inf is a mask.
         lost: where a later operation made 0 of this infinity, so that nothing behind it shows; ``""`` if none did.
     """
 
@@ -132,6 +133,7 @@ class Origin:
     parents: tuple[Origin, ...] = ()
     given: float | None = None
     exact: float | None = None
+    is_of_softmax: bool = False
     lost: str = ""
 
     @property
@@ -145,12 +147,12 @@ class Origin:
     def is_mask(self) -> bool:
         """Whether this is an infinity of the code that stands for "nothing here": it is no fault behind a loss that is bad.
 
-        A number that the code writes; or a tensor whose only bad values are -inf, and which a layer reads. What a loss function
-        reads are targets and weights.
+        A number that the code writes; or a tensor whose only bad values are -inf, and which a layer or a softmax reads. What else a
+        loss function reads are targets and weights.
         """
         if not self.is_intended or self.source == "constant":
             return self.is_intended
-        return self.given == float("-inf") and (self.source != "outside" or self.place.path is not None)
+        return self.given == float("-inf") and (self.source != "outside" or self.place.path is not None or self.is_of_softmax)
 
 
 def ancestors(origins: Iterable[Origin]) -> list[Origin]:

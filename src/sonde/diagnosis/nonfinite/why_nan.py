@@ -142,7 +142,7 @@ def _step(trial: Trial, scale: float, outcomes: Outcomes, notes: list[str]) -> N
         for parameter in trial.model.parameters():
             if scale != 1.0 and parameter.grad is not None:
                 parameter.grad.div_(scale)
-        trial.optimizer.step()
+        trial.step(trial.optimizer)
 
 
 def observe_step(
@@ -241,13 +241,11 @@ def _state_of(model: nn.Module) -> Outcomes:
 
 
 def _around(error: Exception | None) -> Iterator[Tensor]:
-    """Yield the bad tensors among the local variables of the functions that *error* came out of, outside of torch and sonde."""
+    """Yield the tensors among the local variables of the functions that *error* came out of, outside of torch and sonde."""
     trace = None if error is None else error.__traceback__
     while trace is not None:
         if is_of_users(trace.tb_frame.f_code):
-            for _, tensor in walk(dict(trace.tb_frame.f_locals)):
-                if not math.isfinite(largest(tensor) or 0.0):
-                    yield tensor
+            yield from (tensor for _, tensor in walk(dict(trace.tb_frame.f_locals)))
         trace = trace.tb_next
 
 
@@ -290,9 +288,10 @@ def _judge(
             stored = observer.flow.of(tensor)
             origins = () if stored is None else stored.origins
             bad.append((word, origins or (observer.unexplained(word, tensor),)))
-    for tensor in _around(error):
-        stored = observer.flow.of(tensor)
-        bad.append(("an exception", () if stored is None else stored.origins))
+    for tensor in (*_around(error), *(observer.refused if error is not None else ())):
+        if not math.isfinite(largest(tensor) or 0.0):
+            stored = observer.flow.of(tensor)
+            bad.append(("an exception", () if stored is None else stored.origins))
     behind = ancestors(origin for _, origins in bad for origin in origins)
     first = _blamed(bad, behind, observer.origins)
     if first is not None and first not in behind:
