@@ -848,6 +848,45 @@ def test_every_view_keeps_the_rules_of_wcag_aa(browser: Any, address: str, schem
 
 
 @slow
+def test_lines_are_smoothed_and_the_raw_ones_stay_and_the_address_keeps_it(browser: Any, address: str) -> None:
+    """Without smoothing there is one line; else a fainter one as it was, and its average, which the tip and the CSV tell."""
+    expect = sync_api.expect
+    with opened(browser, address) as page:
+        run = ids(page)["small"]
+        go(page, f"#/run/{run}")
+        loss = page.locator("figure.wide .chart").first
+        expect(loss.locator("path.line")).to_have_count(2)  # loss and val_loss
+        slider = page.get_by_label("Smoothing")
+        assert slider.get_attribute("aria-valuetext") == "off"
+        slider.focus()
+        for _ in range(6):
+            page.keyboard.press("ArrowRight")
+        page.wait_for_url("**smooth=4*")  # 1000 ** (6 / 30)
+        assert slider.get_attribute("aria-valuetext") == "over 4 logged steps"
+        expect(loss.locator("path.line.raw")).to_have_count(2)
+        expect(loss.locator("path.line.smooth")).to_have_count(2)
+        raw, smooth = (float(loss.locator(f"path.{name}").first.get_attribute("opacity") or 0) for name in ("raw", "smooth"))
+        assert raw < smooth
+        loss.focus()
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("ArrowRight")
+        average = (1 / 4 * 3 / 4 * 1 + 1 / 4 * 1 / 3) / (
+            7 / 16
+        )  # of the loss 1 / (1 + s) at the steps 0 and 2, with the weight 1/4
+        expect(page.locator("#tip")).to_contain_text(f"{1 / 3:.4} · {average:.4}")
+        with page.expect_download() as saved:
+            loss.locator("button", has_text="CSV").click()
+        head, _, second = Path(saved.value.path()).read_text(encoding="utf-8").splitlines()[:3]
+        assert head.split(",")[-1] == "smoothed"
+        assert float(second.split(",")[-1]) == pytest.approx(average, rel=1e-12)
+        page.locator("nav a", has_text="Layers").click()
+        page.locator(".view.layers:not([aria-busy])").wait_for()
+        expect(page.locator("path.line.smooth").first).to_be_attached()  # it goes along to other views
+        page.reload()
+        expect(page.get_by_label("Smoothing")).to_have_attribute("aria-valuetext", "over 4 logged steps")
+
+
+@slow
 def test_rounded_numbers_are_those_of_the_run_within_their_bound(browser: Any, tmp_path: Path) -> None:
     """200 sites x 500 steps: more cells than are sent as they are. 2^-13 of each value."""
     made_runs.large_run(tmp_path / "runs" / "large", 200, 500)
@@ -869,8 +908,8 @@ def test_rounded_numbers_are_those_of_the_run_within_their_bound(browser: Any, t
 def test_functions_of_the_page_give_what_their_names_say(browser: Any, address: str) -> None:
     found = """async () => {
         const module = (name) => import(`/assets/app/${name}.js`);
-        const names = ["dom", "scales", "span", "source", "story", "query", "heat", "change", "saving"];
-        const [dom, scales, span, source, story, query, heat, change, saving] = await Promise.all(names.map(module));
+        const names = ["dom", "scales", "span", "source", "story", "query", "heat", "change", "saving", "smoothing"];
+        const [dom, scales, span, source, story, query, heat, change, saving, smoothing] = await Promise.all(names.map(module));
         const runs = [
             { name: "a", state: "ended", settings: { lr: 0.1, kind: "Adam" }, metrics: { loss: { last: 2, best: 1 } } },
             { name: "b", state: "failed", settings: { lr: 0.01, kind: "adamw" }, metrics: { loss: { last: 1, best: 1 } } },
@@ -896,6 +935,9 @@ def test_functions_of_the_page_give_what_their_names_say(browser: Any, address: 
             blocks: ["blocks.0.fc", "model.layers.11", "head", "h.1 to 11", "blocks.0"].map(heat.blockOf),
             change: Array.from(change.changeOf({ rows: 2, columns: 2, reference: [2, 0], label: "rms",
               values: [2, 4, 0, 1], shown: [2, 4, 0, 1], shownMarks: [0, 0, 5, 0] }).values),
+            smooth: [[[1, 3, null, NaN, 5], 2], [[4, 4, 4], 7], [[1, 3], 1]].map(([values, window]) =>
+              smoothing.smoothed(values, window).map((value) => value && Math.round(value * 1e9) / 1e9)),
+            joined: smoothing.smoothed([1, 3], 2, 2), window: ["", "x", "25", "1e9"].map(smoothing.windowOf),
             part: [part.part, part.cursor, part.isWhole], odd: [odd.part, odd.cursor, odd.first, odd.last],
         };
     }"""
@@ -917,6 +959,9 @@ def test_functions_of_the_page_give_what_their_names_say(browser: Any, address: 
             "rows": [1, 1, 1, -1],
             "blocks": ["blocks.0", "model.layers.11", "", "h.1", "blocks.0"],
             "change": [1, 2, 1, float("inf")],
+            "smooth": [[1, round(7 / 3, 9), None, None, round(27 / 7, 9)], [4, 4, 4], [1, 3]],
+            "joined": [1, (1 / 4 * 3 / 4 * 1 + 3 / 4 * 3) / (15 / 16)],
+            "window": [1, 1, 25, 1000],
             "part": [{"from": 20, "to": 40}, 30, False],
             "odd": [{}, None, 0, 1],
         }

@@ -93,8 +93,9 @@ class Bins:
         return Reduced(middle, low, high, np.where((worst == VALUE) & (middle == 0), ZERO, worst).astype(np.uint8))
 
     def plain(self) -> dict[str, Any]:
-        """Return the first and the last step of each bin, for JSON."""
-        return {"steps": self.steps.tolist(), "ends": self.ends.tolist()}
+        """Return the first and the last step of each bin, and how many logged steps it joins, for JSON."""
+        joined = (self.within.stop - self.within.start) / len(self.starts)
+        return {"steps": self.steps.tolist(), "ends": self.ends.tolist(), "joined": joined}
 
 
 @dataclass(frozen=True, eq=False)

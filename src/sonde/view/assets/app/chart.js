@@ -2,6 +2,7 @@
 import { draw, make, plain, whole } from "./dom.js";
 import { saveButtons } from "./saving.js";
 import { MARKS, axis, axisText, ends, stepTicks, ticks } from "./scales.js";
+import { smoothed } from "./smoothing.js";
 import { gestures, onWidth, once } from "./span.js";
 import { hideTip, showTip } from "./tip.js";
 
@@ -113,11 +114,22 @@ export function lineChart(
   const svg = draw("svg", { width: "100%", height });
   const brush = draw("rect", { class: "brush", visibility: "hidden" });
   const rows = () => [
-    ["name", "step", "value", "low", "high", "mark"],
-    ...data.series.flatMap(({ name, steps, values, low, high, marks }) =>
-      steps.map((step, at) => [name, step, values[at], low?.[at], high?.[at], MARKS[marks?.[at] ?? 0]?.name]),
-    ),
+    ["name", "step", "value", "low", "high", "mark", ...(span.window > 1 ? ["smoothed"] : [])],
+    ...data.series.flatMap((series) => {
+      const { name, steps, values, low, high, marks } = series;
+      const smooth = smoothOf(series);
+      const line = (step, at) => [name, step, values[at], low?.[at], high?.[at], MARKS[marks?.[at] ?? 0]?.name];
+      return steps.map((step, at) => (smooth ? [...line(step, at), smooth[at]] : line(step, at)));
+    }),
   ];
+  // The average of a line, where lines are smoothed; it is of all points that are there, also of those before the part that is seen.
+  const smooths = new WeakMap();
+  const smoothOf = (series) => {
+    if (span.window <= 1) return null;
+    if (smooths.get(series)?.window !== span.window)
+      smooths.set(series, { window: span.window, values: smoothed(series.values, span.window, series.joined) });
+    return smooths.get(series).values;
+  };
   element.append(
     svg,
     saveButtons(element, () => data.series.map(({ name }) => name).join(" "), rows),
@@ -194,22 +206,27 @@ export function lineChart(
             class: "envelope",
             fill: colour,
             d: envelopeOf(series.steps, series.low, series.high, x, y),
-            opacity: quiet ? 0.1 : 0.2,
+            opacity: quiet || series.smooth ? 0.1 : 0.2,
           }),
         );
     });
     shown.forEach((series, place) => {
       const { colour, quiet, dash } = data.series[place];
-      plot.append(
+      const lineAs = (name, values, opacity, width) =>
         draw("path", {
-          class: "line",
+          class: name,
           stroke: colour,
-          d: lineOf(series.steps, series.values, x, y),
-          opacity: quiet ? 0.55 : 1,
-          "stroke-width": quiet ? 1 : 1.6,
+          d: lineOf(series.steps, values, x, y),
+          opacity,
+          "stroke-width": width,
           "stroke-dasharray": dash,
-        }),
-      );
+        });
+      if (series.smooth)
+        plot.append(
+          lineAs("line raw", series.values, 0.35, 1),
+          lineAs("line smooth", series.smooth, quiet ? 0.55 : 1, quiet ? 1.2 : 2),
+        );
+      else plot.append(lineAs("line", series.values, quiet ? 0.55 : 1, quiet ? 1 : 1.6));
       for (const [at, value] of dotsOf(series, x, y)) plot.append(draw("circle", { cx: at, cy: value, r: 2.2, fill: colour }));
       plot.append(...marksOf(series, colour));
     });
@@ -274,7 +291,8 @@ export function lineChart(
   // The part of a series in the span, and one point beyond each end.
   function inSpan(series) {
     const { steps } = series;
-    if (!steps.length || (steps[0] >= span.from && steps.at(-1) <= span.to)) return series;
+    const smooth = smoothOf(series);
+    if (!steps.length || (steps[0] >= span.from && steps.at(-1) <= span.to)) return smooth ? { ...series, smooth } : series;
     let start = 0;
     while (start < steps.length - 1 && steps[start + 1] < span.from) start += 1;
     let end = steps.length;
@@ -286,6 +304,7 @@ export function lineChart(
       low: cut(series.low),
       high: cut(series.high),
       marks: cut(series.marks),
+      smooth: cut(smooth),
     };
   }
 
@@ -346,7 +365,7 @@ export function lineChart(
     for (const series of data.series) {
       if (!series.steps.length) continue;
       const place = nearest(series.steps, span.cursor);
-      const value = series.values[place];
+      const value = (smoothOf(series) ?? series.values)[place];
       if (value !== null && Number.isFinite(value) && !(y.log && value <= 0))
         cursorGroup.append(draw("circle", { cx: x.at(series.steps[place]), cy: y.at(value), r: 3.4, fill: series.colour }));
     }
@@ -358,6 +377,7 @@ export function lineChart(
       .map((series) => {
         const place = nearest(series.steps, step);
         const mark = series.marks?.[place] ?? 0;
+        const smooth = smoothOf(series);
         const value = mark > 1 && mark < 5 ? MARKS[mark].name : plain(series.values[place]);
         const spread =
           series.low &&
@@ -369,12 +389,20 @@ export function lineChart(
             : "";
         return [
           make("dt", null, make("i", { class: "swatch", style: { background: series.colour } }), series.name),
-          make("dd", null, value + spread),
+          make("dd", null, value + spread, smooth ? make("span", { class: "quiet" }, ` · ${plain(smooth[place])}`) : null),
         ];
       });
     const first = data.series.find((series) => series.steps.length);
     const shownStep = first ? first.steps[nearest(first.steps, step)] : step;
-    showTip(event ?? element, make("div", null, make("p", { class: "quiet" }, where(shownStep)), make("dl", null, rows)));
+    showTip(
+      event ?? element,
+      make(
+        "div",
+        null,
+        make("p", { class: "quiet" }, where(shownStep), span.window > 1 ? " · smoothed" : ""),
+        make("dl", null, rows),
+      ),
+    );
   }
 
   const nearestTo = (step) => {

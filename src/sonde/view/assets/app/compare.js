@@ -6,6 +6,7 @@ import { fill, healthOf, make, many, notice, stateDot, whole } from "./dom.js";
 import { chapter, storyOf } from "./findings.js";
 import { knownOf, placesOf, settingText } from "./query.js";
 import { lineColour, lineDash } from "./scales.js";
+import { smoothingSlider, windowOf } from "./smoothing.js";
 import { Span } from "./span.js";
 import { orderedColour } from "./sweep.js";
 import { ALIGNMENTS, placeWords } from "./together.js";
@@ -70,6 +71,7 @@ export async function compareView({ root, source, listed, args, isShown }) {
     make("div", { class: "table-wrap settings-differ" }),
     make("div", { class: "beside" }),
   ];
+  span.window = windowOf(args.smooth);
   const charts = new Map();
   const swatch = (run) => make("i", { class: "line", style: { background: run.colour } });
   const named = (run) => make("span", { class: "sign" }, swatch(run), run.title);
@@ -391,7 +393,17 @@ export async function compareView({ root, source, listed, args, isShown }) {
     draw();
   }
   fill(said, make("p", { class: "quiet" }, "comparing …"));
-  root.append(bar, legend, said, settings, pictures, beside.element, make("h2", null, "Findings"), findings);
+  root.append(
+    bar,
+    legend,
+    said,
+    settings,
+    make("div", { class: "bar of-lines" }, smoothingSlider(span)),
+    pictures,
+    beside.element,
+    make("h2", null, "Findings"),
+    findings,
+  );
   await read();
   partings().then((answers) => {
     if (isShown()) {

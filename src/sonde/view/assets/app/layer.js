@@ -5,6 +5,7 @@ import { amount, fill, make, notice, partsOf, plain, whole } from "./dom.js";
 import { card } from "./findings.js";
 import { portWords } from "./layers.js";
 import { MARKS, lineColour } from "./scales.js";
+import { smoothingSlider } from "./smoothing.js";
 import { Span } from "./span.js";
 
 const ORDER = ["input", "output", "grad_output", "grad_input", "param", "grad", "update"];
@@ -25,7 +26,7 @@ export async function layerView({ root, source, run, rest, args, isShown }) {
     height: 260,
     label: "History of one number of this layer. A click shows all numbers at that step.",
   });
-  const figure = make("figure", null, make("figcaption", null, title), chart.element);
+  const figure = make("figure", null, make("figcaption", null, title, smoothingSlider(span)), chart.element);
   const when = make("span", { class: "quiet" });
   const name = (entry) => entry.title ?? entry.label;
   const keyOf = (entry) => `${entry.number} ${entry.site}`;

@@ -5,6 +5,7 @@ import { lineChart } from "./chart.js";
 import { make, many, notice, partsOf, searchField } from "./dom.js";
 import { heatMap, legendOf } from "./heat.js";
 import { lineColour } from "./scales.js";
+import { smoothingSlider } from "./smoothing.js";
 import { layerOf, matrixOf, middlesOf, rowOf } from "./source.js";
 import { Span } from "./span.js";
 
@@ -134,7 +135,7 @@ export async function layersView({ root, source, run, args, isShown, ready }) {
     label: "Histories of the chosen layer and its neighbours",
   });
   const linesTitle = make("h3");
-  const figures = make("figure", null, make("figcaption", null, linesTitle), lines.element);
+  const figures = make("figure", null, make("figcaption", null, linesTitle, smoothingSlider(span)), lines.element);
   const kindOf = (id) => about.numbers.find((each) => each.id === id)?.kind;
   let found = null;
   let pinned = args.pinned ? args.pinned.split("|") : [];

@@ -45,12 +45,13 @@ let shown = null; // what is on the screen: {key, stop, refresh}
 
 // What a view hands on to the next: the number, the place and the time at which its reader looks.
 /** @param {any} address */
-const carried = ({ view, rest, args: { number, site, step, from, to } }) => ({
+const carried = ({ view, rest, args: { number, site, step, from, to, smooth } }) => ({
   number,
   site: view === "layer" && rest ? `${rest}:output` : site,
   step,
   from,
   to,
+  smooth,
 });
 
 function header(address, run) {

@@ -7,6 +7,7 @@ import { pictureOf } from "./findings.js";
 import { heatMap, legendOf } from "./heat.js";
 import { cellsOf, firstNumber, nothingYet, numberChooser } from "./layers.js";
 import { MARKS, lineColour } from "./scales.js";
+import { smoothingSlider } from "./smoothing.js";
 import { matrixOf } from "./source.js";
 import { Span } from "./span.js";
 import { aroundOnset, beginningOf, storyOfRun } from "./story.js";
@@ -314,7 +315,7 @@ export async function overviewView({ root, source, run, args, isShown, ready, la
     await readHeat();
   }
   if (args.site) map.hold(args.site, span.held ?? span.last);
-  root.append(top, part, pictures, settings);
+  root.append(top, make("div", { class: "bar of-lines" }, smoothingSlider(span)), part, pictures, settings);
   await read();
   span.on("rest", () => {
     keepZoom(span.words);

@@ -296,7 +296,8 @@ export function rowOf(found, row) {
   const [marks, shown, stands] = [found.marks, found.shown, found.stands].map(cut);
   const values = cut(found.values).map((value, place) => (marks[place] === 1 || !Number.isFinite(value) ? null : value));
   const ends = (choose) => values.map((value, place) => (stands[place] && value !== null ? choose(value, shown[place]) : value));
-  return { values, marks, ...(stands.includes(1) ? { low: ends(Math.min), high: ends(Math.max) } : {}) };
+  const joined = found.logged > found.columns ? found.logged / found.columns : 1;
+  return { values, marks, joined, ...(stands.includes(1) ? { low: ends(Math.min), high: ends(Math.max) } : {}) };
 }
 
 // The rows whose layer has the words.

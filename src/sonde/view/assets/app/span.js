@@ -1,6 +1,7 @@
 // The part of the training that is shown. All pictures of a view share one span and one cursor, so that they zoom and point together.
 
 import { keep } from "./address.js";
+import { windowOf } from "./smoothing.js";
 
 const LEAST = 3; // steps that a picture shows at least
 const REST = 180; // milliseconds after the last movement: then finer data is fetched, and the address changes
@@ -13,6 +14,7 @@ export class Span {
     this.to = last;
     this.cursor = null; // the step that is pointed at, or else held
     this.held = null;
+    this.window = 1; // logged steps over which lines are smoothed
     this.listeners = { move: new Set(), rest: new Set(), point: new Set(), hold: new Set() };
     this.timer = 0;
     if (from !== null && to !== null) this.place(from, to);
@@ -26,6 +28,7 @@ export class Span {
     );
     const span = new Span(first, Math.max(run.last ?? 0, first + 1), from, to);
     span.held = span.cursor = step;
+    span.window = windowOf(args.smooth);
     span.on("hold", () => keep({ step: span.held ?? "" }));
     return span;
   }
@@ -102,6 +105,11 @@ export class Span {
 
   leave() {
     this.point(this.held);
+  }
+
+  smooth(window) {
+    this.window = window;
+    this.tell("move");
   }
 
   tell(event) {
