@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import copy
 import gc
+import inspect
 import math
 import pickle
 import re
@@ -249,6 +250,20 @@ def test_what_the_run_says_of_itself() -> None:
     }
     assert info["environment"]["torch"] == torch.__version__
     assert [shown["family"] for shown in info["lenses"]] == ["moments", "activation", "scalars"]
+
+
+class Twice(nn.Module):
+    @torch.no_grad()
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+
+def test_a_run_says_where_the_class_of_a_layer_is_written() -> None:
+    """The line of its forward, behind decorators; nothing of torch's own classes."""
+    with watch(nn.Sequential(Twice(), nn.Linear(2, 2)), to="memory", lenses=lens.moments(), verbose=False) as inspector:
+        info = inspector.run.info
+    code = inspect.unwrap(Twice.forward).__code__
+    assert [line.get("code") for line in info["model"]] == [None, f"test_life.py:{code.co_firstlineno}", None]
 
 
 def test_depth_and_selection() -> None:

@@ -9,6 +9,7 @@ from sonde.diagnosis.attempt import Attempt, Tried, attempted, cast_as, checked_
 from sonde.diagnosis.compare import Comparison, compare
 from sonde.diagnosis.distance import distance_between, readable
 from sonde.diagnosis.nonfinite.non_finite import NonFinite
+from sonde.diagnosis.nonfinite.source_lines import written_at
 from sonde.diagnosis.nonfinite.tensor_facts import TensorFacts
 from sonde.diagnosis.nonfinite.why_nan import observe_step, why_nan
 from sonde.diagnosis.preflight.preflight import Preflight, preflight
@@ -34,4 +35,5 @@ __all__ = [
     "preflight",
     "readable",
     "why_nan",
+    "written_at",
 ]

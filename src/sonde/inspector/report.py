@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 import sonde
+from sonde.diagnosis import written_at
 from sonde.engine import Coverage, Covered, ProbeError, class_of, members, parameters_of
 from sonde.inspector.measurement.measurement import Measurement
 from sonde.lens import Lens, LossMetrics
@@ -48,7 +49,8 @@ def _modules(model: nn.Module, name: str) -> list[dict[str, Any]]:
         }
         ready = {name: parameter for name, parameter in held.items() if parameter is not None and not is_lazy(parameter)}
         kinds = {name: str(parameter.dtype).removeprefix("torch.") for name, parameter in ready.items()}
-        more = {
+        more: dict[str, Any] = {
+            "code": written_at(getattr(class_of(item.module), "forward", None)),
             "shapes": {name: _shape(parameter) for name, parameter in ready.items()},
             "frozen": [name for name, parameter in ready.items() if not parameter.requires_grad],
             "dtypes": {name: kind for name, kind in kinds.items() if kind != "float32"},

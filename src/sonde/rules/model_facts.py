@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from sonde.site import PORTS, Site
@@ -25,6 +25,7 @@ class Fact:
         trainable: whether the parameter was meant to be trained as the run began.
         dtype: of the parameter, as ``bfloat16``; ``float32`` where nothing is said.
         rate: of a dropout layer, the share that it drops, as set when the run began; NaN if that is not known.
+        code: where the ``forward`` of the layer's class is written, as ``model.py:25``; ``""`` for torch's own.
     """
 
     kind: str = ""
@@ -33,6 +34,7 @@ class Fact:
     trainable: bool = True
     dtype: str = "float32"
     rate: float = math.nan
+    code: str = field(default="", repr=False)
 
     @cached_property
     def is_matrix(self) -> bool:
@@ -91,7 +93,8 @@ class ModelFacts:
     def _add(self, line: Mapping[str, object]) -> None:
         model, layer, kind = str(line.get("model", "")), str(line.get("name", "")), str(line.get("type", ""))
         rate = line.get("rate")
-        self._layers[model, layer] = Fact(kind, rate=float(rate) if isinstance(rate, int | float) else math.nan)
+        dropped = float(rate) if isinstance(rate, int | float) else math.nan
+        self._layers[model, layer] = Fact(kind, rate=dropped, code=str(line.get("code", "")))
         shapes, frozen, dtypes = line.get("shapes"), line.get("frozen"), line.get("dtypes")
         for name, shape in shapes.items() if isinstance(shapes, Mapping) else ():
             known = tuple([int(size) for size in shape]) if isinstance(shape, Sequence) else None

@@ -352,6 +352,23 @@ def test_a_distribution_counts_shares_of_elements() -> None:
     assert (answer["zeros"], answer["nonfinite"], answer["steps"]) == ([0.125] * 2, [0.125] * 2, [0, 2, 4])
 
 
+def test_a_distribution_at_a_step_is_that_of_the_nearest_logged_step_alone() -> None:
+    """Half of the elements have the power -1 at step 4, and all of them at step 8; a layer names its sites that were counted."""
+    writer = memory_run()
+    for step, high in ((4, 4.0), (8, 8.0)):
+        counts = np.zeros(278)
+        counts[148], counts[149] = high, 8 - high
+        writer.append("exponents", Layout(["fc:output", "head:output"]), {"powers": np.stack([counts] * 2)}, step=step)
+        writer.append("moments", Layout(["fc:output", "fc:grad_output"]), {"rms": [1.0, 1.0]}, step=step)
+    opened = OpenedRun(writer.run())
+    for step, share in ((5, [0.5, 0.5]), (7, [1.0, 0.0])):
+        answer = distribution(opened, site="fc:output", step=step)
+        place = answer["powers"].index(-1)
+        assert [each[place : place + 2] for each in answer["share"]] == [share]
+        assert answer["ends"] == [4 if step == 5 else 8]
+    assert layer(opened, "fc")["powers"] == ["fc:output"]
+
+
 def test_a_run_without_powers_names_the_lens(small: OpenedRun) -> None:
     with pytest.raises(UnknownSiteError, match="ExponentHistogram"):
         distribution(small)

@@ -837,7 +837,7 @@ def test_every_view_keeps_the_rules_of_wcag_aa(browser: Any, address: str, schem
     }"""
     with opened(browser, address, scheme=scheme) as page:
         found = ids(page)
-        routes = [f"#/run/{found['deep/defects']}{view}" for view in (*VIEWS, "/layer/broken?step=7")]
+        routes = [f"#/run/{found['deep/defects']}{view}" for view in (*VIEWS, "/layer/broken?step=7", "/layer/broken?smooth=16")]
         for route in ("", *routes, f"#/compare?runs={found['small']},{found['deep/defects']}"):
             if route:  # the list is there
                 go(page, route)
@@ -887,6 +887,35 @@ def test_lines_are_smoothed_and_the_raw_ones_stay_and_the_address_keeps_it(brows
 
 
 @slow
+def test_the_page_of_a_layer_shows_its_distribution_at_the_step_and_where_it_is_written(browser: Any, tmp_path: Path) -> None:
+    """A click into the history shows the distribution of that step; the address keeps the tensor that was chosen."""
+    expect = sync_api.expect
+    about = {"model": [{"name": "fc", "type": "Block", "code": "model.py:25"}]}
+    with start_run(tmp_path / "runs" / "spread", about=about) as writer:
+        for step in range(10):
+            counts = np.zeros((2, 278))
+            counts[:, 140 + step] = 8
+            writer.append("moments", Layout(["fc:output", "fc:grad_output"]), {"rms": [1.0, 2.0]}, step=step)
+            writer.append("exponents", Layout(["fc:output", "fc:grad_output"]), {"powers": counts}, step=step)
+    with LivePage(tmp_path / "runs") as served, opened(browser, served.address) as page:
+        go(page, f"#/run/{ids(page)['spread']}/layer/fc?step=5")
+        assert "Block · written in model.py:25" in page.locator(".view.layer").inner_text()
+        spread = page.locator("figure", has_text="Distribution of")
+        expect(spread).to_contain_text("at step 5 · nine of ten magnitudes lie from 2⁻⁴ to 2⁻³")  # 145 is 2^-4
+        page.get_by_label("Tensor").select_option("fc:grad_output")
+        page.wait_for_url("**tensor=fc%3Agrad_output*")
+        page.locator(".chart").first.focus()
+        page.locator("button", has_text="the last step").click()
+        expect(spread).to_contain_text("at step 9 · nine of ten magnitudes lie from 2⁰ to 2¹")
+        page.reload()
+        expect(page.get_by_label("Tensor")).to_have_value("fc:grad_output")
+        with page.expect_download() as saved:
+            spread.locator("button", has_text="CSV").click()
+        lines = Path(saved.value.path()).read_text(encoding="utf-8").splitlines()
+        assert "1,2,1,0.1" in lines  # all elements at the step, a tenth of the steps
+
+
+@slow
 def test_rounded_numbers_are_those_of_the_run_within_their_bound(browser: Any, tmp_path: Path) -> None:
     """200 sites x 500 steps: more cells than are sent as they are. 2^-13 of each value."""
     made_runs.large_run(tmp_path / "runs" / "large", 200, 500)
@@ -908,8 +937,9 @@ def test_rounded_numbers_are_those_of_the_run_within_their_bound(browser: Any, t
 def test_functions_of_the_page_give_what_their_names_say(browser: Any, address: str) -> None:
     found = """async () => {
         const module = (name) => import(`/assets/app/${name}.js`);
-        const names = ["dom", "scales", "span", "source", "story", "query", "heat", "change", "saving", "smoothing"];
-        const [dom, scales, span, source, story, query, heat, change, saving, smoothing] = await Promise.all(names.map(module));
+        const names = ["dom", "scales", "span", "source", "story", "query", "heat", "change", "saving", "smoothing", "histogram"];
+        const [dom, scales, span, source, story, query, heat, change, saving, smoothing, histogram] =
+          await Promise.all(names.map(module));
         const runs = [
             { name: "a", state: "ended", settings: { lr: 0.1, kind: "Adam" }, metrics: { loss: { last: 2, best: 1 } } },
             { name: "b", state: "failed", settings: { lr: 0.01, kind: "adamw" }, metrics: { loss: { last: 1, best: 1 } } },
@@ -938,6 +968,9 @@ def test_functions_of_the_page_give_what_their_names_say(browser: Any, address: 
             smooth: [[[1, 3, null, NaN, 5], 2], [[4, 4, 4], 7], [[1, 3], 1]].map(([values, window]) =>
               smoothing.smoothed(values, window).map((value) => value && Math.round(value * 1e9) / 1e9)),
             joined: smoothing.smoothed([1, 3], 2, 2), window: ["", "x", "25", "1e9"].map(smoothing.windowOf),
+            texts: histogram.placedTexts([{ at: 0, text: "abcde" }, { at: 10, text: "abc" }, { at: 99, text: "x" }], 100),
+            spread: histogram.spreadWords(
+              { powers: [-1, 0, 1, 2], share: [[0.05, 0.4, 0.4, 0.05]], zeros: [0.1], nonfinite: [0] }),
             part: [part.part, part.cursor, part.isWhole], odd: [odd.part, odd.cursor, odd.first, odd.last],
         };
     }"""
@@ -962,6 +995,12 @@ def test_functions_of_the_page_give_what_their_names_say(browser: Any, address: 
             "smooth": [[1, round(7 / 3, 9), None, None, round(27 / 7, 9)], [4, 4, 4], [1, 3]],
             "joined": [1, (1 / 4 * 3 / 4 * 1 + 3 / 4 * 3) / (15 / 16)],
             "window": [1, 1, 25, 1000],
+            "texts": [
+                {"at": 0, "text": "abcde", "line": 0, "isLeft": False},
+                {"at": 10, "text": "abc", "line": 1, "isLeft": False},
+                {"at": 99, "text": "x", "line": 0, "isLeft": True},
+            ],
+            "spread": "nine of ten magnitudes lie from 2⁻¹ to 2² · 10 % are exactly 0",
             "part": [{"from": 20, "to": 40}, 30, False],
             "odd": [{}, None, 0, 1],
         }

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import dis
 import functools
+import inspect
 import itertools
 import linecache
 import sys
 import sysconfig
 import textwrap
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
@@ -137,6 +139,16 @@ def line_of(lines: list[SourceLine]) -> SourceLine | None:
 def is_of_users(code: CodeType) -> bool:
     """Return whether *code* is a user's or a library's: neither of torch, nor of sonde, nor of Python itself."""
     return _owner(code.co_filename) in ("user", "library")
+
+
+def written_at(function: object) -> str:
+    """Return where *function*, without decorators, is written, as ``"model.py:25"``; ``""`` for one of torch, sonde or Python."""
+    with suppress(ValueError):  # decorators that go round in a circle
+        function = inspect.unwrap(function)  # type: ignore[arg-type]
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, CodeType) or not is_of_users(code):
+        return ""
+    return f"{_short(code.co_filename, 'user')}:{code.co_firstlineno}"
 
 
 _TORCH = str(Path(torch.__file__).parent)

@@ -22,7 +22,13 @@ _DEFECTS = ("nan", "inf", "nonfinite")
 
 
 def distribution(
-    opened: OpenedRun, *, site: str = "", first: int | None = None, last: int | None = None, columns: int = 200
+    opened: OpenedRun,
+    *,
+    site: str = "",
+    first: int | None = None,
+    last: int | None = None,
+    columns: int = 200,
+    step: int | None = None,
 ) -> dict[str, Any]:
     """Return which share of a site's elements has which power of two, over bins of steps.
 
@@ -31,6 +37,7 @@ def distribution(
         site: the site, as ``blocks.0.fc:output``; by default the first output with counts.
         first, last: the steps, both inclusive.
         columns: the most bins.
+        step: of the logged step nearest to this one alone.
 
     Returns:
         ``site``, ``layer``, ``dtype`` (of a parameter, where the run says), ``sites``: all that have counts, in the order of
@@ -42,12 +49,7 @@ def distribution(
     Raises:
         UnknownSiteError: powers were not counted at all, or not at the site; the message names the lens, or the nearest site.
     """
-    families = [family for family, names in opened.known.numbers.items() if "powers" in names]
-    counted = {
-        each: family
-        for family in families
-        for (each,) in opened.run.sql(f'SELECT site FROM {quoted(family)} GROUP BY site ORDER BY min("order"), site').fetchall()
-    }
+    counted = counted_sites(opened)
     asked = (
         str(Site.parse(site))
         if site
@@ -57,7 +59,7 @@ def distribution(
         lens = f"powers of two are counted by {recorded_by('powers', Site.parse(asked).port if asked else 'output')}"
         raise UnknownSiteError(f"{lens}. {nearest(asked, counted) if counted else 'This run has none.'}")
     parsed = Site.parse(asked)
-    found = _powers(opened, counted[asked], asked, first, last, columns)
+    found = _powers(opened, counted[asked], asked, first, last, columns, step)
     dtype = opened.facts.of(parsed).dtype if PORTS[parsed.port].of == "parameter" else None
     return {
         "site": asked,
@@ -66,6 +68,25 @@ def distribution(
         "sites": list(counted),
         "limits": list(_limits(found["powers"], _NAMES.get(dtype or ""))),
         **found,
+    }
+
+
+def counted_sites(opened: OpenedRun, among: Sequence[str] | None = None) -> dict[str, str]:
+    """Return the sites whose powers of two were counted, in the order of execution, with the family of each.
+
+    Args:
+        opened: the run.
+        among: the sites to look for; None: all.
+    """
+    chosen = "" if among is None else "WHERE site IN (SELECT unnest($sites::VARCHAR[]))"
+    place = {} if among is None else {"sites": list(among)}
+    return {
+        each: family
+        for family, names in opened.known.numbers.items()
+        if "powers" in names
+        for (each,) in opened.run.sql(
+            f'SELECT site FROM {quoted(family)} {chosen} GROUP BY site ORDER BY min("order"), site', place
+        ).fetchall()
     }
 
 
@@ -85,7 +106,9 @@ def _limits(powers: Sequence[int], name: str | None) -> Iterator[dict[str, Any]]
     yield from own or [limit for _, limit in found]
 
 
-def _powers(opened: OpenedRun, family: str, site: str, first: int | None, last: int | None, columns: int) -> dict[str, Any]:
+def _powers(
+    opened: OpenedRun, family: str, site: str, first: int | None, last: int | None, columns: int, step: int | None
+) -> dict[str, Any]:
     """Read the counts of one site, add up those of a step, and then those of a bin."""
     names = opened.known.numbers[family]
     defects = [name for name in _DEFECTS if name in names]
@@ -94,6 +117,8 @@ def _powers(opened: OpenedRun, family: str, site: str, first: int | None, last: 
     rows = opened.run.sql(f"SELECT step, powers{more} {here} ORDER BY step", {"site": site}).to_arrow_table()
     every = np.array(rows.column("step").to_pylist())
     steps, starts = np.unique(every, return_index=True)
+    if step is not None:
+        first = last = int(steps[np.abs(steps - step).argmin()])
     bins = Bins.of(steps, first, last, columns)
     lists = [np.asarray(each or [], np.float64) for each in rows.column("powers").to_pylist()]
     width = max(map(len, lists))

@@ -11,6 +11,7 @@ import numpy as np
 from sonde.run import quoted
 from sonde.site import PORTS, Site
 from sonde.suggest import unknown_name
+from sonde.view.app.answers.distribution import counted_sites
 from sonde.view.app.answers.found import findings_data
 from sonde.view.app.answers.opened_run import OpenedRun, number_data
 from sonde.view.app.answers.reduction import Bins, end_of, listed, marks_of
@@ -30,11 +31,12 @@ def layer(opened: OpenedRun, layer: str, *, step: int | None = None, points: int
         points: the most bins of each course.
 
     Returns:
-        ``layer``, ``kind``, ``children``; ``before`` and ``after``, the layers next to it in the order of execution; ``parameters``
-        (how many elements), ``shape`` and ``dtype`` of a parameter, ``own`` (name, shape, dtype, trainable of each parameter);
-        ``findings``; and ``numbers``: of each number at each site ``number`` (its id), ``site``, label, unit, ``last`` and
-        ``last_mark`` at ``last_step``, with *step* ``shown`` and ``shown_mark`` at ``shown_step``, and over bins of steps
-        ``values``, ``low``, ``high``, ``marks``.
+        ``layer``, ``kind``, ``code`` (where its class is written, as ``model.py:25``), ``children``; ``before`` and ``after``, the
+        layers next to it in the order of execution; ``parameters`` (how many elements), ``shape`` and ``dtype`` of a parameter,
+        ``own`` (name, shape, dtype, trainable of each parameter); ``findings``; ``powers``: its sites whose powers of two were
+        counted; and ``numbers``: of each number at each site ``number`` (its id), ``site``, label, unit, ``last`` and ``last_mark``
+        at ``last_step``, with *step* ``shown`` and ``shown_mark`` at ``shown_step``, and over bins of steps ``values``, ``low``,
+        ``high``, ``marks``.
 
     Raises:
         UnknownSiteError: there is no such layer; the message names the nearest.
@@ -54,6 +56,7 @@ def layer(opened: OpenedRun, layer: str, *, step: int | None = None, points: int
     return {
         "layer": layer,
         "kind": opened.facts.of(owner).kind,
+        "code": opened.facts.of(owner).code,
         "children": [each.name for each in owners.values() if _is_child(each, owner)] if one is None else [],
         "before": names[place - 1] if place else None,
         "after": names[place + 1] if place + 1 < len(names) else None,
@@ -65,6 +68,11 @@ def layer(opened: OpenedRun, layer: str, *, step: int | None = None, points: int
             for name, each in held.items()
         ],
         "findings": [each for each in findings_data(opened) if each["layer"] == owner.name],
+        "powers": [
+            each
+            for each in counted_sites(opened, [str(site) for site in opened.sites if site.owner == owner])
+            if one is None or Site.parse(each).path == one.path
+        ],
         "numbers": numbers,
     }
 

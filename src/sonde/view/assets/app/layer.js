@@ -3,6 +3,7 @@ import { keep, keepZoom, linkTo } from "./address.js";
 import { lineChart, sparkline } from "./chart.js";
 import { amount, fill, make, notice, partsOf, plain, whole } from "./dom.js";
 import { card } from "./findings.js";
+import { histogram, meanShare, spreadWords } from "./histogram.js";
 import { portWords } from "./layers.js";
 import { MARKS, lineColour } from "./scales.js";
 import { smoothingSlider } from "./smoothing.js";
@@ -27,6 +28,9 @@ export async function layerView({ root, source, run, rest, args, isShown }) {
     label: "History of one number of this layer. A click shows all numbers at that step.",
   });
   const figure = make("figure", null, make("figcaption", null, title, smoothingSlider(span)), chart.element);
+  const [spreadTitle, bars] = [make("h3"), histogram()];
+  const spread = make("figure", { hidden: true }, make("figcaption", null, spreadTitle), bars.element);
+  let tensor = args.tensor; // the site whose distribution is shown
   const when = make("span", { class: "quiet" });
   const name = (entry) => entry.title ?? entry.label;
   const keyOf = (entry) => `${entry.number} ${entry.site}`;
@@ -64,6 +68,50 @@ export async function layerView({ root, source, run, rest, args, isShown }) {
     });
   }
 
+  // How the elements of one tensor of this layer are spread at the step, beside the mean of the training.
+  async function distribution() {
+    const sites = held.powers ?? [];
+    spread.hidden = !sites.length;
+    if (!sites.length) return;
+    if (!sites.includes(tensor)) tensor = sites.find((site) => partsOf(site)[1].startsWith("output")) ?? sites[0];
+    const site = tensor;
+    const [answer, all] = await Promise.all([
+      source.ask(run.id, "distribution", { site, step: step ?? run.last }),
+      source.ask(run.id, "distribution", { site, columns: 1 }),
+    ]);
+    if (!isShown() || site !== tensor) return;
+    const words = (each) =>
+      partsOf(each)[0] === rest ? partsOf(each)[1] : each.startsWith(`${rest}.`) ? each.slice(rest.length + 1) : each;
+    const choose = make(
+      "select",
+      {
+        "aria-label": "Tensor",
+        onchange: () => {
+          tensor = choose.value;
+          keep({ tensor });
+          distribution();
+        },
+      },
+      sites.map((each) => make("option", { value: each, selected: each === site }, words(each))),
+    );
+    fill(
+      spreadTitle,
+      make("span", null, "Distribution of"),
+      sites.length > 1 ? choose : make("span", null, words(site)),
+      make(
+        "span",
+        { class: "quiet" },
+        ` at step ${whole(answer.ends[0])} · ${[answer.dtype, spreadWords(answer)].filter(Boolean).join(" · ")}`,
+      ),
+      make("span", { class: "signs quiet" }, "dashed: the mean of the training"),
+    );
+    const usual = meanShare(all);
+    bars.show(
+      answer,
+      answer.powers.map((power) => usual[all.powers.indexOf(power)] ?? 0),
+    );
+  }
+
   // Show all numbers at another step.
   span.on("hold", () => {
     step = span.held;
@@ -75,6 +123,7 @@ export async function layerView({ root, source, run, rest, args, isShown }) {
     if (!isShown()) return;
     const facts = [
       held.kind,
+      held.code ? `written in ${held.code}` : "",
       typeof held.parameters === "number" && held.parameters ? `${amount(held.parameters)} parameters` : "",
       held.shape ?? "",
       held.dtype ?? "",
@@ -156,7 +205,7 @@ export async function layerView({ root, source, run, rest, args, isShown }) {
       step === null ? `at the last step of each` : `at step ${whole(shown)} `,
       step === null ? null : make("button", { onclick: () => span.hold(null) }, "the last step"),
     );
-    await history();
+    await Promise.all([history(), distribution()]);
   }
 
   function line(entry) {
@@ -201,6 +250,7 @@ export async function layerView({ root, source, run, rest, args, isShown }) {
     head,
     findings,
     figure,
+    spread,
     make("div", { class: "bar" }, make("h2", null, "All numbers"), when, make("label", null, counts, "counts, too")),
     tables,
   );

@@ -169,7 +169,7 @@ export class Recording {
     const given = {
       heatmap: () => held.heatmap?.[settings.number],
       numbers: () => ({ ...held.numbers, numbers: held.numbers.numbers.filter((number) => held.heatmap?.[number.id]) }),
-      distribution: () => this.distribution(held, settings.site),
+      distribution: () => this.distribution(held, settings),
       lines: () => this.lines(held, settings),
       flow: () => this.flow(held, settings),
       layer: () => this.layer(held, settings.layer, settings.step),
@@ -186,10 +186,17 @@ export class Recording {
     return name === "heatmap" && settings.layers ? chosen(matrixOf(answer), settings.layers) : answer;
   }
 
-  distribution(held, site) {
+  distribution(held, { site, step }) {
     const sites = Object.keys(held.distribution ?? {});
     const answer = held.distribution?.[site || sites[0]];
-    return answer && { ...answer, sites };
+    if (!answer || step === undefined) return answer && { ...answer, sites };
+    const column = Math.max(
+      answer.steps.findLastIndex((edge, place) => place < answer.ends.length && edge <= step),
+      0,
+    );
+    const [part, edges] = [(list) => list.slice(column, column + 1), answer.steps.slice(column, column + 2)];
+    const [share, zeros, nonfinite, ends] = [answer.share, answer.zeros, answer.nonfinite, answer.ends].map(part);
+    return { ...answer, sites, share, zeros, nonfinite, ends, steps: edges };
   }
 
   lines(held, { number, site: sites }) {
@@ -263,6 +270,7 @@ export class Recording {
     if (!rows.length) return null;
     return {
       ...layer,
+      powers: Object.keys(held.distribution ?? {}).filter((site) => layerOf(site) === name),
       numbers: rows,
       findings: findings.findings.filter((finding) => finding.site && layerOf(finding.site) === name),
     };
