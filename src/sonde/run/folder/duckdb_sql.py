@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 Answer = TypeVar("Answer")
-_LONG = 0.05  # seconds
+_LONG = 0.25  # seconds: some ten times as long as opening a database
 _of_parents: list[Any] = []  # connections, in a forked child
 _NO_TABLE = re.compile(r"Table with name (\w+) does not exist")  # in the words of DuckDB; the group is its name
 
