@@ -19,6 +19,7 @@ from sonde.run.run import open_run
 from sonde.run.store.memory_writer import memory_run
 from sonde.run.store.open import start_run
 from sonde.view.app.answers import layer_pictures
+from sonde.view.app.answers.against import Against
 from sonde.view.app.answers.covered import coverage
 from sonde.view.app.answers.distribution import distribution
 from sonde.view.app.answers.found import findings
@@ -369,6 +370,50 @@ def test_a_distribution_at_a_step_is_that_of_the_nearest_logged_step_alone() -> 
     assert layer(opened, "fc")["powers"] == ["fc:output"]
 
 
+def beside(name: str, steps: range, layers: tuple[str, ...], factor: float) -> OpenedRun:
+    """A run of a size (10 times the factor), a share, a signed number and NaN elements, whose steps and layers are chosen."""
+    writer = memory_run()
+    for step in steps:
+        size = np.full(len(layers), 10.0 * factor * (1 + step))
+        size[-1] = 0.0
+        nan = np.zeros(len(layers))
+        nan[0] = float(step == 6 and factor > 1)
+        numbers = {"rms": size, "mean": size - 1, "nan": nan, "inf": nan * 0, "count": nan + 8}
+        writer.append("moments", Layout([f"{layer}:output" for layer in layers]), numbers, step=step)
+        writer.append("activation", Layout([f"{layers[0]}:output"]), {"death": [0.1 * factor]}, step=step)
+        writer.scalar("loss", factor, step=step)
+        writer.scalar("accuracy", factor - 2, step=step)
+    return OpenedRun(writer.run(), name)
+
+
+def test_a_run_against_another_is_log2_of_ratios_and_differences_where_both_have_rows() -> None:
+    """Three times as large at the steps 4, 6, 8 that both have, in the layers that both have; 0 against 0 is 0, NaN is marked."""
+    own, other = beside("own", range(0, 10, 2), ("a", "b", "z"), 3.0), beside("other", range(4, 12), ("new", "b", "a", "z"), 1.0)
+    pair = Against(own, other)
+    found = heatmap(pair, "rms@output")
+    assert found["layers"] == ["a", "b", "z"]
+    assert found["ends"] == [4, 6, 8]
+    np.testing.assert_allclose(cells(found), [[np.log2(3)] * 3] * 2 + [[0.0] * 3], rtol=1e-6)  # float32
+    assert cells(found, "marks").tolist() == [[VALUE, NAN, VALUE], [VALUE] * 3, [VALUE] * 3]
+    assert (found["scale"]["low"], found["scale"]["high"], found["scale"]["diverging"]) == (-3, 3, True)
+    assert found["label"] == "log₂ of rms / that of other"
+    means = flow(pair, "mean@output", step=8)
+    assert means["values"] == pytest.approx([3 * 90 - 90.0, 3 * 90 - 90.0, 0.0])
+    assert numbers(pair)["matched"] == {"both": 3, "own": 5, "other": 8}
+    scalars = {each["name"]: each for each in overview(pair)["scalars"]}
+    assert (scalars["loss"]["values"], scalars["loss"]["steps"]) == ([np.log2(3.0)] * 3, [4, 6, 8])
+    assert scalars["accuracy"]["values"] == [2.0] * 3  # 1 and -1: no ratio
+    assert lines(pair, "rms@output", ("a:output",))["lines"][0]["values"] == [np.log2(3.0), np.log2(3.0), np.log2(3.0)]
+    assert numbers(own)["matched"] is None
+
+
+def test_runs_without_a_common_step_or_site_are_not_shown_as_a_difference() -> None:
+    own = beside("own", range(0, 4, 2), ("a", "z"), 1.0)
+    for steps, layers, said in ((range(1, 5, 2), ("a", "z"), "logged step"), (range(4), ("c", "d"), "site")):
+        with pytest.raises(ArgumentError, match=f"no {said} of moments.rms@output is in both runs"):
+            heatmap(Against(own, beside("other", steps, layers, 1.0)), "rms@output")
+
+
 def test_a_run_without_powers_names_the_lens(small: OpenedRun) -> None:
     with pytest.raises(UnknownSiteError, match="ExponentHistogram"):
         distribution(small)
@@ -402,7 +447,7 @@ def test_a_run_that_grows_gives_what_a_fresh_reading_gives(tmp_path: Path) -> No
                 if step >= begin + (0 if begin < 9 else 3):
                     writer.append("moments", Layout(sites), {"rms": rms, "nan": nan}, step=step)
             writer.flush()
-            kept = OpenedRun(kept.run, "run", str(begin), kept._numbers)
+            kept = OpenedRun(kept.run, "run", str(begin), kept.numbers)
             grown, fresh = heatmap(kept, "rms"), heatmap(OpenedRun(open_run(tmp_path / "run")), "rms")
             assert grown == fresh
     assert grown["sites"][-1] == "new:output"

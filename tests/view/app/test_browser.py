@@ -838,6 +838,7 @@ def test_every_view_keeps_the_rules_of_wcag_aa(browser: Any, address: str, schem
     with opened(browser, address, scheme=scheme) as page:
         found = ids(page)
         routes = [f"#/run/{found['deep/defects']}{view}" for view in (*VIEWS, "/layer/broken?step=7", "/layer/broken?smooth=16")]
+        routes.append(f"#/run/{found['small']}?against={found['hostile']}")
         for route in ("", *routes, f"#/compare?runs={found['small']},{found['deep/defects']}"):
             if route:  # the list is there
                 go(page, route)
@@ -916,6 +917,45 @@ def test_the_page_of_a_layer_shows_its_distribution_at_the_step_and_where_it_is_
 
 
 @slow
+def test_a_run_is_shown_against_another_one_in_every_view_and_the_address_keeps_it(browser: Any, tmp_path: Path) -> None:
+    """Four times as large from step 10 on, which is 2 in powers of two; a layer that the other run lacks is named."""
+    expect = sync_api.expect
+    for name, factor in (("own", 4.0), ("other", 1.0)):
+        writer = made_runs.small_run(tmp_path / "runs" / name, range(0), closed=False)
+        layers = [f"{layer}:output" for layer in ("fc", "head", *(["extra"] if name == "own" else []))]
+        for step in range(20):
+            size = np.full(len(layers), factor if step >= 10 else 1.0)
+            writer.append("moments", Layout(layers), {"rms": size, "nan": size * 0, "inf": size * 0}, step=step)
+            writer.scalar("loss", float(size[0]), step=step)
+        writer.close()
+    with LivePage(tmp_path / "runs") as served, opened(browser, served.address) as page:
+        found = ids(page)
+        go(page, f"#/run/{found['own']}")
+        page.get_by_label("against").select_option("other")
+        page.wait_for_url(f"**against={found['other']}*")
+        said = page.locator("#against")
+        expect(said).to_contain_text("only in own: extra:output")
+        expect(page.locator("figure", has_text="loss").first).to_contain_text("log₂ of the ratio to other")
+        expect(page.locator("figure", has_text="loss").first.locator("b.last")).to_have_text("last 2")
+        for key, view in (("3", "flow"), ("2", "layers")):
+            page.keyboard.press(key)
+            page.locator(f".view.{view}:not([aria-busy])").wait_for()
+            expect(said).to_contain_text("own against other")
+        page.reload()
+        expect(page.locator(".legend .unit").first).to_have_text("log₂ of rms / that of other (powers of two)")
+        page.locator(".heat").focus()
+        page.keyboard.press("ArrowLeft")
+        expect(page.locator("#tip dd").first).to_have_text("2")
+        page.keyboard.press("Enter")
+        page.locator(".view.layer:not([aria-busy])").wait_for()
+        assert page.locator("tr.picked td").all_inner_texts()[1:3] == ["4", "1"]
+        page.locator("button", has_text="this run alone").click()
+        expect(said).to_be_hidden()
+        expect(page.locator("tr.picked td")).to_have_count(3)
+        assert "against" not in page.url
+
+
+@slow
 def test_rounded_numbers_are_those_of_the_run_within_their_bound(browser: Any, tmp_path: Path) -> None:
     """200 sites x 500 steps: more cells than are sent as they are. 2^-13 of each value."""
     made_runs.large_run(tmp_path / "runs" / "large", 200, 500)
@@ -937,8 +977,9 @@ def test_rounded_numbers_are_those_of_the_run_within_their_bound(browser: Any, t
 def test_functions_of_the_page_give_what_their_names_say(browser: Any, address: str) -> None:
     found = """async () => {
         const module = (name) => import(`/assets/app/${name}.js`);
-        const names = ["dom", "scales", "span", "source", "story", "query", "heat", "change", "saving", "smoothing", "histogram"];
-        const [dom, scales, span, source, story, query, heat, change, saving, smoothing, histogram] =
+        const names = ["dom", "scales", "span", "source", "story", "query", "heat", "change", "saving", "smoothing", "histogram",
+                       "against"];
+        const [dom, scales, span, source, story, query, heat, change, saving, smoothing, histogram, against] =
           await Promise.all(names.map(module));
         const runs = [
             { name: "a", state: "ended", settings: { lr: 0.1, kind: "Adam" }, metrics: { loss: { last: 2, best: 1 } } },
@@ -968,6 +1009,8 @@ def test_functions_of_the_page_give_what_their_names_say(browser: Any, address: 
             smooth: [[[1, 3, null, NaN, 5], 2], [[4, 4, 4], 7], [[1, 3], 1]].map(([values, window]) =>
               smoothing.smoothed(values, window).map((value) => value && Math.round(value * 1e9) / 1e9)),
             joined: smoothing.smoothed([1, 3], 2, 2), window: ["", "x", "25", "1e9"].map(smoothing.windowOf),
+            unmatched: against.unmatchedWords(
+              { matched: { both: 3, own: 5, other: 8 } }, { only_a: ["x", "y"], only_b: [] }, "a", "b"),
             texts: histogram.placedTexts([{ at: 0, text: "abcde" }, { at: 10, text: "abc" }, { at: 99, text: "x" }], 100),
             spread: histogram.spreadWords(
               { powers: [-1, 0, 1, 2], share: [[0.05, 0.4, 0.4, 0.05]], zeros: [0.1], nonfinite: [0] }),
@@ -995,6 +1038,7 @@ def test_functions_of_the_page_give_what_their_names_say(browser: Any, address: 
             "smooth": [[1, round(7 / 3, 9), None, None, round(27 / 7, 9)], [4, 4, 4], [1, 3]],
             "joined": [1, (1 / 4 * 3 / 4 * 1 + 3 / 4 * 3) / (15 / 16)],
             "window": [1, 1, 25, 1000],
+            "unmatched": "3 logged steps in both: of 5 in a and 8 in b · only in a: x, y",
             "texts": [
                 {"at": 0, "text": "abcde", "line": 0, "isLeft": False},
                 {"at": 10, "text": "abc", "line": 1, "isLeft": False},

@@ -23,6 +23,7 @@ from starlette.routing import Route
 
 from sonde.answer import KIT
 from sonde.errors import ArgumentError, MissingExtraError, SelectionError, SiteError, SondeError, StoreError, UnknownSiteError
+from sonde.view.app.answers.against import Against
 from sonde.view.app.answers.opened_run import graph_text
 from sonde.view.app.answers.questions import answer_text, json_of
 from sonde.view.app.answers.two_sides import comparison
@@ -133,7 +134,10 @@ class _Answers:
         self._followed.refresh()
         opened = self._followed.opened(run)
         query = sorted(request.query_params.multi_items(), key=lambda item: item[0])  # values of one name keep their order
-        key = run, opened.version, name, *query
+        if others := [other for given, other in query if given == "against"]:
+            opened = Against(opened, self._followed.opened(others[-1]))
+        query = [item for item in query if item[0] != "against"]
+        key = (run, *others, opened.version, name, *query)
         return self._kept(request, key, lambda: answer_text(name, opened, query), "application/json")
 
     def graph(self, request: Request) -> Response:

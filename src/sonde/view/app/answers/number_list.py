@@ -15,6 +15,7 @@ def numbers(opened: OpenedRun) -> dict[str, Any]:
         ``numbers``: of each ``id``, family, port, label, unit, kind of scale; main families and main numbers first.
         ``main``: the id of the number to show first; None without any.
         ``layers``: name, class, depth, ports and parameters of each, in the order of execution.
+        ``matched``: how many logged steps are in ``both`` runs and in each, where the run is shown against another one; else None.
         ``has_ratio``, ``has_powers``: whether update / weight, and counts of powers of two, were recorded.
     """
     listed = [number_data(name, family, port, number) for name, (family, _, port, number) in opened.drawable.items()]
@@ -40,6 +41,7 @@ def numbers(opened: OpenedRun) -> dict[str, Any]:
         "numbers": listed,
         "main": next((each["id"] for each in listed), None),
         "layers": list(layers.values()),
+        "matched": opened.matched,
         "ratio": RATIO if has_ratio else None,
         "has_powers": any("powers" in names for names in known_numbers.numbers.values()),
     }

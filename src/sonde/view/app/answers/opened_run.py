@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sonde.errors import ArgumentError, UnknownSiteError
 from sonde.number import Number
@@ -150,12 +151,29 @@ class OpenedRun:
         self.run = run
         self.name = name or (run.path.name if run.path is not None else "in memory")
         self.version = version
-        self._numbers = BoundedCache(_HELD) if numbers is None else numbers
+        self.numbers = BoundedCache(_HELD) if numbers is None else numbers
 
     @cached_property
     def known(self) -> Known:
         """The numbers and ports that the run has."""
         return Known.of(self.run)
+
+    @property
+    def matched(self) -> dict[str, int] | None:
+        """How many steps are compared with those of another run; None: the run stands alone."""
+        return None
+
+    @cached_property
+    def scalars(self) -> tuple[str, ...]:
+        """The names of the scalars."""
+        if "scalars" not in self.run.families:
+            return ()
+        return tuple(name for (name,) in self.run.sql("SELECT DISTINCT name FROM scalars ORDER BY name").fetchall())
+
+    def scalar(self, name: str) -> tuple[npt.NDArray[np.int64], Values, str]:
+        """Return the steps and the values of a scalar, and a unit where it is not that of the scalar's kind."""
+        steps, values = self.run.scalar(name)
+        return steps, np.asarray(values, np.float64), ""
 
     @cached_property
     def facts(self) -> ModelFacts:
@@ -234,7 +252,7 @@ class OpenedRun:
         """
         name = RATIO if asked == RATIO else self.number(asked)
         key = self.name, name, self.version, self._attempts
-        return self._numbers.get(key, lambda: self._read(name), lambda grid: grid.nbytes)
+        return self.numbers.get(key, lambda: self._read(name), lambda grid: grid.nbytes)
 
     def _read(self, name: str) -> StepGrid:
         if name == RATIO:
@@ -255,7 +273,7 @@ class OpenedRun:
 
         All is read where one of several ranks may be behind the others, or a run that was resumed may have replaced its last steps.
         """
-        before: StepGrid | None = self._numbers.latest(lambda key: key[:2] == (self.name, name) and key[3] == self._attempts)
+        before: StepGrid | None = self.numbers.latest(lambda key: key[:2] == (self.name, name) and key[3] == self._attempts)
         if before is None or self._attempts[1] != (0,) or len(before.matrix.steps) <= _AGAIN:
             return None
         family, number, port, _ = self.drawable[name]

@@ -69,18 +69,15 @@ def _is_list(given: Any) -> bool:
 
 def scalars_data(opened: OpenedRun, first: int | None, last: int | None, points: int) -> list[dict[str, Any]]:
     """Return the scalars of a run: losses first, then norms, learning rates, metrics. One without a step in between is left out."""
-    run = opened.run
-    if "scalars" not in run.families:
-        return []
-    names = [name for (name,) in run.sql("SELECT DISTINCT name FROM scalars ORDER BY name").fetchall()]
     order = ("loss", "norm", "lr", "metric", "other")
     found = []
-    for name in sorted(names, key=lambda each: (order.index(_group(each)), each)):
-        steps, values = run.scalar(name)
+    for name in sorted(opened.scalars, key=lambda each: (order.index(_group(each)), each)):
+        steps, values, unit = opened.scalar(name)
+        if not len(steps):
+            continue
         inside = (steps >= (steps[0] if first is None else first)) & (steps <= (steps[-1] if last is None else last))
         if not inside.any():
             continue
-        values = np.asarray(values, np.float64)
         bins = Bins.of(steps, first, last, points)
         marks = marks_of(values)
         reduced = bins.reduced(values, marks)
@@ -90,8 +87,9 @@ def scalars_data(opened: OpenedRun, first: int | None, last: int | None, points:
                 "name": name,
                 "group": group,
                 "phase": phase_of(name),
-                "unit": _unit(name, group),
-                "log": group in ("loss", "norm", "lr") and bool(is_wide(values)),
+                "unit": unit or _unit(name, group),
+                "signed": bool(unit),
+                "log": not unit and group in ("loss", "norm", "lr") and bool(is_wide(values)),
                 "values": listed(reduced.middle),
                 "low": listed(reduced.low),
                 "high": listed(reduced.high),

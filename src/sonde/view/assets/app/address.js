@@ -15,9 +15,14 @@ export function here() {
   return { view: view || "overview", run, rest: rest.join("/"), args };
 }
 
+// What goes along every link within a run, unless the link says otherwise.
+const GOES_ALONG = ["against", "smooth"];
+
 export function linkTo(view, run = "", args = {}, rest = "") {
   const given = new URLSearchParams();
-  for (const [name, value] of Object.entries(args))
+  const now = run ? here() : null;
+  const along = now?.run === run ? GOES_ALONG.map((name) => [name, now.args[name]]) : [];
+  for (const [name, value] of Object.entries({ ...Object.fromEntries(along), ...args }))
     if (value !== null && value !== undefined && value !== "") given.set(name, value);
   const settings = given.toString() ? `?${given}` : "";
   if (view === "runs") return `#/${settings}`;

@@ -299,7 +299,7 @@ export function heatMap(
 
   function mark() {
     cross.replaceChildren();
-    if (!data) return;
+    if (!data || !plot.left) return; // nothing is painted yet
     const [first, last] = shownRows();
     const x = axis(span.from, span.to, plot.left, plot.left + plot.width);
     const each = plot.height / (last - first);

@@ -47,9 +47,13 @@ export async function layerView({ root, source, run, rest, args, isShown }) {
     }
     number = keyOf(entry);
     for (const row of tables.querySelectorAll("tr[data-number]")) row.classList.toggle("picked", row.dataset.number === number);
-    const answer = await source.ask(run.id, "lines", { number: entry.number, site: [entry.site], points: 800, ...span.part });
+    const asked = { number: entry.number, site: [entry.site], points: 800, ...span.part };
+    // What the other run has not cannot be a difference: it is shown alone.
+    const answer = await source
+      .ask(run.id, "lines", asked)
+      .catch((error) => (source.other ? source.alone.ask(run.id, "lines", asked) : Promise.reject(error)));
     if (!isShown()) return;
-    const log = answer.scale?.log ?? entry.log;
+    const log = answer.scale ? answer.scale.log : entry.log;
     title.replaceChildren(
       make("span", null, name(entry)),
       make("span", { class: "quiet" }, ` ${[answer.axis ?? answer.unit, log ? "logarithmic" : ""].filter(Boolean).join(", ")}`),
@@ -120,6 +124,11 @@ export async function layerView({ root, source, run, rest, args, isShown }) {
 
   async function read() {
     held = await source.ask(run.id, "layer", { layer: rest, step });
+    if (source.other) {
+      const other = await source.alone.ask(source.other.id, "layer", { layer: rest, step }).catch(() => ({ numbers: [] }));
+      const theirs = new Map(other.numbers.map((entry) => [keyOf(entry), entry]));
+      for (const entry of held.numbers) entry.other = theirs.get(keyOf(entry)) ?? {};
+    }
     if (!isShown()) return;
     const facts = [
       held.kind,
@@ -195,7 +204,22 @@ export async function layerView({ root, source, run, rest, args, isShown }) {
             ` ${[partsOf(site)[0] === rest ? "" : partsOf(site)[0], entries[0].unit].filter(Boolean).join(", ")}`,
           ),
         ),
-        make("table", null, make("tbody", null, entries.map(line))),
+        make(
+          "table",
+          null,
+          source.other
+            ? make(
+                "thead",
+                null,
+                make(
+                  "tr",
+                  null,
+                  ["", run.name, source.other.name, ""].map((text) => make("th", { scope: "col", class: "right" }, text)),
+                ),
+              )
+            : null,
+          make("tbody", null, entries.map(line)),
+        ),
       ),
     );
     fill(tables, boxes.length ? boxes : notice("No numbers of this layer", "The coverage says why."));
@@ -241,7 +265,14 @@ export async function layerView({ root, source, run, rest, args, isShown }) {
         plain(step === null ? entry.last : entry.shown),
         mark > 1 && mark !== 5 ? make("b", { class: "glyph" }, ` ${MARKS[mark].glyph}`) : null,
       ),
-      make("td", null, entry.values ? sparkline(entry) : null),
+      source.other
+        ? make(
+            "td",
+            { class: "right quiet", title: `in ${source.other.name}` },
+            plain(step === null ? entry.other.last : entry.other.shown),
+          )
+        : null,
+      make("td", null, entry.values ? sparkline(entry, source.other ? 80 : 150) : null),
     );
   }
 

@@ -1,5 +1,6 @@
 // The page around the views: which run, which view, whether the server still answers, keys.
-import { here, linkTo } from "./address.js";
+import { here, keep, linkTo } from "./address.js";
+import { sayAgainst, siblingsOf, sourceAgainst } from "./against.js";
 import { compareView } from "./compare.js";
 import { coverageView } from "./coverage.js";
 import { distributionView } from "./distribution.js";
@@ -45,13 +46,12 @@ let shown = null; // what is on the screen: {key, stop, refresh}
 
 // What a view hands on to the next: the number, the place and the time at which its reader looks.
 /** @param {any} address */
-const carried = ({ view, rest, args: { number, site, step, from, to, smooth } }) => ({
+const carried = ({ view, rest, args: { number, site, step, from, to } }) => ({
   number,
   site: view === "layer" && rest ? `${rest}:output` : site,
   step,
   from,
   to,
-  smooth,
 });
 
 function header(address, run) {
@@ -92,9 +92,42 @@ function header(address, run) {
       }),
     );
   } else fill(byId("which"), known.has(address.run) ? make("strong", null, known.get(address.run).name) : null);
+  against(address, run);
   status(run);
   lacks(run, run?.lost);
   document.title = run ? `${run.name} · sonde` : "sonde";
+}
+
+// The run whose numbers are taken from those of the run that is shown: of an address, if it is there.
+const otherOf = (run, args) =>
+  (run && source.isLive && siblingsOf(run, listed.runs).find(({ id }) => id === args.against)) || null;
+
+function against(address, run) {
+  const other = otherOf(run, address.args);
+  const choose = (id) => {
+    keep({ against: id });
+    header(here(), run);
+    show();
+  };
+  const siblings = run && source.isLive ? siblingsOf(run, listed.runs) : [];
+  fill(
+    byId("sibling"),
+    siblings.length
+      ? make(
+          "label",
+          null,
+          "against ",
+          make(
+            "select",
+            { onchange: (event) => choose(event.target.value) },
+            make("option", { value: "" }, "no other run"),
+            siblings.map((each) => make("option", { value: each.id, selected: each.id === other?.id }, each.name)),
+          ),
+        )
+      : null,
+  );
+  byId("against").dataset.pair = other ? `${run.id} ${other.id}` : "";
+  sayAgainst(byId("against"), { view: address.view, run, other, source, leave: () => choose("") });
 }
 
 // What pictures and findings lack. Damage is found where rows are read: answers know of it before the list does.
@@ -219,9 +252,10 @@ async function load() {
       throw new Error(`there is no run "${address.run}" in this folder: choose one of the list of runs`);
     if (run && ["damaged", "newer"].includes(run.state) && run.error) throw new Error(run.error);
     if (!view) throw new Error(`there is no view ${address.view}`);
+    const other = otherOf(run, address.args);
     const held = await view({
       root,
-      source,
+      source: other ? sourceAgainst(source, other) : source,
       run,
       listed,
       args: address.args,
@@ -263,7 +297,13 @@ async function changed(message) {
     const run = listed.runs.find((each) => each.id === address.run);
     header(address, run ?? null);
     const isGone = address.run && !run && known.has(address.run);
-    if (isGone || address.view === "runs" || ids.has(address.run) || (address.view === "compare" && ids.size)) {
+    if (
+      isGone ||
+      address.view === "runs" ||
+      ids.has(address.run) ||
+      ids.has(address.args.against) ||
+      (address.view === "compare" && ids.size)
+    ) {
       if (shown?.refresh && (address.run ? run && !["damaged", "newer"].includes(run.state) : true))
         await shown.refresh(run, listed);
       else await show();

@@ -156,7 +156,7 @@ export async function overviewView({ root, source, run, args, isShown, ready, la
           if (group === "loss") pictures.append(heat);
         }
         const { caption, chart } = charts.get(name);
-        const log = group === "norm" || group === "loss" ? isWide(some) : some[0].log;
+        const log = some.some(({ signed }) => signed) ? false : group === "norm" || group === "loss" ? isWide(some) : some[0].log;
         const series = some.slice(0, 8).map((scalar, place) => ({ ...scalar, name: alike(scalar), colour: lineColour(place) }));
         caption.replaceChildren(
           make(

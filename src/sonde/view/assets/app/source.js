@@ -117,6 +117,7 @@ export class Live {
   forgetRun(run) {
     this.forget(`api/runs/${encodeURIComponent(run)}/`);
     this.forget("api/compare");
+    for (const path of [...this.kept.keys()]) if (path.includes(`against=${run}`)) this.kept.delete(path);
   }
 
   // Call `changed` with each message, `state` with true and false as the server comes and goes.
