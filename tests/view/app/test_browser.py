@@ -956,6 +956,73 @@ def test_a_run_is_shown_against_another_one_in_every_view_and_the_address_keeps_
 
 
 @slow
+def test_flow_and_sweep_are_saved_and_the_last_of_a_metric_is_a_column(browser: Any, tmp_path: Path) -> None:
+    """The CSV of the flow has a row for each layer at the step that is shown; that of the sweep one for each run."""
+    expect = sync_api.expect
+    for name, rate in (("a", 0.125), ("b", 0.25)):
+        with start_run(tmp_path / "runs" / name, about={"config": {"lr": rate}}) as writer:
+            for step in range(3):
+                writer.append("moments", Layout(["fc:output", "head:output"]), {"rms": [rate, 2.0 + step]}, step=step)
+                writer.scalar("accuracy", rate + [0.1, 0.5, 0.3][step], step=step)
+
+    def saved(page: Any, place: str, kind: str) -> Path:
+        with page.expect_download() as download:
+            page.locator(place).first.get_by_role("button", name=kind).click()
+        return Path(download.value.path())
+
+    with LivePage(tmp_path / "runs") as served, opened(browser, served.address) as page:
+        page.locator("summary", has_text="columns").click()
+        page.get_by_label("last accuracy").check()
+        page.wait_for_url("**columns=*accuracy.last*")
+        head = page.locator("thead th").all_inner_texts()
+        cells = page.locator("tbody tr", has_text="b").first.locator("td").all_inner_texts()
+        assert (cells[head.index("best accuracy")], cells[head.index("last accuracy")]) == ("0.75", "0.55")
+        page.get_by_role("button", name="Sweep").click()
+        lines = saved(page, ".sweep .chart", "CSV").read_text(encoding="utf-8").splitlines()
+        assert lines[0].split(",")[:2] == ["run", "lr"]
+        assert sorted(line.split(",")[:2] for line in lines[1:]) == [["a", "0.125"], ["b", "0.25"]]
+        assert saved(page, ".sweep .chart", "PNG").read_bytes()[:4] == b"\x89PNG"
+        go(page, f"#/run/{ids_of_list(served.address, page)['b']}/flow?step=1")
+        expect(page.locator("output")).to_have_text("step 1")
+        lines = saved(page, ".flow .save", "CSV").read_text(encoding="utf-8").splitlines()
+        assert [line.split(",")[:4] for line in lines[1:]] == [["fc", "fc:output", "1", "0.25"], ["head", "head:output", "1", "3"]]
+        assert saved(page, ".flow .save", "PNG").read_bytes()[:4] == b"\x89PNG"
+        assert "/flow" in page.url  # a click on a button opens no layer
+
+
+@slow
+def test_a_picture_has_the_height_that_its_reader_gave_it(browser: Any, address: str) -> None:
+    """By keys and by dragging; after a reload, too; delete gives it back its own."""
+    with opened(browser, address) as page:
+        go(page, f"#/run/{ids(page)['small']}")
+        for place in (".chart", ".heat"):
+            picture = page.locator(place).first
+            handle = picture.get_by_role("separator")
+            before = picture.bounding_box()["height"]
+            handle.focus()
+            for _ in range(3):
+                page.keyboard.press("ArrowDown")
+            page.evaluate("new Promise(requestAnimationFrame)")
+            assert picture.bounding_box()["height"] == before + 60
+            box = handle.bounding_box()
+            page.mouse.move(box["x"] + 50, box["y"] + 4)
+            page.mouse.down()
+            page.mouse.move(box["x"] + 50, box["y"] + 44)
+            page.mouse.up()
+            page.evaluate("new Promise(requestAnimationFrame)")
+            assert picture.bounding_box()["height"] == before + 100
+            assert "from=" not in page.url  # nothing was zoomed
+            page.reload()
+            page.locator("#view .view:not([aria-busy])").wait_for(state="attached")
+            page.evaluate("new Promise(requestAnimationFrame)")
+            assert picture.bounding_box()["height"] == before + 100
+            handle.focus()
+            page.keyboard.press("Delete")
+            page.evaluate("new Promise(requestAnimationFrame)")
+            assert picture.bounding_box()["height"] == before
+
+
+@slow
 def test_rounded_numbers_are_those_of_the_run_within_their_bound(browser: Any, tmp_path: Path) -> None:
     """200 sites x 500 steps: more cells than are sent as they are. 2^-13 of each value."""
     made_runs.large_run(tmp_path / "runs" / "large", 200, 500)

@@ -1,5 +1,6 @@
 // Draws lines over the steps of a training: an envelope where several steps share a pixel, marks for what is no number, findings on top.
 import { draw, make, plain, whole } from "./dom.js";
+import { heightOf, resizer } from "./resizing.js";
 import { saveButtons } from "./saving.js";
 import { MARKS, axis, axisText, ends, stepTicks, ticks } from "./scales.js";
 import { smoothed } from "./smoothing.js";
@@ -100,9 +101,10 @@ const SHAPES = { bad: "M-4.5-4.5h9v9h-9z", warn: "M0-5.5 5.5 4.5h-11z", note: "M
 /** @param {import("./span.js").Span} span @param {any} [options] */
 export function lineChart(
   span,
-  { height = 190, label, onmarker, gutter, axisName = () => "step", where = (at) => `step ${whole(Math.round(at))}` } = {},
+  { height: usual = 190, label, onmarker, gutter, axisName = () => "step", where = (at) => `step ${whole(Math.round(at))}` } = {},
 ) {
   let [left, right] = MARGINS;
+  let height = heightOf(label) ?? usual;
   const element = make("div", {
     class: "chart",
     tabindex: 0,
@@ -133,6 +135,17 @@ export function lineChart(
   element.append(
     svg,
     saveButtons(element, () => data.series.map(({ name }) => name).join(" "), rows),
+    resizer(
+      label,
+      () => height,
+      (next) => {
+        height = next ?? usual;
+        bottom = height - 24;
+        element.style.height = `${height}px`;
+        svg.setAttribute("height", String(height));
+        repaint();
+      },
+    ),
   );
   let width = 0;
   let data = { series: [] };
@@ -142,7 +155,7 @@ export function lineChart(
       ? marks.some((mark) => mark > 1 && mark !== 5)
       : values.some((value) => typeof value === "number" && !Number.isFinite(value));
   const top = () => (data.markers?.length ? 20 : 8) + laned;
-  const bottom = height - 24;
+  let bottom = height - 24;
   let [lanes, laned] = [0, 0];
   const named = new Set();
 

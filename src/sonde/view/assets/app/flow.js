@@ -4,6 +4,7 @@ import { draw, make, many, notice, partsOf, plain, rowLabel, shortened, whole } 
 import { stepsOf } from "./heat.js";
 import { nothingYet, numberChooser } from "./layers.js";
 import { player } from "./player.js";
+import { saveButtons } from "./saving.js";
 import { MARKS, axis, ends, lineColour, ticks } from "./scales.js";
 import { matrixOf, rowOf } from "./source.js";
 import { onWidth, once } from "./span.js";
@@ -32,7 +33,18 @@ export async function flowView({ root, source, run, args, isShown }) {
   });
   const svg = draw("svg", { width: "100%" });
   const band = draw("g", { class: "cross" });
-  picture.append(svg);
+  const numbers = () => [
+    ["layer", "site", "step", "value", "mark", "least in the training", "greatest in the training"],
+    ...rows.map(({ low, high, values, marks }, row) => {
+      const [value, mark] = exact ? [exact.values[row], exact.marks[row]] : [values[column], marks[column]];
+      const step = exact?.step ?? found.ends?.[column] ?? Math.ceil(found.steps[column]);
+      return [found.names[row], found.sites[row], step, value, MARKS[mark]?.name, low, high];
+    }),
+  ];
+  picture.append(
+    svg,
+    saveButtons(picture, () => `flow ${number}`, numbers),
+  );
   let [found, rows, control, column] = [null, [], null, 0];
   let [exact, timer] = [null, 0]; // the values at the step itself, where a column of the heat-map joins several steps
   root.append(
@@ -267,12 +279,13 @@ export async function flowView({ root, source, run, args, isShown }) {
   picture.addEventListener("pointerleave", leave);
   picture.addEventListener("blur", leave);
   picture.addEventListener("click", (event) => {
+    if (/** @type {Element} */ (event.target).closest("button")) return;
     const row = rowAt(event);
     if (there(row)) open(row);
   });
   picture.addEventListener("keydown", (event) => {
     if (!found || event.altKey || event.ctrlKey || event.metaKey) return;
-    if (event.key === "Enter" && chosen !== null) {
+    if (event.key === "Enter" && chosen !== null && event.target === picture) {
       open(chosen);
       return;
     }

@@ -1,6 +1,7 @@
 // Draws a heat-map: rows times columns of steps on a canvas, names, axes and the cursor above it as SVG.
 import { beforeOf } from "./change.js";
 import { draw, make, many, partsOf, plain, rowLabel, shortened, whole } from "./dom.js";
+import { heightOf, resizer } from "./resizing.js";
 import { saveButtons } from "./saving.js";
 import { MARKS, axis, axisText, gradient, hatchOf, isDark, ramp, shareOn, stepTicks, ticks } from "./scales.js";
 import { gestures, onWidth, once } from "./span.js";
@@ -111,7 +112,18 @@ export function heatMap(
       }
     return found;
   };
-  element.append(saveButtons(element, () => data?.label ?? "", cells));
+  let chosen = heightOf(label); // of the plot, by the reader
+  element.append(
+    saveButtons(element, () => data?.label ?? "", cells),
+    resizer(
+      label,
+      () => plot.height,
+      (next) => {
+        chosen = next;
+        repaint();
+      },
+    ),
+  );
   let rows = held; // the rows shown, from and to; null: all
   let at = null; // the cell of the cursor
   let home = null; // the site to which the cursor returns, at the step that the span holds
@@ -131,7 +143,7 @@ export function heatMap(
   function paint() {
     if (!width || !data) return;
     const [first, last] = shownRows();
-    const height = Math.max(Math.min((last - first) * rowHeight, tallest), Math.min(least, (last - first) * 40));
+    const height = chosen ?? Math.max(Math.min((last - first) * rowHeight, tallest), Math.min(least, (last - first) * 40));
     plot = { left: left(width), top: 4, width: 1, height };
     plot.width = Math.max(width - plot.left - RIGHT[data.signs ? 1 : 0], 10);
     element.style.height = `${height + plot.top + BOTTOM}px`;

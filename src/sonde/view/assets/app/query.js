@@ -63,6 +63,12 @@ export function columnsOf(runs) {
   return { settings: names("settings"), differing: names("settings").filter(differs), metrics: names("metrics") };
 }
 
+// What heads the column of a setting or a metric.
+export function columnTitle(name, { metrics }) {
+  if (metrics.includes(name)) return `best ${name}`;
+  return name.endsWith(".last") && metrics.includes(name.slice(0, -5)) ? `last ${name.slice(0, -5)}` : name;
+}
+
 // Where each of several values lies on an ordered ramp, 0 to 1: numbers by their order, others by their names.
 export function placesOf(values) {
   const kinds = [...new Set(values.filter((value) => value !== undefined && value !== null))];

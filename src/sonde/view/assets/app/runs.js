@@ -3,7 +3,7 @@ import { keep, linkTo } from "./address.js";
 import { sparkline } from "./chart.js";
 import { code, fill, healthOf, lasting, make, many, notice, plain, searchField, since, stateDot, whole } from "./dom.js";
 import { notesOf } from "./notes.js";
-import { chosenRuns, columnsOf, knownOf, placesOf, settingText } from "./query.js";
+import { chosenRuns, columnTitle, columnsOf, knownOf, placesOf, settingText } from "./query.js";
 import { MARKS } from "./scales.js";
 import { orderedColour, sweepPicture } from "./sweep.js";
 
@@ -259,7 +259,7 @@ export function runsView({ root, listed, args }) {
             title("loss", "last loss", { class: "right" }),
             make("th", { scope: "col", class: "extra" }, "course"),
             columns.map((name) =>
-              title(name, known.metrics.includes(name) ? `best ${name}` : name, {
+              title(name, columnTitle(name, known), {
                 class: `${numeric.has(name) ? "right " : ""}${extra}`,
               }),
             ),
@@ -294,7 +294,9 @@ export function runsView({ root, listed, args }) {
 
   // Which columns stand in the table, and which setting colours the runs.
   function choices(known, columns) {
-    const names = [...known.settings, ...known.metrics].slice(0, MOST_CHOICES);
+    // The loss has a column of its last value.
+    const metrics = known.metrics.flatMap((name) => (name === "loss" ? [name] : [name, `${name}.last`]));
+    const names = [...known.settings, ...metrics].slice(0, MOST_CHOICES);
     menu.hidden = !names.length;
     fill(
       menu,
@@ -315,7 +317,7 @@ export function runsView({ root, listed, args }) {
                 list();
               },
             }),
-            ` ${known.metrics.includes(name) ? `best ${name}` : name}`,
+            ` ${columnTitle(name, known)}`,
           ),
         ),
       ),

@@ -2,6 +2,7 @@
 import { linkTo } from "./address.js";
 import { draw, make, shortened } from "./dom.js";
 import { knownOf, settingText } from "./query.js";
+import { saveButtons } from "./saving.js";
 import { axis, ends, ramp, ticks } from "./scales.js";
 import { onWidth, once } from "./span.js";
 import { hideTip, showTip } from "./tip.js";
@@ -43,6 +44,11 @@ export function sweepPicture() {
     make("figure", null, make("figcaption", null, make("h2", null, "Each run through its settings")), second),
   );
   let held = null;
+  const numbers = () => {
+    const names = [...new Set([held.x, ...held.names, held.y])];
+    return [["run", ...names], ...held.runs.map((run) => [run.name, ...names.map((name) => knownOf(run, name) ?? null)])];
+  };
+  for (const box of [first, second]) box.append(saveButtons(box, () => `sweep ${held.y} ${held.x}`, numbers));
   const tip = (run) => ({
     onpointerenter: (event) =>
       showTip(
