@@ -10,10 +10,12 @@ import pytest
 
 from sonde.errors import ArgumentError, ObservationWarning, StoreError, UnknownSiteError
 from sonde.rows import Layout
+from sonde.run.folder import source
 from sonde.run.run import Run, open_run
 from sonde.run.runs import Runs, open_runs
 from sonde.run.store.open import start_run
 
+READ = source.Description.read
 PLACES = Layout(["fc:output", "head:output"])
 
 
@@ -85,6 +87,48 @@ def test_tables_are_those_of_each_run_behind_one_another_with_its_name(runs: Run
     assert table == expected
     pytest.importorskip("pandas")
     assert runs.frame("moments")["run"].tolist() == [row["run"] for row in expected]
+
+
+def test_tables_of_all_runs_leave_out_what_a_resumed_run_has_replaced(tmp_path: Path) -> None:
+    """A folder's name may hold what is a pattern of files elsewhere, and a number may be called as DuckDB calls a file's path."""
+    record(tmp_path / "a")
+    record(tmp_path / "b [1]*?")
+    for name in ("a", "b [1]*?"):
+        with start_run(tmp_path / name, exists="resume", step=2) as writer:
+            writer.append("moments", PLACES, {"rms": [7.0, 7.0], "filename": [1.0, 2.0]}, step=2)
+            writer.scalar("loss", 7.0, step=2)
+    runs = open_runs(tmp_path)
+    for family in ("moments", "scalars"):
+        expected = [{"run": name, **row} for name in sorted(runs.names) for row in runs[name].table(family).to_pylist()]
+        assert runs.table(family).to_pylist() == expected
+    assert {name: about.loss for name, about in runs.summaries().items()} == dict.fromkeys(runs.names, 7.0)
+    assert runs.sql("SELECT count(*) FROM scalars").fetchall() == [(6,)]
+
+
+def test_a_file_that_duckdb_cannot_read_leaves_the_other_runs_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its checksum is right: it was written so."""
+    record(tmp_path / "a")
+    record(tmp_path / "b")
+    (part,) = (tmp_path / "a" / "moments").glob("*.parquet")
+    part.write_bytes(b"PAR1" + b"0" * 100 + b"PAR1")
+    monkeypatch.setattr(source, "fault", lambda *_: "")
+    with pytest.warns(ObservationWarning, match="damaged"):
+        assert set(open_runs(tmp_path).table("moments").column("run").to_pylist()) == {"b"}
+
+
+def test_the_description_of_a_run_is_read_again_when_it_has_changed_and_only_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = []
+    monkeypatch.setattr(source.Description, "read", classmethod(lambda _, folder: read.append(folder) or READ(folder)))
+    record(tmp_path / "a")
+    run = open_run(tmp_path / "a")
+    read.clear()
+    assert (run.info["config"], run.config, len(run.description.attempts), run.state) == ({}, {}, 1, "ended")
+    assert read == []
+    with start_run(tmp_path / "a", exists="resume", step=2):
+        assert (len(run.description.attempts), run.state) == (2, "running")
+    assert (len(run.description.attempts), run.state) == (2, "ended")
 
 
 def test_a_family_or_column_that_some_runs_lack_is_null_there(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from sonde.run.store.writer import RunWriter
 
 SOURCE = Path(sonde.__file__).parent
 SQL = re.compile(r"\b(SELECT|FROM|WHERE|COPY|DESCRIBE|CREATE|DROP|INSERT|UNION|GROUP BY|ORDER BY|BETWEEN|SET)\b|\bAND \(?$")
-WRITES_SQL = {"quoted", "literal", "condition", "of_rank", "first_rank", "rows_of"}
+WRITES_SQL = {"quoted", "literal", "condition", "of_rank", "first_rank", "rows_of", "joined_rows_of", "_files"}
 CHECKED = {  # texts that are SQL already; each was made from the functions above
     ("run/folder/duckdb_sql.py", "where"): "the caller's own condition, parsed to be one condition",
     ("run/comparison/side_by_side.py", "axis.column"): "made by Axis.column",

@@ -217,11 +217,23 @@ def rows_of(files: Sequence[tuple[Path, int | None]]) -> str:
     return " UNION ALL BY NAME ".join(_read(paths, limit) for limit, paths in by_limit.items())
 
 
+def joined_rows_of(paths: Sequence[Path], table: str) -> str:
+    """Return SQL for the rows of the files at *paths*, each led by its ``run`` in *table*, and up to ``sonde_limit`` there."""
+    rows = f"SELECT * FROM read_parquet({_files(paths)}, union_by_name=true, hive_partitioning=false, filename='sonde_path')"
+    return (
+        f"SELECT run, sonde_rows.* EXCLUDE (sonde_path) FROM ({rows}) AS sonde_rows "
+        f"JOIN {quoted(table)} ON sonde_path = sonde_file WHERE sonde_limit IS NULL OR step < sonde_limit"
+    )
+
+
 def _read(paths: Sequence[Path], limit: int | None) -> str:
-    files = ", ".join(literal(_literally(path)) for path in paths)
     # without hive_partitioning=false a folder named lr=0.1 would add a column "lr"
-    rows = f"SELECT * FROM read_parquet([{files}], union_by_name=true, hive_partitioning=false)"
+    rows = f"SELECT * FROM read_parquet({_files(paths)}, union_by_name=true, hive_partitioning=false)"
     return rows if limit is None else f"{rows} WHERE step < {literal(limit)}"
+
+
+def _files(paths: Sequence[Path]) -> str:
+    return f"[{', '.join(literal(_literally(path)) for path in paths)}]"
 
 
 def _literally(path: Path) -> str:

@@ -130,9 +130,11 @@ def is_leftover(path: Path) -> bool:
 def folder_size(folder: Path) -> int:
     """Return the bytes of all files in *folder*, however deep, but for locks, which go; of one that is not there, 0."""
     total = 0
-    for file in folder.glob("**/*"):
-        with suppress(OSError):
-            total += file.stat().st_size if file.is_file() and not file.name.startswith(".lock-") else 0
+    for at, _, files in os.walk(folder):
+        for name in files:
+            with suppress(OSError):
+                status = Path(at, name).stat()
+                total += status.st_size if stat.S_ISREG(status.st_mode) and not name.startswith(".lock-") else 0
     return total
 
 
