@@ -99,29 +99,57 @@ def after(change: Callable[[Any], Any], layer: Callable[[], nn.Module | None] = 
 
 
 class Mixing(nn.Module):
-    """Attention; each position sees so many later ones, or all."""
+    """Attention; each position sees so many later ones, or all.
 
-    def __init__(self, heads: int = 4, ahead: int | None = None, scale: float = 1.0, base: float | None = None) -> None:
+    Args:
+        heads: their number.
+        ahead: how many later positions a position sees.
+        scale: times the usual one.
+        base: of a rotary embedding.
+        window: how many positions a position sees.
+        cap: limits the scores.
+        part: so many features are turned.
+        later: keys are turned so many positions further.
+        padding: what a mask of padding says of positions that are seen; None to leave it unread.
+    """
+
+    def __init__(
+        self,
+        heads: int = 4,
+        ahead: int | None = None,
+        scale: float = 1.0,
+        base: float | None = None,
+        window: int = 99,
+        cap: float = 0.0,
+        part: int = 4,
+        later: int = 0,
+        padding: bool | None = True,
+    ) -> None:
         super().__init__()
         torch.manual_seed(3)
         self.q, self.k, self.v, self.out = (nn.Linear(16, 16) for _ in range(4))
-        self._form = heads, ahead, scale, base
+        self._form = heads, ahead, scale, base, window, cap, part, later, padding
 
-    def forward(self, x: Tensor) -> Tensor:
-        heads, ahead, scale, base = self._form
+    def forward(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
+        heads, ahead, scale, base, window, cap, part, later, padding = self._form
         q, k, v = (layer(x).unflatten(-1, (heads, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
         if base is not None:
-            q, k = rotated(q, base), rotated(k, base)
+            q, k = (torch.cat((rotated(h[..., :part], base, f), h[..., part:]), -1) for h, f in ((q, 0), (k, later)))
         scores = q @ k.mT / math.sqrt(q.size(-1)) * scale
+        scores = cap * (scores / cap).tanh() if cap else scores
+        hidden = torch.ones(x.size(1), x.size(1)).tril(-window).bool()
         if ahead is not None:
-            scores = scores.masked_fill(torch.ones(x.size(1), x.size(1)).triu(ahead + 1).bool(), -math.inf)
+            hidden = hidden | torch.ones(x.size(1), x.size(1)).triu(ahead + 1).bool()
+        if seen is not None and padding is not None:
+            hidden = hidden | (seen != padding)[:, None, None]
+        scores = scores.masked_fill(hidden, -1e9)
         mixed: Tensor = self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
         return mixed
 
 
-def rotated(x: Tensor, base: float) -> Tensor:
+def rotated(x: Tensor, base: float, first: int = 0) -> Tensor:
     half = x.size(-1) // 2
-    angles = torch.arange(x.size(-2))[:, None] * base ** (-torch.arange(half) / half)
+    angles = (first + torch.arange(x.size(-2)))[:, None] * base ** (-torch.arange(half) / half)
     cos, sin = (torch.cat((held, held), -1).to(x) for held in (angles.cos(), angles.sin()))
     return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
 
@@ -301,6 +329,97 @@ def test_a_cause_is_stated_and_without_it_the_sides_are_equal(rule: str) -> None
     assert [cause.rule for cause in found.causes] == [rule], found
     a, b, batch, others = UNDONE[rule](False)
     assert sonde.compare(a, b, batch, verbose=False, **others).ok
+
+
+@pytest.mark.parametrize(
+    ("form", "rule", "words"),
+    [
+        ({"scale": 0.3}, "attention_scale", "1 / sqrt(head size) in a, a scale of 0.15 in b"),
+        ({"cap": 0.5}, "attention_scale", "then limited to 0.5 by tanh in b"),
+        ({"window": 4}, "mask", "no position sees later ones in a, no position sees later ones, nor any before the last 4 in b"),
+        ({"base": 10_000.0, "part": 2}, "rotary", "halves, base 10000 in a, halves, base 10000, of 2 features of each head in b"),
+        ({"base": 10_000.0, "later": 1}, "rotary", "keys +1 positions from queries in b"),
+        ({"base": 123.0}, "rotary", "halves, base 123 in b"),
+        ({"padding": False}, "mask", "['seen'] in a, ['seen'] turned round in b"),
+        ({"padding": None}, "mask", "['seen'] in a, no position sees later ones in b"),
+    ],
+)
+def test_attention_that_one_number_sets_apart_is_recognised_beside_that_of_the_other_side(
+    form: dict[str, Any], rule: str, words: str
+) -> None:
+    same: dict[str, Any] = {"ahead": 0} | ({"base": 10_000.0} if "base" in form else {})
+    seen = torch.ones(3, 9, dtype=torch.bool)
+    seen[1, 5:] = False  # of one sample alone
+    torch.manual_seed(0)
+    given = {"seen": seen} if "padding" in form else {}
+    a, b = (Between(Mixing(**held), **given) for held in (same, same | form))
+    for model in (a, b):
+        nn.init.orthogonal_(model.layer.q.weight, 3.0)  # type: ignore[union-attr, arg-type]  # it is there
+        nn.init.orthogonal_(model.layer.k.weight, 3.0)  # type: ignore[union-attr, arg-type]
+    b.load_state_dict(a.state_dict())
+    for pair in ((a, b), (b, a)):
+        found = sonde.compare(*pair, sequences() * 2, verbose=False)
+        assert found.cause is not None, found
+        assert (str(found.culprit and found.culprit.site), found.cause.rule) == ("layer.out:input", rule), found
+        if pair[0] is a:
+            assert words in found.cause.message
+
+
+def test_a_tensor_that_one_side_alone_gives_to_a_layer_is_named() -> None:
+    seen = torch.ones(3, 9, dtype=torch.bool).index_fill(1, torch.tensor([8]), False)
+    torch.manual_seed(0)
+    a = Between(Mixing())
+    for pair in ((a, of_equal_ends(a, Between(Mixing(), seen=seen))), (of_equal_ends(a, Between(Mixing(), seen=seen)), a)):
+        found = sonde.compare(*pair, sequences(), verbose=False)
+        assert found.cause is not None, found
+        assert (str(found.culprit and found.culprit.site), found.cause.rule) == ("layer.out:input", "mask"), found
+
+    class Whole(Mixing):
+        """Nothing inside is a module, so that the call is the place."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            held = {name: getattr(self, name) for name in ("q", "k", "v", "out")}
+            for name, layer in held.items():
+                delattr(self, name)
+                for kind in ("weight", "bias"):
+                    setattr(self, f"{name}_{kind}", getattr(layer, kind))
+                setattr(self, name, lambda x, name=name: nn.functional.linear(x, *self._of(name)))  # type: ignore[misc]  # a name
+
+        def _of(self, name: str) -> tuple[Tensor, Tensor]:
+            return getattr(self, f"{name}_weight"), getattr(self, f"{name}_bias")
+
+    a = Between(Whole())
+    found = sonde.compare(a, of_equal_ends(a, Between(Whole(), seen=seen)), sequences(), verbose=False)
+    assert found.cause is not None, found
+    assert (found.cause.rule, found.cause.message) == ("argument", "its argument seen is None in a and a tensor of 3×9 in b")
+
+
+def test_a_tensor_that_one_side_limits_by_tanh_is_named() -> None:
+    def limited(model: Any, h: Tensor, y: Tensor) -> Tensor:
+        return 2 * (y / 2).tanh()
+
+    pair = between(nn.Softplus(), nn.Softplus(), code=(None, limited))
+    for side, each in (("b", pair), ("a", pair[::-1])):
+        found = sonde.compare(*each, 3 * vectors(), verbose=False)
+        assert found.cause is not None, found
+        assert (found.cause.rule, found.cause.evidence["limit"]) == ("activation", 2.0)
+        assert f"{side} limits it to 2 by tanh" in found.cause.message
+
+
+def test_a_setting_in_a_dictionary_is_tried() -> None:
+    class Power(nn.Module):
+        def __init__(self, power: int) -> None:
+            super().__init__()
+            self.options = {"power": power, "other": "text"}
+
+        def forward(self, x: Tensor) -> Tensor:
+            made: Tensor = x.abs() ** self.options["power"]  # type: ignore[operator]  # a number
+            return made
+
+    found = sonde.compare(*between(Power(2), Power(3)), vectors(), verbose=False)
+    assert found.cause is not None, found
+    assert found.cause.message == "options.power is 2 in a and 3 in b"
 
 
 class Times(nn.Module):

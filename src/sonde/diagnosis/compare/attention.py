@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sonde.diagnosis.compare.scene import Scene, Source
 from sonde.diagnosis.compare.suspects import Suspect, Undo
+from sonde.diagnosis.compare.weights import fitted
 from sonde.diagnosis.distance import as_numbers, distance
 from sonde.rules import Finding
 
@@ -23,6 +24,7 @@ _MOST_QUERIES = 48
 _SCALES = ("1 / sqrt(head size)", "no scale", "1 / head size", "1 / sqrt(width)", "sqrt(head size)", "1 / sqrt(heads)")
 _CAUSAL, _NO_MASK = "no position sees later ones", "each position sees all"
 _MASKS = (_CAUSAL, _NO_MASK, "each position sees one later one too", "no position sees earlier ones")
+_WINDOW = "no position sees later ones, nor any before the last "
 _ROTATIONS = ("halves", "interleaved", "halves swapped", "interleaved pairs swapped")
 
 
@@ -36,6 +38,9 @@ class Form:
         mask: an entry of the list of masks, or the leaf path of a mask that was given.
         rotary: ``none``, or an entry of the list of rotations with the source of the angles.
         sharing: which heads of queries share a head of keys.
+        cap: the size to which tanh limits the scores; 0 for no limit.
+        part: how many features of a head are turned, the first ones; 0 for all.
+        ahead: by how many positions keys are turned further than queries.
     """
 
     heads: int
@@ -44,6 +49,20 @@ class Form:
     mask: str
     rotary: str
     sharing: str = "neighbouring heads"
+    cap: float = 0.0
+    part: int = 0
+    ahead: int = 0
+
+    @property
+    def scaling(self) -> str:
+        """What becomes of the scores before the mask, in words."""
+        return self.scale + (f", then limited to {self.cap:g} by tanh" if self.cap else "")
+
+    @property
+    def turning(self) -> str:
+        """The rotary embedding, in words."""
+        part = f", of {self.part} features of each head" if self.part else ""
+        return self.rotary + part + (f", keys {self.ahead:+d} positions from queries" if self.ahead else "")
 
 
 @dataclass(frozen=True)
@@ -75,12 +94,16 @@ def of_attention(scene: Scene) -> Iterator[Suspect]:
     if not scene.frame.is_code or scene.tensors is None or scene.tensors[0].dim() != 3:
         return
     tolerance = max(scene.tolerance, 3e-7)
+    farthest = int((scene.tensors[0] - scene.tensors[1]).flatten(1).norm(dim=1).argmax())
     for triple in _triples(scene):
-        here, there = (_form(_given(scene, triple, side), tolerance) for side in (0, 1))
+        one, other = (_given(scene, triple, side, farthest) for side in (0, 1))
+        here, there = _form(one, tolerance), _form(other, tolerance)
+        if (here is None) != (there is None):
+            here, there = here or _near(one, there, tolerance), there or _near(other, here, tolerance)
         if here is None or there is None or here == there:
             continue
-        samples = range(scene.tensors[1].size(0))
-        made = [_attended(_given(scene, triple, 1, sample), here) for sample in samples]
+        pairs = [[_given(scene, triple, side, sample) for side in (0, 1)] for sample in range(scene.tensors[1].size(0))]
+        made = [_attended(replace(theirs, masks=own.masks, angles=own.angles), here) for own, theirs in pairs]
         if any(each is None for each in made):
             continue
         result = torch.stack([each for each in made if each is not None])
@@ -92,20 +115,20 @@ def of_attention(scene: Scene) -> Iterator[Suspect]:
 def _differences(scene: Scene, here: Form, there: Form) -> Iterator[Finding]:
     if here.mask != there.mask:
         yield scene.finding(
-            "causal_mask" if _CAUSAL in (here.mask, there.mask) else "mask",
+            "causal_mask" if _CAUSAL in (here.mask, there.mask) and {here.mask, there.mask} <= {*_MASKS} else "mask",
             f"attention masks: {here.mask} in a, {there.mask} in b",
             "give both sides the same mask",
         )
-    if here.scale != there.scale:
+    if here.scaling != there.scaling:
         yield scene.finding(
             "attention_scale",
-            f"scores of attention: {here.scale} in a, {there.scale} in b",
+            f"scores of attention: {here.scaling} in a, {there.scaling} in b",
             "scale the scores alike",
             {"heads": float(here.heads)},
         )
-    if here.rotary != there.rotary:
+    if here.turning != there.turning:
         yield scene.finding(
-            "rotary", f"rotary embedding: {here.rotary} in a, {there.rotary} in b", "rotate queries and keys alike on both sides"
+            "rotary", f"rotary embedding: {here.turning} in a, {there.turning} in b", "rotate queries and keys alike on both sides"
         )
     if here.sharing != there.sharing:
         yield scene.finding(
@@ -165,6 +188,10 @@ def _given(scene: Scene, triple: tuple[Source, Source, Source], side: int, sampl
     )
     length = one[0].size(0)
     masks = {leaf: held for leaf, held in leaves.items() if held.dim() == 4 and held.shape[-2:] == (length, length)}
+    given = {leaf: held[min(sample, len(held) - 1), :1].detach().cpu() for leaf, held in masks.items()}
+    for leaf, held in leaves.items():
+        if held.dim() == 2 and held.size(-1) == length and not held.is_complex() and bool(((held == 0) | (held == 1)).all()):
+            given |= _of_padding(leaf, held[min(sample, len(held) - 1)].detach().cpu().bool())
     pairs = [held for held in leaves.values() if held.dim() == 3 and held.size(-2) == length and held.is_floating_point()]
     turned = [held for held in pairs if held.size(-1) != one[0].size(-1) and bool((held.abs() <= 1.5).all())]
     angles = (as_numbers(turned[0])[0], as_numbers(turned[1])[0]) if len(turned) == 2 else None
@@ -176,12 +203,21 @@ def _given(scene: Scene, triple: tuple[Source, Source, Source], side: int, sampl
         one[1],
         one[2],
         scene.tensors[side][sample],
-        {leaf: held[min(sample, len(held) - 1), :1].detach().cpu() for leaf, held in masks.items()},
+        given,
         angles,
         tuple(int(held) for held in attributes.values() if held == int(held) and 1 <= held <= 512),
         bases,
         scales,
     )
+
+
+def _of_padding(leaf: str, kept: Tensor) -> dict[str, Tensor]:
+    """Return the masks that a mask of padding may stand for, by words: which positions are seen is said with 1, or with 0."""
+    earlier = _allowed(_CAUSAL, torch.arange(len(kept), device="cpu"), len(kept))
+    found: dict[str, Tensor] = {}
+    for seen, words in ((kept, leaf), (~kept, f"{leaf} turned round")):
+        found |= {words: (earlier & seen)[None], f"{words}, and later positions": seen.expand_as(earlier)[None]}
+    return found
 
 
 def _attributes(module: nn.Module | None) -> dict[str, float]:
@@ -215,36 +251,71 @@ def _form(given: Given, tolerance: float) -> Form | None:
     return best
 
 
-def _attended(given: Given, form: Form) -> Tensor | None:
+def _near(given: Given, beside: Form | None, tolerance: float) -> Form | None:
+    """Return a form that makes the result and differs from *beside*, that of the other side, in one number; None if none does."""
+    if beside is None:
+        return None
+    length, size = len(given.q), given.q.size(-1) // beside.heads
+    rows = torch.linspace(0, length - 1, min(length, _MOST_QUERIES), device="cpu").round().long().unique()
+
+    def off(form: Form) -> float:
+        made = _attended(given, form, rows)
+        return math.inf if made is None or made.shape != given.result[rows].shape else distance(made, given.result[rows]).relative
+
+    forms = [replace(beside, mask=f"{_WINDOW}{seen}") for seen in range(1, min(length, _MOST_WINDOWS))]
+    if beside.rotary != "none":
+        forms += [replace(beside, part=part) for part in (size // 4, size // 2, 3 * size // 4) if part and part % 2 == 0]
+        forms += [replace(beside, ahead=ahead) for ahead in (1, -1, 2, -2)]
+    found = next((form for form in forms if off(form) <= 4 * tolerance), None)
+    rotation, _, source = beside.rotary.partition(", base ")
+    numbers: list[tuple[Callable[[float], Form], float, float]] = [
+        (lambda number: replace(beside, scale=f"{_OWN_SCALE}{number:.12g}"), 1e-3, 1e2),
+        (lambda number: replace(beside, cap=number), 1e-1, 1e3),
+        *([(lambda number: replace(beside, rotary=f"{rotation}, base {number:.12g}"), 1e1, 1e8)] if source else []),
+    ]
+    for form, low, high in () if found else numbers:
+        number = fitted(lambda number, form=form: off(form(number)), low, high, 4 * tolerance)  # type: ignore[misc]  # bound now
+        if number is not None:
+            return form(number)
+    return found
+
+
+_MOST_WINDOWS = 4096
+
+
+def _attended(given: Given, form: Form, rows: Tensor | None = None) -> Tensor | None:
     """Return what attention of *form* makes of queries, keys and values; None where they do not fit it."""
-    every = torch.arange(len(given.q), device="cpu")
-    return next((made for other, made in _forms(given, every, form) if other == form or _plain(other, given) == form), None)
+    rows = torch.arange(len(given.q), device="cpu") if rows is None else rows
+    size = given.q.size(-1) // form.heads
+    own = {form.scale: float(form.scale.removeprefix(_OWN_SCALE))} if form.scale.startswith(_OWN_SCALE) else {}
+    factor = (_factors(given, form.heads, size) | own).get(form.scale)
+    turned = _turned(given, form)
+    if factor is None or turned is None or form.mask.partition(_WINDOW)[0] not in ("", *given.masks, *_MASKS):
+        return None
+    scores, v = _scores(given, form, *turned, rows)
+    scores = scores * factor
+    scores = form.cap * (scores / form.cap).tanh() if form.cap else scores
+    return torch.einsum("hqk,khd->qhd", _masked(scores, form.mask, given, rows).softmax(-1), v).flatten(1)
 
 
-def _forms(given: Given, rows: Tensor, only: Form | None = None) -> Iterator[tuple[Form, Tensor]]:
-    """Yield the forms to try, and what each makes at the queries *rows*; with *only* forms with its heads and rotation alone."""
-    width = given.q.size(-1)
+def _scores(given: Given, form: Form, q: Tensor, k: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the products of queries, at *rows*, and keys, and the values, of each head of queries."""
+    heads = torch.arange(form.heads, device="cpu")
+    wide = heads // (form.heads // form.groups) if form.sharing == _SHARINGS[0] else heads % form.groups
+    return torch.einsum("qhd,khd->hqk", q[rows], k[:, wide]), given.v.unflatten(-1, (form.groups, -1))[:, wide]
+
+
+def _forms(given: Given, rows: Tensor) -> Iterator[tuple[Form, Tensor]]:
+    """Yield the forms to try, and what each makes at the queries *rows*."""
     for heads, groups in _head_numbers(given):
-        if only is not None and (heads, groups) != (only.heads, only.groups):
-            continue
-        size = width // heads
+        size = given.q.size(-1) // heads
         factors = _factors(given, heads, size)
-        if only is not None and only.scale.startswith(_OWN_SCALE):
-            factors[only.scale] = float(only.scale.removeprefix(_OWN_SCALE))
-        for rotary, q, k in _rotated(given, heads, groups, size):
-            if only is not None and rotary != only.rotary:
-                continue
-            for sharing in _SHARINGS if 1 < groups < heads else _SHARINGS[:1]:
-                wide = (
-                    torch.arange(heads, device="cpu") // (heads // groups)
-                    if sharing == _SHARINGS[0]
-                    else torch.arange(heads, device="cpu") % groups
-                )
-                scores = torch.einsum("qhd,khd->hqk", q[rows], k[:, wide])
-                v = given.v.unflatten(-1, (groups, -1))[:, wide]
+        for rotary in _rotations(given, size):
+            turned = _turned(given, Form(heads, groups, "", "", rotary))
+            for sharing in (_SHARINGS if 1 < groups < heads else _SHARINGS[:1]) if turned else ():
+                assert turned is not None
+                scores, v = _scores(given, Form(heads, groups, "", "", rotary, sharing), *turned, rows)
                 for scale, mask in itertools.product(factors, (*given.masks, *_MASKS)):
-                    if only is not None and (scale != only.scale or sharing != only.sharing):
-                        continue
                     weights = _masked(scores * factors[scale], mask, given, rows).softmax(-1)
                     yield Form(heads, groups, scale, mask, rotary, sharing), torch.einsum("hqk,khd->qhd", weights, v).flatten(1)
 
@@ -288,40 +359,63 @@ def _factors(given: Given, heads: int, size: int) -> dict[str, float]:
 def _masked(scores: Tensor, mask: str, given: Given, rows: Tensor) -> Tensor:
     if mask in given.masks:
         held = given.masks[mask][:, rows]
-        return scores.masked_fill(~held, -math.inf) if held.dtype is torch.bool else scores + held.double()
-    return scores.masked_fill(~_allowed(mask, rows, scores.size(-1)), -math.inf)
+        return scores.masked_fill(~held, _UNSEEN) if held.dtype is torch.bool else scores + held.double()
+    return scores.masked_fill(~_allowed(mask, rows, scores.size(-1)), _UNSEEN)
+
+
+_UNSEEN = -1e30  # a row that sees nothing sees all alike
 
 
 def _allowed(mask: str, rows: Tensor, length: int) -> Tensor:
     """Return which position (row) sees which one (column)."""
     ahead = torch.arange(length, device="cpu")[None, :] - rows[:, None]
+    if mask.startswith(_WINDOW):
+        return (ahead <= 0) & (ahead > -int(mask.removeprefix(_WINDOW)))
     place = _MASKS.index(mask)
     return (ahead <= 0, ahead < length, ahead <= 1, ahead >= 0)[place]
 
 
-def _rotated(given: Given, heads: int, groups: int, size: int) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yield queries and keys (positions, heads, size): as they are, and with each rotary embedding."""
-    q, k = given.q.unflatten(-1, (heads, size)), given.k.unflatten(-1, (groups, size))
-    yield "none", q, k
-    if size % 2:
-        return
-    sources: list[tuple[str, Tensor, Tensor]] = []
-    half = size // 2
-    for base in dict.fromkeys((*given.bases, *_BASES)):
-        angles = torch.arange(len(q), dtype=torch.float64, device="cpu")[:, None] * base ** (
-            -torch.arange(half, dtype=torch.float64, device="cpu") / half
-        )
-        wide = torch.cat((angles, angles), -1)[:, None]
-        sources.append((f", base {base:g}", wide.cos(), wide.sin()))
+def _rotations(given: Given, size: int) -> Iterator[str]:
+    """Yield no rotary embedding, and each one that heads of *size* may have."""
+    yield "none"
+    sources = [f", base {base:g}" for base in dict.fromkeys((*given.bases, *_BASES))]
     if given.angles is not None and given.angles[0].size(-1) == size:
-        cos, sin = (held[:, None] for held in given.angles)
-        if not any(bool((cos - known).abs().max() < 1e-2) for _, known, _ in sources):
-            sources.append((", given angles", cos, sin))
-    for (words, cos, sin), rotation in itertools.product(sources, _ROTATIONS):
-        yield rotation + words, _turned(q, cos, sin, rotation), _turned(k, cos, sin, rotation)
+        known = [_angles(len(given.q), size, float(source.removeprefix(", base "))).cos() for source in sources]
+        if not any(bool((given.angles[0] - each).abs().max() < 1e-2) for each in known):
+            sources.append(", given angles")
+    for source, rotation in itertools.product(sources, _ROTATIONS) if size % 2 == 0 else ():
+        yield rotation + source
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor, rotation: str) -> Tensor:
+def _angles(length: int, size: int, base: float, first: int = 0) -> Tensor:
+    """Return the angles (positions, features) by which a rotary embedding turns halves of *size* features."""
+    powers = base ** (-torch.arange(size // 2, dtype=torch.float64, device="cpu") / (size // 2))
+    angles = (first + torch.arange(length, dtype=torch.float64, device="cpu"))[:, None] * powers
+    return torch.cat((angles, angles), -1)
+
+
+def _turned(given: Given, form: Form) -> tuple[Tensor, Tensor] | None:
+    """Return queries and keys (positions, heads, features), turned as *form* says; None where there are no such angles."""
+    q, k = given.q.unflatten(-1, (form.heads, -1)), given.k.unflatten(-1, (form.groups, -1))
+    if form.rotary == "none":
+        return q, k
+    rotation, _, source = form.rotary.partition(", ")
+    part = form.part or q.size(-1)
+    if source.startswith("base "):
+        angles = [_angles(len(q), part, float(source.removeprefix("base ")), first) for first in (0, form.ahead)]
+        waves = [(each.cos(), each.sin()) for each in angles]
+    elif given.angles is None or given.angles[0].size(-1) != part:
+        return None
+    else:
+        waves = [given.angles] * 2
+    made = [
+        torch.cat((_turn(x[..., :part], wave[0][:, None], wave[1][:, None], rotation), x[..., part:]), -1)
+        for x, wave in zip((q, k), waves, strict=True)
+    ]
+    return made[0], made[1]
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, rotation: str) -> Tensor:
     half = x.size(-1) // 2
     sign = -1.0 if rotation.endswith("swapped") else 1.0
     if rotation.startswith("halves"):

@@ -5,6 +5,7 @@ Each look yields suspects; ``proof`` tries them.
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -18,14 +19,14 @@ from sonde.diagnosis.compare import changes
 from sonde.diagnosis.compare.formulas import FORMULAS, RELATIONS, factor_of
 from sonde.diagnosis.compare.joined import among_ranks
 from sonde.diagnosis.compare.scene import Scene
-from sonde.diagnosis.compare.sides import Kept, Side
+from sonde.diagnosis.compare.sides import Side
 from sonde.diagnosis.compare.suspects import Change, Suspect, Undo
 from sonde.diagnosis.compare.undoing import Explained, explained
 from sonde.diagnosis.compare.weights import EXACT, Relation, is_addend, matched, relation
 from sonde.diagnosis.distance import as_numbers, distance, held_of_both, laid_out_alike, readable, spacing
 from sonde.engine import class_of
 from sonde.site import PARAMETER_PORTS, Site
-from sonde.words import names_text
+from sonde.words import names_text, shape_text
 
 Look = Callable[[Scene], Iterator[Suspect]]
 
@@ -52,7 +53,8 @@ def causes_of(scene: Scene) -> Explained:
         looks = [[_of_optimizer, _of_frozen, _of_modes, _of_settings], [_of_class], [_of_update_factor], [_of_decay]]
     if any(kept is not None and among_ranks(kept, scene.place.leaf, scene.tolerance)[0] for kept in scene.kept):
         looks = []  # what the tensor of one rank is like says nothing of the others
-    return explained(scene, looks if scene.a.model is not None else [[_of_addends], [_of_saved_parameters], *looks])
+    both = scene.a.model is not None and scene.b.model is not None
+    return explained(scene, looks if both else [[_of_addends], [_of_saved_parameters], *looks])
 
 
 # Saved sides
@@ -189,24 +191,31 @@ def _of_modes(scene: Scene) -> Iterator[Suspect]:
 
 
 def _of_arguments(scene: Scene) -> Iterator[Suspect]:
-    """The module is called with another plain argument: a flag or a number."""
+    """The module is called with another plain argument, a flag or a number, or with a tensor in one side alone."""
     owner = scene.owner_b
     if owner is None or scene.place.site.port != "output":
         return
-    here = next((kept.plain for kept in scene.a.forward if _is_input(kept, scene.frame.owner, scene.place.call)), {})
-    there = next((kept.plain for kept in scene.b.forward if _is_input(kept, owner, scene.place.call)), {})
-    for name, value in here.items():
-        if name in there and there[name] != value:
+    here, there = _arguments(scene, scene.a, scene.frame.owner), _arguments(scene, scene.b, owner)
+    for name in here | there:
+        value, beside = here.get(name), there.get(name)
+        is_tensor = isinstance(value, Tensor), isinstance(beside, Tensor)
+        if is_tensor[0] != is_tensor[1] or (is_tensor == (False, False) and name in here and name in there and value != beside):
             yield scene.suspect(
                 "argument",
-                f"its argument {name} is {_short(value)} in a and {_short(there[name])} in b",
+                f"its argument {name} is {_short(value)} in a and {_short(beside)} in b",
                 Undo(b=changes.argument(scene.b, owner, name, value)),
                 "call it with the same arguments",
             )
 
 
-def _is_input(kept: Kept, path: str, call: int) -> bool:
-    return kept.site.port == "input" and kept.site.path == path and kept.call == call
+def _arguments(scene: Scene, side: Side, path: str) -> dict[int | str, Any]:
+    """Return the flags, numbers, texts and tensors with which a module was called at the place, by position or name."""
+    key = Site(path, "input"), scene.place.call
+    kept = next((each for each in side.forward if each.key == key), None)
+    if kept is None:
+        return {}
+    names = {leaf: re.fullmatch(r"\[(\d+)\]|\['(\w+)'\]", leaf) for leaf in kept.leaves}
+    return {**kept.plain, **{int(found[1]) if found[1] else found[2]: kept.leaves[leaf] for leaf, found in names.items() if found}}
 
 
 # Parameters
@@ -343,8 +352,11 @@ def _differ(x: Any, y: Any) -> bool:
 def _settings(module: nn.Module) -> dict[str, tuple[str, Any]]:
     """Return the plain attributes, and those of ``config``: the name of the attribute and the value, by the name of the setting."""
     held = dict(vars(module))
-    for name in ("config", "cfg", "args"):
-        held |= {f"{name}.{key}": value for key, value in getattr(held.get(name), "__dict__", {}).items()}
+    for name, value in vars(module).items():
+        if isinstance(value, dict) and not name.startswith("_"):
+            held |= {f"{name}.{key}": each for key, each in value.items()}
+        elif name in ("config", "cfg", "args"):
+            held |= {f"{name}.{key}": each for key, each in getattr(value, "__dict__", {}).items()}
     found: dict[str, tuple[str, Any]] = {}
     for name, value in held.items():
         last = name.rpartition(".")[2]
@@ -363,6 +375,8 @@ _NO_SETTINGS = {"training", "call_super_init", "dump_patches", "layer_idx", "nam
 def _short(value: Any) -> str:
     if callable(value):
         return str(getattr(value, "__name__", value))
+    if isinstance(value, Tensor):
+        return f"a tensor of {shape_text(value.shape)}"
     return f"{value:.6g}" if isinstance(value, float) else repr(value)
 
 

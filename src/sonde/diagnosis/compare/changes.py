@@ -49,7 +49,10 @@ def setting(side: Side, owner: str, names: Mapping[str, Any]) -> Change:
             *path, last = name.split(".")
             for part in path:
                 held = getattr(held, part)
-            setattr(held, last, value)
+            if isinstance(held, dict):
+                held[last] = value
+            else:
+                setattr(held, last, value)
             if last == "padding" and isinstance(value, tuple) and hasattr(held, "_reversed_padding_repeated_twice"):
                 held._reversed_padding_repeated_twice = [each for each in reversed(value) for _ in range(2)]
 

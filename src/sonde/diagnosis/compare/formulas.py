@@ -17,7 +17,7 @@ from sonde.diagnosis.compare.attention import of_attention
 from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.sides import Side
 from sonde.diagnosis.compare.suspects import Suspect, Undo
-from sonde.diagnosis.compare.weights import factor_between, is_addend, order_of_rows, words_of_order
+from sonde.diagnosis.compare.weights import factor_between, fitted, is_addend, order_of_rows, words_of_order
 from sonde.diagnosis.distance import as_numbers, distance, laid_out_alike, readable
 from sonde.rules import Finding
 from sonde.words import names_text
@@ -217,6 +217,28 @@ def _root(factor: float) -> str:
         if value > 1.5 and abs(value - round(value)) < 1e-3 * value and abs(math.sqrt(value) - round(math.sqrt(value))) > 1e-3:
             return words
     return ""
+
+
+def _of_limit(scene: Scene) -> Iterator[Suspect]:
+    """One side limits the tensor of the other softly: to ``c tanh(x / c)``."""
+    if scene.tensors is None or not _is_large_enough(scene):
+        return
+    most = max(4 * scene.tolerance, 1e-6)
+    for side, (own, limited) in (("a", scene.tensors[::-1]), ("b", scene.tensors)):
+        largest = float(limited.abs().max())
+        if not 0 < largest < float(own.abs().max()) < math.inf or distance(own, limited).relative <= 4 * most:
+            continue
+
+        def off(limit: float, own: Tensor = own, limited: Tensor = limited) -> float:
+            return distance(limit * (own / limit).tanh(), limited).relative
+
+        limit = fitted(off, largest, 100 * largest, most)
+        if limit is not None:
+            back, forth = (lambda b: limit * (b / limit).atanh()), (lambda b: limit * (b / limit).tanh())  # noqa: B023
+            words = f"{side} limits it to {limit:g} by tanh: {limit:g} tanh(x / {limit:g}), the other side does not"
+            undo = Undo(made=back if side == "b" else forth)
+            yield scene.suspect("activation", words, undo, "limit it on both sides, or on none", {"limit": limit})
+            return
 
 
 def _of_module(scene: Scene) -> Iterator[Suspect]:
@@ -490,6 +512,7 @@ FORMULAS: tuple[Callable[[Scene], Iterator[Suspect]], ...] = (_of_normalisation,
 """What is looked for in the tensors of a place where the formulas of both sides are recognised, the most certain first."""
 RELATIONS: tuple[Callable[[Scene], Iterator[Suspect]], ...] = (
     _of_factor,
+    _of_limit,
     _of_parameter,
     _of_affine,
     _of_order,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -159,6 +159,30 @@ def factor_between(a: Tensor, b: Tensor, tolerance: float) -> float | None:
     if not factor or not math.isfinite(factor) or abs(factor - 1) <= tolerance:
         return None
     return factor if distance(a * factor, b).relative <= 4 * tolerance else None
+
+
+def fitted(off: Callable[[float], float], low: float, high: float, most: float) -> float | None:
+    """Return the positive number between *low* and *high* at which *off* is smallest, a short one if it is as good.
+
+    Args:
+        off: from the number to a distance.
+        low, high: the range, which is searched at 40 numbers and then between the best one's neighbours.
+        most: the largest distance at which a number counts; above it None is returned.
+    """
+    tried = torch.logspace(math.log10(low), math.log10(high), 40, dtype=torch.float64, device="cpu").log().tolist()
+    best = min(range(len(tried)), key=lambda place: off(math.exp(tried[place])))
+    left, right = tried[max(best - 1, 0)], tried[min(best + 1, len(tried) - 1)]
+    for _ in range(_NARROWINGS):
+        third = (right - left) / 3
+        if off(math.exp(left + third)) < off(math.exp(right - third)):
+            right -= third
+        else:
+            left += third
+    exact = math.exp((left + right) / 2)
+    return next((each for digits in range(1, 13) if off(each := float(f"{exact:.{digits}g}")) <= most), None)
+
+
+_NARROWINGS = 60
 
 
 def order_of_rows(a: Tensor, b: Tensor, tolerance: float) -> list[int] | None:
