@@ -52,6 +52,12 @@ def test_the_same_findings_in_any_order_tell_the_same_story() -> None:
     assert told(stories[0]) == stories[0]
 
 
+def test_parameters_that_were_written_into_between_two_steps_explain_what_jumps_in_the_later_one() -> None:
+    findings = [found("spike", 80), found("overwritten", 80), found("loss_rising", 84, bad=True)]
+    assert follows(*findings) == {"overwritten": "", "spike": "overwritten", "loss_rising": "overwritten"}
+    assert follows(found("spike", 79), found("overwritten", 80)) == {"spike": "", "overwritten": ""}
+
+
 def test_within_a_step_an_output_comes_before_the_loss_its_gradient_and_the_update() -> None:
     findings = [found(rule, 7) for rule in ("update_huge", "gradient_growth", "spike", "output_growth")]
     assert follows(*findings) == {

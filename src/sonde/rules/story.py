@@ -39,6 +39,7 @@ _AT_PORT = {"param": "initialisation", "update": "update"} | dict.fromkeys(GRADI
 it, as a logarithm of 0, the finding itself says: its quantity is ``setup``."""
 _GOES_ROUND = ("large", "jump", "still", "broken")
 _SUDDEN = ("jump", "broken")
+_BEFORE = (("weight", "jump"),)  # what was done between two steps, and is seen in the later one: all of that meets it
 _THIRD = 3  # of the span in which a loss stands still: it is compared in thirds
 
 
@@ -187,8 +188,8 @@ def _is_part(cause: Finding, each: Finding, about: About, other: About) -> bool:
 
 def _moment(each: Finding) -> tuple[float, int, float]:
     """Return what sorts findings by the moment at which they begin: the step, the quantity in it, the layer."""
-    quantity = (_about(each) or ("output",))[0]
-    return each.begun, _ORDER.index(quantity), math.inf if each.order < 0 else each.order
+    about = _about(each) or ("output",)
+    return each.begun, _ORDER.index("initialisation" if about in _BEFORE else about[0]), math.inf if each.order < 0 else each.order
 
 
 def _comes_first(cause: Finding, each: Finding, about: About, other: About, *, is_graver: bool) -> bool:
@@ -202,7 +203,7 @@ def _comes_first(cause: Finding, each: Finding, about: About, other: About, *, i
         between = each.begun - cause.begun
         is_near = between == 1 and about[0] in ("update", "weight") and other[0] == "output"
         return between > 0 and not (is_near and 0 <= each.order < cause.order)  # the next forward meets it from there on
-    first, second = _ORDER.index(about[0]), _ORDER.index(other[0])
+    first, second = (_ORDER.index("initialisation" if each in _BEFORE else each[0]) for each in (about, other))
     if first != second:
         is_before = about[0] == "initialisation" and 0 <= each.order < cause.order and other[0] == "output"
         return first < second and not is_before
