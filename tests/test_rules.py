@@ -204,7 +204,15 @@ def said(found: Finding | None) -> tuple[str, str, str] | None:
         (rules.judge("loss_rising", 4.0, 1.0, 0.8, 0.0, math.nan, 1.0), None),  # the first values are around 0
         (rules.judge("loss_unbounded", -9.0, -4.0, 0.0, 1.0), None),
         (rules.judge("loss_unbounded", -11.0, -6.0, 0.0, 1.0), None),  # it slows down
-        (rules.judge("loss_unbounded", -11.0, -5.0, 0.0, 1.0, 0.4), None),  # it began around 0
+        (rules.judge("loss_unbounded", -11.0, -4.0, 0.0, 1.0, 0.4), None),  # it began around 0
+        (
+            rules.judge("loss_unbounded", -13.0, -5.0, 0.0, -0.1, 0.4),
+            ("loss_unbounded", "warn", "the loss falls without bound: from -0.1 to -13"),
+        ),
+        (
+            rules.judge("loss_unbounded", -1.5, -1.42, -1.4, -1.4, 0.1, math.log(4), -1.3, -2.2),  # at last
+            ("loss_unbounded", "warn", "the loss falls without bound: from -1.4 to -2.2"),
+        ),
         (rules.judge("loss_unbounded", -2.0, -1.5, -1.4, -1.1, 0.1, math.log(4)), None),
         (
             rules.judge("loss_unbounded", -2.2, -1.5, -1.4, -1.4, 0.1, math.log(4)),
@@ -213,9 +221,14 @@ def said(found: Finding | None) -> tuple[str, str, str] | None:
         (rules.judge("loss_unbounded", -11.0, -5.0, 0.0, 1.0, 0.0, math.nan, 1.0), None),  # it crosses zero, as that of a density
         (rules.judge("loss_unbounded", -0.9, -0.4, -0.2, -0.05), None),  # a score ends at -1
         (
-            rules.judge("loss_unbounded", -110.0, -50.0, 0.0, 1.0, 0.0, math.nan, 1.0),
-            ("loss_unbounded", "warn", "the loss falls without bound: from 1 to -110"),
+            rules.judge("loss_unbounded", -130.0, -50.0, 0.0, 1.0, 0.0, math.nan, 1.0),
+            ("loss_unbounded", "warn", "the loss falls without bound: from 1 to -130"),
         ),
+        (
+            rules.judge("loss_unbounded", -13.0, -5.0, 0.0, 1.0, 0.0, math.nan, 1.0, grows=True),  # with it an output or a weight
+            ("loss_unbounded", "warn", "the loss falls without bound: from 1 to -13"),
+        ),
+        (rules.judge("loss_unbounded", -3.0, -1.5, -0.1, -0.03), None),  # a density: evenly, by the logarithm of a scale
         (
             rules.judge("loss_unbounded", -11.0, -5.0, -1.0, -1.0),
             ("loss_unbounded", "warn", "the loss falls without bound: from -1 to -11"),
@@ -234,6 +247,7 @@ def said(found: Finding | None) -> tuple[str, str, str] | None:
         (rules.judge("overfitting", 1.1, 1.0, 2.0, 0.1, 0.5), None),
         (rules.judge("overfitting", 1.3, 1.0, 2.0, 0.6, 0.5), None),
         (rules.judge("overfitting", 0.003, 0.001, 2.0, 1e-4, 1e-3), None),
+        (rules.judge("loss_stuck", 1.07, 1.07, 1.13, 0.001, math.log(3), 1.1), None),  # better than a guess, if it rests there
         (
             rules.judge("overfitting", 1.3, 1.0, 2.0, 0.1, 0.5),
             ("overfitting", "warn", "overfitting: the validation loss is 1.3, 1.3 x its smallest, the loss 0.1"),
@@ -303,7 +317,8 @@ AT_ITS_LIMIT: list[tuple[Finding | None, bool]] = [
     (rules.judge("loss_rising", 1.2, 1.0, 0.6), False),  # no more than twice the smallest
     (rules.judge("loss_unbounded", -10.0, -4.0, 0.0, 1.0), False),
     (rules.judge("loss_unbounded", -2.0, -1.0, 0.0, -1.0, factor=1.0), False),
-    (rules.judge("loss_unbounded", -12.0, -6.0, 0.0, 1.0), True),
+    (rules.judge("loss_unbounded", -15.0, -6.0, 0.0, 1.0), True),
+    (rules.judge("loss_unbounded", -12.0, -6.0, 0.0, 1.0, faster=1.0), True),
     (rules.judge("loss_stuck", 0.5, 0.75, 1.0, 0.0, math.nan, fall=0.5), False),
     (rules.judge("loss_stuck", 1.0, 1.5, 9.0, 0.0, 1.0, fall=0.5), False),
     (rules.judge("loss_stuck", 1.0, 1.0, 9.0, 0.0, 2.0, near=0.5), False),

@@ -510,3 +510,34 @@ def test_a_gradient_is_zero_where_a_batch_has_no_loss(ends: bool) -> None:
         lambda step: functional.relu(model(torch.ones(4, 8)).sum() * 0 - margin) + (not ends),
     )
     assert ("gradient_zero" in of) is not ends
+
+
+def test_a_first_loss_that_is_far_too_large_follows_from_an_input_that_is() -> None:
+    """Where no weight begins large, outputs are large because of what goes in."""
+    model = mlp(outputs=3)
+    x, y = torch.randn(64, 8) * 300, torch.randint(3, (64,))
+    loss: Loss = lambda step: functional.cross_entropy(model(x), y)  # noqa: E731
+    every = {each.rule: each.follows for each in trained(model, Adam(model.parameters(), lr=1e-5), loss, steps=12).findings}
+    assert (every["input_large"], every["begins_large"]) == ("", "input_large")
+
+
+class _LowRank(nn.Module):
+    """A frozen layer and a path of rank 2 beside it, whose matrices are parameters of the module around both."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.base = layer.requires_grad_(False)
+        self.into = nn.Parameter(torch.randn(2, layer.in_features) / 4)
+        self.out = nn.Parameter(torch.zeros(layer.out_features, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.base(x) + x @ self.into.T @ self.out.T
+        return y
+
+
+@pytest.mark.parametrize(("is_adapted", "is_found"), [(True, False), (False, True)])
+def test_a_weight_is_frozen_on_purpose_where_a_path_of_low_rank_is_trained_beside_it(is_adapted: bool, is_found: bool) -> None:
+    model = mlp()
+    model[2] = _LowRank(model[2]) if is_adapted else model[2].requires_grad_(False)
+    every = found(model, Adam([each for each in model.parameters() if each.requires_grad]), classes(model), steps=12)
+    assert ("frozen" in every) is is_found

@@ -380,3 +380,28 @@ def test_a_finding_out_of_a_file_of_a_stranger_is_checked(broken: dict[str, obje
     whole = data_of(dead("0", 1))
     assert read_finding(whole) == dead("0", 1)
     assert read_finding(None if broken is None else {**whole, **broken}) is None
+
+
+@pytest.mark.parametrize(("first", "is_found"), [(0.0, True), (1.0, False)])
+def test_a_loss_of_zero_is_reached_only_from_above(first: float, is_found: bool) -> None:
+    """Gradients of zero are meant where a margin is reached; a loss that was 0 from the first step on has never taught anything."""
+    layout = Layout(["0.weight:grad", "0.weight:param"])
+    writer = memory_run()
+    for step in range(12):
+        loss = first if step < 3 else 0.0
+        writer.append("moments", layout, {"rms": [loss, 1.0], "mean": 0.0, "std": [loss, 1.0]}, step=step)
+        writer.scalar("loss", loss, step=step)
+    found = {each.rule for each in sonde.check(writer.run()).findings}
+    assert ("gradient_zero" in found) is is_found
+
+
+@pytest.mark.parametrize(("size", "is_found"), [(1.0, False), (1000.0, True)])
+def test_a_loss_that_crosses_zero_falls_without_bound_where_something_grows_with_it(size: float, is_found: bool) -> None:
+    """From 1 to below -10, ever faster: a density may, unless an output has grown a hundredfold."""
+    writer = memory_run()
+    for step in range(60):
+        write(writer, [size if step > 30 else 1.0], begin=step)
+        writer.scalar("loss", 1.0 - 30 * (step / 60) ** 2, step=step)
+    found = {each.rule: each for each in sonde.check(writer.run()).findings}
+    assert ("loss_unbounded" in found) is is_found
+    assert not is_found or found["output_growth"].follows == "loss_unbounded"

@@ -301,3 +301,34 @@ def test_healthy_rows_have_no_finding() -> None:
     assert rules_that_find(deep(1.0, 1.0), EIGHT) == set()
     assert rules_that_find(attention(1.0, 1.0), ATTENTION) == set()
     assert rules_that_find(looked_up(30.0, 8), layers("Embedding", "Linear", "Linear", shape=(10, 3))) == set()
+
+
+def late(value: float, usual: float, begin: int) -> Callable[[int], float]:
+    """*usual* before the step *begin*, and *value* from then on."""
+    return lambda step: usual if step < begin else value
+
+
+@pytest.mark.parametrize(("rate", "is_found"), [("ends", False), ("has ended", True)])
+def test_the_last_steps_of_a_schedule_may_be_none(rate: str, is_found: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A learning rate of 0 in the last 5 of 80 steps is the end of a schedule; in the last 20 of 80 it wastes them."""
+    monkeypatch.setattr("tests.run.test_limits.STEPS", 80)
+    rows = three(update=late(0.0, 0.01, 75 if rate == "ends" else 60))
+    assert ("update_small" in rules_that_find(rows, LINEAR)) is is_found
+
+
+@pytest.mark.parametrize(("step", "is_found"), [(0, False), (4, False), (5, True)])
+def test_the_first_steps_of_an_optimizer_may_be_large(step: int, is_found: bool) -> None:
+    """One step that moves all weights by half of their size counts from the sixth on: what RMSprop divides by begins at zero."""
+    rows = {
+        name: numbers
+        for place in range(3)
+        for name, numbers in weight(place, update=lambda at: 0.5 if at == step else 0.01).items()
+    }
+    assert ("step_large" in rules_that_find(rows, LINEAR)) is is_found
+
+
+@pytest.mark.parametrize(("begin", "end", "is_found"), [(0.001, 0.5, False), (0.5, 50.0, True)])
+def test_a_weight_that_begins_smaller_than_usual_may_grow_to_its_usual_size(begin: float, end: float, is_found: bool) -> None:
+    """500 times as large as at first, and no larger than a layer of torch begins."""
+    rows = {name: numbers for place in range(3) for name, numbers in weight(place, size=late(end, begin, 6), update=1e-5).items()}
+    assert ("weight_growth" in rules_that_find(rows, LINEAR)) is is_found

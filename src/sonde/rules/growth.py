@@ -88,8 +88,9 @@ def input_large(
 
 
 @entry(
-    f"a weight {WEIGHT_GROWTH:g} x as large as it was and as half of the weights were at the beginning",
-    "torchmortem",
+    f"a weight {WEIGHT_GROWTH:g} x as large as it was, as half of the weights were at the beginning, and as PyTorch's own "
+    "initialisation",
+    "torchmortem; a weight that begins smaller than usual has to grow",
     "lower the learning rate, or decay the weights",
     needs=("rms:param",),
     least=2,
@@ -97,7 +98,7 @@ def input_large(
     unless=("learnt",),
 )
 def weight_growth(size: float, before: float, *, factor: float = WEIGHT_GROWTH) -> Judged:
-    """Judge the *size* of a weight; *before* is the larger of its smallest size so far and the median weight at the beginning."""
+    """Judge the *size* of a weight; *before* is the largest of its smallest so far, its usual one, and the median at first."""
     yield (before > 0) & (size >= factor * before)
     yield size / before
     yield f"weight grew {short(size / before)}-fold, to {short(size)}"

@@ -17,10 +17,10 @@ from sonde.rules.finding import RULES, Finding
 from sonde.rules.gradients import ALONG
 from sonde.rules.growth import BEGINS_SIZE, BEGINS_WEIGHT
 from sonde.rules.layer_groups import Groups, among, first_of, joined, medians, rank_correlation
-from sonde.rules.model_facts import ModelFacts
+from sonde.rules.model_facts import Fact, ModelFacts
 from sonde.rules.place_history import Growth, History
 from sonde.rules.readings import DEEP, PLACES, Reading, Sizes, updates
-from sonde.rules.updates import UNMOVED
+from sonde.rules.updates import FIRST_STEPS, IDLE, UNMOVED
 from sonde.rules.window import Columns, Mask, Numbers, extended
 from sonde.site import Site
 
@@ -59,6 +59,7 @@ class LayerFindings:
         self._chosen = chosen
         self._groups: Groups | None = None
         self._known = -1
+        self._usual = np.empty(0)  # of each weight its size as torch would initialise it, 0 of what is none
         self._outputs = Growth(chosen.limit("output_growth", "factor"))
         self._weights = Growth(chosen.limit("weight_growth", "factor"))
         self._first = np.empty(0)  # the first value of each column, and its step
@@ -70,6 +71,7 @@ class LayerFindings:
         self._still = np.empty(0)  # of each column of a gradient or parameter, steps in which others moved and it had no update
         self._step: Finding | None = None  # the largest of those steps that are too large
         self._steps = 0  # how many of these there were
+        self._stepped = 0  # logged steps that moved several weights
         self._last_weight = -1, math.nan  # of the first layer: the last logged step, and the size behind it
         self._inputs: deque[float] = deque(maxlen=_INPUTS)  # sizes of what went into the first layer
         self._large_input: Finding | None = None
@@ -107,6 +109,7 @@ class LayerFindings:
         values = history.add(block)
         if self._groups is None or self._known != history.changes:
             self._groups, self._known = Groups.of(history, self._facts), history.changes
+            self._usual = np.array([fact.usual for fact in history.facts])
         groups = self._groups
         self._remember_first(values, steps)
         weights = history.at("param") & history.matrix
@@ -115,7 +118,7 @@ class LayerFindings:
         if math.isnan(self._weights.common):
             self._weights.common = first_of(values[:, weights], np.nanmedian)
         self._outputs.add(np.where(groups.inner, values, np.nan), steps)
-        self._weights.add(np.where(weights, values, np.nan), steps)
+        self._weights.add(np.where(weights, np.maximum(values, self._usual), np.nan), steps)
         sizes = Sizes(history, groups, values, self._first)
         with np.errstate(all="ignore"):
             self._look_at_input(sizes, steps)
@@ -312,7 +315,7 @@ class LayerFindings:
 
         A ratio grows if it is 1.8 x what it was when there were half to a quarter as many logged steps. Only then is it followed:
         in most trainings no weight has ever moved so little. Where the first gradient was zero, as before a layer of zeros,
-        the first steps say nothing.
+        the first steps say nothing. Nor do the last ones of a schedule, until they are a share of all steps.
         """
         self._marks = extended(self._marks, len(self.history), 0)
         self._small_since = extended(self._small_since, len(self.history), -1)
@@ -337,7 +340,8 @@ class LayerFindings:
             self._small_since[updates] = begun
             never_more = (largest < 10 * least) & (values < 1.8 * before)  # a schedule may end in small steps
             is_late = count >= _EARLY
-            holds[line] = ((values == 0) & (begun_at_once | is_late)) | (small[line] & is_late & never_more)
+            is_long = steps[line] - begun + 1 >= IDLE * (steps[line] - self._first_step[updates] + 1)
+            holds[line] = (((values == 0) & (begun_at_once | is_late)) | (small[line] & is_late & never_more)) & is_long
         self._hold("update_small", updates, holds, ratio, steps, ratio)
 
     def _look_for_still(self, values: Numbers, moved: Mask) -> None:
@@ -353,10 +357,11 @@ class LayerFindings:
             return
         middle = medians(ratios[many])
         self.pace = float(middle[-1])
+        begun, self._stepped = self._stepped, self._stepped + len(middle)
         if not self._chosen.measure("step_large", middle)[0].any():
             return
-        for line, ratio in zip(np.flatnonzero(many).tolist(), middle.tolist(), strict=True):
-            found = self._chosen.judge("step_large", ratio)
+        for place, (line, ratio) in enumerate(zip(np.flatnonzero(many).tolist(), middle.tolist(), strict=True), begun):
+            found = self._chosen.judge("step_large", ratio) if place >= FIRST_STEPS else None
             if found is None:
                 continue
             self._steps += 1
@@ -413,6 +418,8 @@ class LayerFindings:
         times = max((each[1] for each in self._heavy), default=0.0)
         found = self._chosen.judge("begins_large", loss, guess, float(self._first[last]), times)
         if found is not None:
+            if times < BEGINS_WEIGHT:  # no weight explains it: what goes in may
+                found = replace(found, quantity="output")
             columns = sorted([column for column, _ in self._heavy] or large, key=history.rank)
             yield from joined(history, [(column, replace(found, step=int(self._first_step[column]))) for column in columns])
 
@@ -508,12 +515,32 @@ class LayerFindings:
         if len(trained) < _FEW - 1 or len(trained) == len(known) or not (self._still.max(initial=0) >= UNMOVED):
             return
         begin, end = min(trained), max(trained)
-        between = [(place, path) for place, path, fact in known if not fact.trainable and begin < place < end]
+        held = [(place, path, fact) for place, path, fact in known if not fact.trainable and begin < place < end]
+        between = [(place, path) for place, path, fact in held if not self._has_low_rank_path(path, fact)]
         found = self._chosen.judge("frozen", len(between), len(trained))
         if found is not None:
             names = [path for _, path in sorted(between)]
             site = Site(names[0], "param", model=model)
             yield replace(found.at(str(site), 0, 0, among(names, found.message)), first_step=0)
+
+    def _has_low_rank_path(self, path: str, frozen: Fact) -> bool:
+        """Return whether two trained matrices beside the *frozen* one, in the module around its layer, make a path of low rank."""
+        around = path.rpartition(".")[0].rpartition(".")[0]
+        shapes = [
+            fact.shape
+            for (of, other), fact in self._facts.parameters.items()
+            if around
+            and of == self.history.sites[0].model
+            and fact.trainable
+            and fact.shape is not None
+            and len(fact.shape) == 2
+            and other.startswith(f"{around}.")
+        ]
+        return any(
+            (into[1], out[0], into[0]) == (frozen.inputs, frozen.units, out[1]) and into[0] < min(frozen.inputs, frozen.units)
+            for into in shapes
+            for out in shapes
+        )
 
     def _of_frozen_later(self, places: Mapping[str, int]) -> Iterator[Finding]:
         """Weights that had a gradient and have none any more, between those that have one; *places* are of trained weights."""

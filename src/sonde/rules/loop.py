@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +31,10 @@ LOSS_VALUES = SMOOTH + 3
 """The fewest values of a loss that may rise: the first median is the beginning, and three of the last five must be above it."""
 UNBOUNDED_VALUES = 30
 """The fewest values of a loss that tell whether its fall slows down."""
+FASTER = 1.5
+"""Fall of a loss from the middle third to the last, of that from the first to the middle one. What falls by logarithms of a scale
+falls evenly at most (1); the product of two weights that grow evenly has 2, that of four 6.8 (thirds of a run around 1/6, 1/2 and
+5/6 of it)."""
 NEAR_CHANCE = 0.1
 """Distance of a loss that falls no more from ln(outputs of the last layer), the cross-entropy of a guess, as a share of that."""
 OVERFIT = 1.15
@@ -119,11 +124,13 @@ def loss_rising(
 
 @entry(
     "a loss that was never above zero falls below ten times its first value, or begins at minus ln(outputs) and falls by half of "
-    "that; one that was, below minus a hundred times; all below -1, and no slower in the last third than in the middle one",
-    "our own: a loss with the wrong sign is below zero from the first; that of a density comes to fall slower, a score ends at -1",
+    "that; one that was, below minus a hundred times (ten where an output or a weight has grown too large); all below -1, and "
+    f"{FASTER:g} x as fast in the last third as in the middle one (from minus ln(outputs): no slower)",
+    "our own: outputs grow by a product of weights, each of which grows evenly at most; the loss of a density falls by logarithms "
+    "of a scale, evenly at most, and then slower; a score ends at -1",
     "look at the sign of the loss",
     needs=("loss",),
-    evidence=("loss", "middle", "early", "first", "", "", "highest"),
+    evidence=("loss", "middle", "early", "first", "", "", "highest", ""),
     window=Window(3, 5),
     least=UNBOUNDED_VALUES + 2,
     about=("setup", "large"),
@@ -137,23 +144,29 @@ def loss_unbounded(
     scatter: float = 0.0,
     chance: float = math.nan,
     highest: float = 0.0,
+    now: float = math.nan,
     *,
     factor: float = 10.0,
+    faster: float = FASTER,
+    grows: bool = False,
 ) -> Judged:
     """Judge the median loss of the last third (*late*), of the *middle* one and of the first (*early*).
 
     *first* is the median of the first values, and *scatter* their standard deviation: a loss that begins around 0, as that of a
-    policy or of a critic, has no size that it could be compared with. One that begins at minus *chance*, the cross-entropy of a
-    guess, is a cross-entropy with the wrong sign: it need not fall that far. *highest* is the largest value: where a loss
-    crosses 0, its first value may have been near 0 by chance, and says less of its size.
+    policy or of a critic, has the size of its scatter. One that begins at minus *chance*, the cross-entropy of a guess, is a
+    cross-entropy with the wrong sign: it need not fall that far, and may do so at last, *now*. *highest* is the largest value:
+    where a loss crosses 0, its first value may have been near 0 by chance, and says less of its size, unless another finding says
+    that an output or a weight *grows* too large: a part of such a loss has the wrong sign.
     """
-    is_below = np.less_equal(highest, 0)
-    is_negated = is_below & (abs(first + chance) < NEAR_CHANCE * chance)
-    far = (late < -np.where(is_below, factor, factor**2) * abs(first)) & (late < 2 * first)
-    falls = (far | (is_negated & (late < 1.5 * first))) & (abs(first) > 3 * scatter) & (late < -1)
-    yield falls & (middle - late >= early - middle) & (early > middle)
-    yield late
-    yield f"the loss falls without bound: from {short(first)} to {short(late)}"
+    is_below, size = np.less_equal(highest, 0), np.maximum(abs(first), 3 * scatter)
+    is_negated = is_below & (abs(first + chance) < NEAR_CHANCE * chance) & (abs(first) > 3 * scatter)
+    far = (late < -np.where(is_below | grows, factor, factor**2) * size) & (late < 2 * first)
+    speeds_up = far & (middle - late >= faster * (early - middle))
+    lowest: Any = np.fmin(late, np.where(is_negated, now, late))
+    goes_on = is_negated & (lowest < 1.5 * first) & (middle - lowest >= early - middle)
+    yield (speeds_up | goes_on) & (lowest < -1) & (early > middle)
+    yield lowest
+    yield f"the loss falls without bound: from {short(first)} to {short(float(lowest))}"
 
 
 @entry(
@@ -181,12 +194,14 @@ def loss_stuck(
     """Judge the mean loss of the last third (*late*), of the *middle* one and of the first (*early*).
 
     *error* is that of the difference of two thirds; *chance* is the cross-entropy of a guess, NaN if that is not known. A loss that
-    is far below that of a guess and does not fall is that of a network that had been trained before. *first* is what the first
+    is far below that of a guess and does not fall is that of a network that had been trained before; one that is below it by more
+    than *fall* has won something, if only how often each class comes, and may rest there. *first* is what the first
     values are at least, as far as their scatter says: a loss below that has fallen, if only at the very beginning of a long run.
     """
     has_not_fallen = (abs(early - late) + 2 * error < fall * early) & ~np.less(late, (1 - near) * chance)
     has_not_fallen &= ~np.less(late, (1 - fall) * first)
-    guesses = (middle - late + error < fall * late) & (abs(late - chance) < near * chance)
+    is_a_guess = (late - chance < near * chance) & (late > (1 - fall) * chance)
+    guesses = (middle - late + error < fall * late) & is_a_guess
     yield (early > 0) & (has_not_fallen | guesses)
     yield late / early
     fell = early - late >= fall * early

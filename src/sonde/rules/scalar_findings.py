@@ -122,7 +122,7 @@ class ScalarFindings:
         raw = {name.removesuffix("_raw") for name in self._scalars if name in clipped or name.endswith("_raw")}
         judged = [each for name, each in self._scalars.items() if name not in raw]
         columns = ([each.grown for each in judged], [each.spike for each in judged], [each.rises for each in judged])
-        for found in (*columns, [each.falls for each in judged], [each.stuck for each in judged]):
+        for found in (*columns, [each.falls or each.sinks for each in judged], [each.stuck for each in judged]):
             known = [each for each in found if each is not None]
             first, *others = sorted(known, key=lambda each: (each.first_step or 0, _QUANTITIES.index(each.quantity))) or (None,)
             if first is not None:
@@ -145,6 +145,7 @@ class _Scalar:
         grown: the growth of a norm of gradients, if that was too much.
         chance: the cross-entropy of a guess; NaN if that is not known.
         rises, falls, stuck: a loss that rises, falls without bound, or had not fallen at some step.
+        sinks: a loss that falls without bound if an output or a weight grows too large.
         loss: what is known of a loss; None for other scalars.
     """
 
@@ -157,6 +158,7 @@ class _Scalar:
     grown: Finding | None = None
     rises: Finding | None = None
     falls: Finding | None = None
+    sinks: Finding | None = None
     stuck: Finding | None = None
     _last: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
     _first: list[float] = field(default_factory=list)
@@ -201,8 +203,10 @@ class _Scalar:
             )
             self.rises = self._at_last(loss.risen, rises, epoch, step)
         if self.falls is None and (thirds := loss.level_of_thirds()) is not None:
-            falls = self.chosen.judge("loss_unbounded", *thirds, loss.first, loss.first_scatter, self.chance, loss.highest)
-            self.falls = self._at_last(loss.fallen, falls, epoch, step)
+            numbers = (*thirds, loss.first, loss.first_scatter, self.chance, loss.highest, loss.smooth)
+            self.falls = self._at_last(loss.fallen, self.chosen.judge("loss_unbounded", *numbers), epoch, step)
+            sinks = self.chosen.judge("loss_unbounded", *numbers, grows=True) if self.sinks is None else None
+            self.sinks = self.sinks or self._at_last(loss.sunk, sinks, epoch, step)
         self.stuck = self.stuck or self._stuck(loss, epoch)
 
     def _at_last(self, held: Held, found: Finding | None, epoch: int, step: int) -> Finding | None:
@@ -297,7 +301,7 @@ class _Loss:
         least, highest: the smallest and the largest value.
         begun: the first value.
         steps: the first and the last step.
-        risen, fallen: how often the loss was found to rise, or to fall without bound.
+        risen, fallen, sunk: how often the loss was found to rise, or to fall without bound, by itself or where something grows.
     """
 
     def __init__(self, chosen: Chosen) -> None:
@@ -314,7 +318,8 @@ class _Loss:
         self._worse: set[int] = set()  # steps from which on it was higher
         self._last: deque[float] = deque(maxlen=SMOOTH)
         self._changes: deque[float] = deque(maxlen=_CHANGES)
-        self.risen, self.fallen = chosen.held("loss_rising"), chosen.held("loss_unbounded")
+        self.risen = chosen.held("loss_rising")
+        self.fallen, self.sunk = chosen.held("loss_unbounded"), chosen.held("loss_unbounded")
         self._spans: list[float] = []
         self._width, self._open = 1, [0.0, 0]
 
@@ -344,8 +349,11 @@ class _Loss:
         return None if self._lately and step == self._lately[-1][0] else False
 
     def ends(self) -> bool:
-        """Return whether one of the last values is 0, and none has been below: such a batch has no gradient."""
-        return self.least == min(self._last, default=math.nan) == 0
+        """Return whether one of the last values is 0, none has been below, and one above: such a batch has no gradient.
+
+        A loss that was never anything but 0 has not been learnt: nothing reaches it.
+        """
+        return self.least == min(self._last, default=math.nan) == 0 < self.highest
 
     def is_learnt(self) -> bool:
         """Return whether the loss has fallen well below its first values, and is near its smallest one."""

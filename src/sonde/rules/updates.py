@@ -14,6 +14,11 @@ least as large as torch would initialise it, 1 / sqrt(3 inputs): Adam's first st
 the size of the weight."""
 UPDATE_HUGE = 0.6
 """Update / weight of a single step; the weight is that after the step, so that the ratio is 1 where the update is all of it."""
+FIRST_STEPS = 5
+"""Logged steps of a weight that may be larger than those after them: an optimizer divides by what it has seen, which is little."""
+IDLE = 0.1
+"""Share of the steps of a weight that do not move it, or hardly, at the end of a training: a schedule may end in a rate of 0, and
+what it costs is this share."""
 LOST, LOST_MOST = 0.5, 0.98
 """Share of a weight's elements that have a gradient, and do not change in a step: from the first on it is a note, since the rest
 may well learn; above the second hardly any element moves."""
@@ -30,7 +35,7 @@ UNMOVED = 5
     "lower the learning rate of this weight, or warm it up",
     needs=("rms:update", "rms:param"),
     at="updates",
-    window=Window(3, 5, after=5),
+    window=Window(3, 5, after=FIRST_STEPS),
     brings=("update_huge",),
     about=("update", "large"),
     unless=("helped",),
@@ -43,7 +48,8 @@ def update_large(ratio: float, *, most: float = UPDATE_LARGE) -> Judged:
 
 
 @entry(
-    f"a step moves a weight by less than {UPDATE_SMALL:g} of its size, while its gradient is 1/1000 of its first one or more",
+    f"a step moves a weight by less than {UPDATE_SMALL:g} of its size, while its gradient is 1/1000 of its first one or more, in "
+    f"{percent(IDLE)} of the steps so far or more",
     "CS231n, Babysitting the learning process; torchmortem",
     "raise the learning rate of this weight, or see whether it is meant to be frozen",
     needs=("rms:update", "rms:param"),
@@ -77,10 +83,12 @@ def update_huge(ratio: float, *, most: float = UPDATE_HUGE) -> Judged:
 
 
 @entry(
-    f"one step moves half of the weights by more than {percent(UPDATE_LARGE)} of their size",
-    "CS231n, Babysitting the learning process; in healthy trainings 5 % at most",
+    f"one step, beyond the first five, moves half of the weights by more than {percent(UPDATE_LARGE)} of their size",
+    "CS231n, Babysitting the learning process; in healthy trainings 5 % at most; the first step of RMSprop is 10 x as large as "
+    "those that follow",
     "lower the learning rate, or warm it up",
     needs=("rms:update", "rms:param"),
+    least=FIRST_STEPS + 1,
     about=("update", "large"),
     unless=("helped",),
 )

@@ -38,7 +38,8 @@ PlainScalar = tuple[str, float, int, int]
 Identity = tuple[str, str, int, bool]
 
 _GRAVEST = ("bad", "warn", "note")
-_HARMED = ("output", "loss", "gradient", "update", "weight")  # what an input that is not scaled can do harm to
+_HARMED = {"output", "loss", "gradient", "update", "weight"}  # what an input that is not scaled can do harm to
+_GROWN = (("output", "large"), ("weight", "large"))  # what a loss that falls without bound makes grow
 _USUAL_PACE = 3e-4  # update / weight of half of the weights, from which on a learning rate is not too small
 _NEVER = 2**62
 _FEW = 8  # steps that are judged one by one, rather than in halves
@@ -126,12 +127,20 @@ class _Judges:
     def _weighed(self, each: Finding, found: Sequence[Finding]) -> Finding | None:
         """Return a finding as grave as what it does: without harm it is a note, or none; None, too, while that is not known."""
         if each.rule == "input_large" and "before" not in each.evidence and each.value < self.chosen.limit("input_large", "most"):
-            harms = (RULES[other.rule].about for other in found if other.severity != "note" and related(each, other))
-            return each if any(about is not None and about[0] in _HARMED for about in harms) else None
+            harms = {_quantity(other) for other in found if other.severity != "note" and related(each, other)}
+            return each if harms & _HARMED else None
+        if each.rule == "loss_unbounded" and self._crosses_zero(each):
+            grown = (RULES[other.rule].about for other in found if other.severity != "note" and related(each, other))
+            return each if any(about in _GROWN for about in grown) else None
         if each.rule == "overwritten" and each.severity == "note":
             is_worse = self._scalars.has_worsened(each.model, each.step)
             return None if is_worse is None else replace(each, severity="warn") if is_worse else each
         return each
+
+    def _crosses_zero(self, each: Finding) -> bool:
+        """Whether a loss that falls without bound was above 0, and is not so far below that this says it by itself."""
+        first, least = each.evidence["first"], self.chosen.limit("loss_unbounded", "factor") ** 2
+        return each.evidence["highest"] > 0 and each.value >= -least * abs(first)
 
     @property
     def sees_no_scores(self) -> bool:
@@ -154,6 +163,12 @@ class _Judges:
     def _moved_first(self, step: int, deviations: float) -> tuple[str, float] | None:
         found = (self._layers[key].moved_first(step, deviations) for key in sorted(self._layers))
         return next((each for each in found if each is not None), None)
+
+
+def _quantity(each: Finding) -> str:
+    """Return what a finding is about; ``""`` where its rule does not say that."""
+    about = RULES[each.rule].about
+    return each.quantity or ("" if about is None else about[0])
 
 
 class _Saved:
