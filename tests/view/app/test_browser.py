@@ -292,6 +292,20 @@ def focused(page: Any) -> str:
 
 
 @slow
+def test_a_long_list_has_all_names_at_once_and_fills_by_itself(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sonde.view.app.server._PATIENCE", 0.0)
+    for name in ("first", "second"):
+        made_runs.small_run(tmp_path / name)
+    with LivePage(tmp_path) as served, opened(browser, served.address) as page:
+        page.locator("td.health", has_text="reading").nth(1).wait_for()
+        assert page.locator("td a.name").count() == 2
+        monkeypatch.setattr("sonde.view.app.server._PATIENCE", 60.0)
+        page.locator("td.health", has_text="reading").first.wait_for(state="detached")
+
+
+@slow
 def test_the_list_keeps_the_focus_while_it_is_filtered_sorted_and_filled_anew(browser: Any, tmp_path: Path) -> None:
     made_runs.small_run(tmp_path / "runs" / "first")
     with LivePage(tmp_path / "runs") as served, opened(browser, served.address) as page:

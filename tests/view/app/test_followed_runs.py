@@ -10,6 +10,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.view.app import made_runs
@@ -21,6 +22,7 @@ from sonde.run.run import open_run
 from sonde.run.schema import VERSION
 from sonde.run.store.memory_writer import memory_run
 from sonde.run.store.open import start_run
+from sonde.view.app import followed_runs
 from sonde.view.app.answers.layer_pictures import flow
 from sonde.view.app.bounded_cache import BoundedCache
 from sonde.view.app.followed_runs import FollowedRuns
@@ -50,6 +52,33 @@ def test_a_writer_is_running_and_then_ended(tmp_path: Path) -> None:
         assert followed.entries()[0]["last"] == 4
     followed.refresh()
     assert states(followed) == {"run": "ended"}
+
+
+def test_a_list_that_takes_long_has_all_names_at_once_and_fills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece is one read; a run that was read keeps its entry until it is read again, and readers are told to ask again."""
+    monkeypatch.setattr(followed_runs, "_AT_ONCE", 2)
+    for name in "abc":
+        with start_run(tmp_path / name) as writer:
+            writer.scalar("loss", 1.0, step=0)
+    followed = FollowedRuns(tmp_path)
+    none = followed.entries(seconds=0)
+    assert [(each["name"], each["state"], each["health"], each["unread"]) for each in none] == [
+        (name, "ended", "unknown", True) for name in "abc"
+    ]
+    assert followed.news() == ([], True)
+    clock = iter([0.0, 0.1, 9.9])  # when it begins, and before each piece
+    with monkeypatch.context() as patched:
+        patched.setattr(followed_runs, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+        some = followed.entries(seconds=5.0)
+    assert [each.get("loss_last") for each in some] == [1.0, 1.0, None]
+    assert followed.news() == ([], True)
+    assert [each["loss_last"] for each in followed.entries()] == [1.0] * 3
+    assert followed.news() == ([], False)
+    with start_run(tmp_path / "a", exists="resume", step=1) as writer:
+        writer.scalar("loss", 2.0, step=1)
+    followed.refresh()
+    assert [each["loss_last"] for each in followed.entries(seconds=0)] == [1.0] * 3
+    assert [each["loss_last"] for each in followed.entries()] == [2.0, 1.0, 1.0]
 
 
 def test_readers_are_told_of_new_data_at_the_first_look_after_its_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ State = Literal[RunState, "damaged", "newer"]
 
 _SEARCH = 2.0  # seconds between two searches for new folders, and
 _SHARE = 20.0  # at least so many times what a search takes
+_AT_ONCE = 200  # runs whose scalars are one read
 _NO_METRICS = ("overhead", "epoch", "loss_scale")
 _THREADS = 1  # work on one question to a run, and several questions are answered at once: each more would hold some 16 MB
 _NUMBERS = 768 << 20  # bytes of numbers of all runs that stay in memory
@@ -183,15 +184,24 @@ class FollowedRuns:
                 raise UnknownSiteError(f"{asked!r} is the id of no run in {self.shown}. {nearest(asked, names)}")
             return self._followed[asked]
 
-    def entries(self) -> list[dict[str, Any]]:
-        """Return what the list of runs shows of each, for JSON; only what has changed is read."""
+    def entries(self, *, seconds: float = math.inf) -> list[dict[str, Any]]:
+        """Return what the list of runs shows of each, for JSON; only what has changed is read.
+
+        Args:
+            seconds: after so many no further runs are read. Those that are left are as they were, or have name and state alone and
+                are ``unread``; the list counts as changed, so that who follows :meth:`news` asks again.
+        """
         with self._lock:
+            end = time.monotonic() + seconds
             followed = list(self._followed.values())
             stale = [each for each in followed if each.entry_of != each.known]
-            self._summarise([each for each in stale if each.run is not None and each.folder is not None])
-            for each in stale:
-                each.entry, each.entry_of = _entry(each), each.known
-            return [each.entry for each in followed]
+            while stale and time.monotonic() < end:
+                piece, stale = stale[:_AT_ONCE], stale[_AT_ONCE:]
+                self._summarise([each for each in piece if each.run is not None and each.folder is not None])
+                for each in piece:
+                    each.entry, each.entry_of = _entry(each), each.known
+            self._has_list_changed |= bool(stale)
+            return [each.entry or {**_about(each), "health": "unknown", "unread": True} for each in followed]
 
     def _summarise(self, followed: Sequence[_Followed]) -> None:
         """Read the scalars and records of findings of runs, all at once; where that fails, one by one."""
@@ -248,8 +258,8 @@ def _plain(value: Any) -> str | float | int | bool:
     return value if is_number else printable_line(setting_text(value))
 
 
-def _entry(each: _Followed) -> dict[str, Any]:
-    about = {
+def _about(each: _Followed) -> dict[str, Any]:
+    return {
         "id": each.id,
         "name": printable_line(each.name),
         "path": "" if each.folder is None else printable_line(short_path(each.folder.path)),
@@ -257,6 +267,10 @@ def _entry(each: _Followed) -> dict[str, Any]:
         "end": each.end,
         "version": each.version,
     }
+
+
+def _entry(each: _Followed) -> dict[str, Any]:
+    about = _about(each)
     if each.run is None:
         return {**about, "error": printable_line(each.error), "health": "unknown"}
     run, summary = each.run, each.summary

@@ -32,6 +32,7 @@ from sonde.view.app.followed_runs import FollowedRuns
 from sonde.view.app.guard import NOTEBOOKS
 
 _LOOK = 0.7  # seconds between two looks while somebody reads
+_PATIENCE = 0.5  # seconds in which a list of runs is read; what is left follows
 _ALIVE = 15.0  # seconds after which a stream says that it is still there
 _ANSWERS = 128 << 20  # bytes of answers that stay in memory
 _THREADS = 4
@@ -126,7 +127,7 @@ class _Answers:
 
     def runs(self, request: Request) -> Response:
         self._followed.refresh()
-        answer = {"folder": self._followed.shown, "now": time.time(), "runs": self._followed.entries()}
+        answer = {"folder": self._followed.shown, "now": time.time(), "runs": self._followed.entries(seconds=_PATIENCE)}
         return _sent(request, _compressed(json_of(answer)), "application/json")
 
     def question(self, request: Request) -> Response:

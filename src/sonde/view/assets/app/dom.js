@@ -139,6 +139,7 @@ export function badge(severity, text) {
 export function healthOf(run) {
   if (run.findings) return badge(run.health, run.root ? `${run.counted}: ${run.root}` : run.counted);
   if (run.state === "failed") return badge("bad", "failed");
+  if (run.unread) return make("span", { class: "quiet" }, "reading …");
   if (run.health === "ok") return badge("ok", "healthy");
   return run.shortfalls?.length ? badge("unknown", run.shortfalls.join(", ")) : make("span", { class: "quiet" }, "–");
 }
