@@ -475,3 +475,71 @@ def recomputed(folder: Path, fault: str) -> None:
             parameter.grad /= of  # type: ignore[operator]
 
     kept(model, run, own(folder))
+
+
+# A model of transformers
+
+
+def llama() -> Any:
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=64, vocab_size=40
+    )
+    return transformers.LlamaForCausalLM(config).train()
+
+
+def llama_batch() -> Tensor:
+    return torch.randint(40, (8, 7), generator=torch.Generator().manual_seed(1))
+
+
+def save_llama(model: Any, batch: Tensor, folder: Path, samples: Any = None, scale: float = 1.0) -> None:
+    """Save a step, its parameters, and what rounding moves."""
+
+    def step() -> None:
+        (model(input_ids=batch, labels=batch, use_cache=False).loss * scale).backward()
+
+    with sonde.track(model, ports=("input", "output", "grad_output")) as tracker:
+        step()
+        tracker.measure_rounding(step)
+    tracker.save(folder, parameters=True, **({} if samples is None else {"ids": samples}))
+    model.zero_grad(set_to_none=True)
+
+
+class OfOwnColumns(nn.Module):
+    """A row-parallel layer whose output nobody sums."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(layer.weight.to_local().detach())
+
+    def forward(self, x: Any) -> Tensor:
+        return functional.linear(x.to_local() if hasattr(x, "to_local") else x, self.weight)
+
+
+def llama_on_ranks(folder: Path, how: str, fault: str) -> None:
+    """Save what this rank holds of a Llama: under FSDP2 with samples of its own, or under tensor parallelism."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    model, batch, samples = llama(), llama_batch(), None
+    layers = model.model.layers
+    if how == "shards":
+        samples = range(rank, len(batch), size)
+        for part in (*layers, model):
+            fully_shard(part)
+        batch = batch[list(samples)]
+        if fault == "stale" and rank == 1:
+            with torch.no_grad():
+                layers[1].mlp.down_proj.weight.to_local().mul_(1.5)
+    else:
+        columns = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
+        rows = ("self_attn.o_proj", "mlp.down_proj")
+        for layer in layers:
+            plan = dict.fromkeys(columns, ColwiseParallel()) | dict.fromkeys(rows, RowwiseParallel())
+            parallelize_module(layer, init_device_mesh("cpu", (size,)), plan)
+        if fault == "not summed":
+            layers[1].mlp.down_proj = OfOwnColumns(layers[1].mlp.down_proj)
+        if fault == "stale norm" and rank == 1:
+            with torch.no_grad():
+                layers[1].input_layernorm.weight.mul_(1.5)
+    save_llama(model, batch, folder / str(rank), samples, 2.0 if fault == "scaled" else 1.0)

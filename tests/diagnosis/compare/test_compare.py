@@ -159,7 +159,7 @@ def test_a_side_that_raises_is_compared_up_to_there() -> None:
     ("call", "kind", "words"),
     [
         (lambda m: sonde.compare(m, m), ArgumentError, "on a batch"),
-        (lambda m: sonde.compare(m, "folder", images()), ArgumentError, "cannot be compared with saved tensors"),
+        (lambda m: sonde.compare(m, "folder"), ArgumentError, "models are compared on a batch"),
         (lambda m: sonde.compare("here", "there"), StoreError, "is not a folder of tensors"),
         (lambda m: sonde.compare(m, m, images(), noise=-1.0), ArgumentError, "noise=-1.0"),
         (lambda m: sonde.compare(m, m, images(), optimizer=3), ArgumentError, "optimizer=3"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -275,6 +276,104 @@ def test_two_folders_of_one_rank_are_refused(tmp_path: Path) -> None:
     folders = [saved(tmp_path / name, 0, [X]) for name in ("a", "b")]
     with pytest.raises(ArgumentError, match="two of the folders are of rank 0"):
         sonde.compare(folders[0], folders)
+
+
+# A live model beside ranks
+
+
+def mean_square(output: Tensor) -> Tensor:
+    return output.square().mean()
+
+
+def averaging(folder: Path, model: nn.Module, x: Tensor, *, scale: float = 1.0) -> Path:
+    """Save what two ranks hold that have half of the samples each and average their gradients."""
+    ranks = [copy.deepcopy(model) for _ in range(2)]
+    trackers = []
+    for rank, part in zip(ranks, x.chunk(2), strict=True):
+        with sonde.track(rank, ports=("input", "output", "grad_output")) as tracker:
+            (mean_square(rank(part)) * scale).backward()
+        trackers.append(tracker)
+    for own in zip(*(rank.parameters() for rank in ranks), strict=True):
+        mean = torch.stack([each.grad for each in own if each.grad is not None]).mean(0)
+        for each in own:
+            each.grad = mean.clone()
+    for number, tracker in enumerate(trackers):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.distributed, "is_initialized", lambda: True)
+            patch.setattr(torch.distributed, "get_rank", lambda number=number: number)
+            tracker.save(folder / str(number), parameters=True)
+    return folder
+
+
+def test_a_live_model_is_compared_with_what_ranks_have_saved(tmp_path: Path) -> None:
+    model, x = mlp(), drawn(16, 8)
+    ranks = averaging(tmp_path / "ranks", model, x)
+    before = [held.clone() for held in model.parameters()]
+    for pair in ((model, ranks), (ranks, model)):
+        found = sonde.compare(*pair, x, loss_fn=mean_square, verbose=False)
+        assert found.ok, found
+        assert {place.site.port for place in found.places} == {"input", "output", "grad_output", "grad", "param"}
+        assert {place.stage for place in found.places} == {"forward", "backward", "update"}
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), before, strict=True))
+    assert all(held.grad is None for held in model.parameters())
+    with torch.no_grad():
+        model[2].weight[0, 0] += 1
+    found = sonde.compare(model, ranks, x, loss_fn=mean_square, verbose=False)
+    assert found.culprit is not None
+    assert found.cause is not None
+    assert (str(found.culprit.site), found.cause.rule) == ("2:output", "weight_differs")
+
+
+def test_a_live_model_without_the_loss_of_the_saved_side_is_compared_forward_alone(tmp_path: Path) -> None:
+    model, x = mlp(), drawn(16, 8)
+    found = sonde.compare(model, averaging(tmp_path, model, x), x, verbose=False)
+    assert found.ok
+    assert {place.stage for place in found.places} == {"forward", "update"}
+    assert "a: no gradients: loss_fn= is missing, the loss of the saved side" in found.notes
+
+
+def test_a_scale_of_the_loss_is_told_from_losses_of_parts(tmp_path: Path) -> None:
+    """Each rank has the mean of its half, times 3: gradients at outputs are 6 times those of the whole."""
+    model, x = mlp(), drawn(16, 8)
+    found = sonde.compare(model, averaging(tmp_path, model, x, scale=3.0), x, loss_fn=mean_square, verbose=False)
+    assert found.culprit is not None
+    assert found.cause is not None
+    assert str(found.culprit.site) == "(root):grad_output"
+    assert found.cause.message == "the gradient of b is 3 times that of a"
+
+
+OF_TRANSFORMERS = [
+    ("shards", "", None, None),
+    ("shards", "scaled", "(root):grad_output", "the gradient of b is 2 times that of a"),
+    ("shards", "stale", "model.layers.1.mlp.down_proj:output", "down_proj.weight differs"),
+    ("columns", "", None, None),
+    ("columns", "not summed", "model.layers.1.mlp.down_proj:output", "their sum equals that of a"),
+    ("columns", "stale norm", "model.layers.1.input_layernorm:output", None),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "fault", "site", "cause"), OF_TRANSFORMERS)
+def test_a_model_of_transformers_on_ranks_is_compared_with_one_in_one_process(
+    tmp_path: Path, how: str, fault: str, site: str | None, cause: str | None
+) -> None:
+    """Live or saved, and whichever side is first."""
+    pytest.importorskip("transformers")
+    on_ranks(2, parallel.llama_on_ranks, tmp_path / "ranks", how, fault)
+    model, batch = parallel.llama(), parallel.llama_batch()
+    parallel.save_llama(model, batch, tmp_path / "one", range(len(batch)))
+    given = {"input_ids": batch, "labels": batch, "use_cache": False}
+    for found in (
+        sonde.compare(tmp_path / "one", tmp_path / "ranks"),
+        sonde.compare(model, tmp_path / "ranks", given, verbose=False),
+        sonde.compare(tmp_path / "ranks", model, given, verbose=False),
+    ):
+        assert len(found.places) == 137
+        assert (None if found.culprit is None else str(found.culprit.site)) == site, found
+    if cause is not None:
+        live = sonde.compare(model, tmp_path / "ranks", given, verbose=False)
+        assert live.cause is not None
+        assert cause in live.cause.message
 
 
 # Rounding, and parameters

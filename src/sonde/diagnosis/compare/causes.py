@@ -22,7 +22,7 @@ from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.sides import Side
 from sonde.diagnosis.compare.suspects import Change, Suspect, Undo
 from sonde.diagnosis.compare.undoing import Explained, explained
-from sonde.diagnosis.compare.weights import EXACT, Relation, is_addend, matched, relation
+from sonde.diagnosis.compare.weights import EXACT, Relation, factor_between, is_addend, matched, relation
 from sonde.diagnosis.distance import as_numbers, distance, held_of_both, laid_out_alike, readable, spacing
 from sonde.engine import class_of
 from sonde.site import PARAMETER_PORTS, Site
@@ -507,7 +507,20 @@ def _of_cut(scene: Scene) -> Iterator[Suspect]:
 
 
 def _of_gradient_factor(scene: Scene) -> Iterator[Suspect]:
-    yield from factor_of(scene, "the gradient of b is {factor:.6g} times that of a")
+    words = "the gradient of b is {factor:.6g} times that of a"
+    yield from factor_of(scene, words)
+    here, there = scene.kept
+    if scene.tensors is None or scene.tensors[0].numel() > 1 or here is None or there is None:
+        return
+    for leaf in here.leaves.keys() & there.leaves.keys():  # the output has a loss, and what else it has shows the factor
+        pair = as_numbers(here.leaves[leaf]), as_numbers(there.leaves[leaf])
+        factor = factor_between(*pair, max(scene.tolerance, 1e-6)) if pair[0].shape == pair[1].shape else None
+        if factor is not None:
+            undo = Undo(made=lambda b, factor=factor: b / factor)  # type: ignore[misc]  # a number
+            yield scene.suspect(
+                "scaled", words.format(factor=factor), undo, "look for a scale that one side lacks", {"factor": factor}
+            )
+            return
 
 
 # Updates

@@ -89,7 +89,7 @@ def compare(
     verbose: bool = True,
     baseline: Sequence[Run | str | os.PathLike[str]] = (),
 ) -> Comparison | RunComparison:
-    """Compare two models on one batch, two saved trackers, or two recorded runs: the first place where they part, and the cause.
+    """Compare two models on one batch, saved trackers, or two recorded runs: the first place where they part, and the cause.
 
     >>> import sonde, torch
     >>> mine, theirs = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
@@ -108,13 +108,14 @@ def compare(
 
     Args:
         a, b: two models; or two trackers, opened folders or paths of folders (``Tracker.save``): a list of folders, or a folder of
-            them, is what the ranks of one model have saved; or two runs, opened or as paths.
+            them, is what the ranks of one model have saved; or one of each; or two runs, opened or as paths.
         batch: the arguments of the models' call: a tuple or list holds positional arguments, a dict or another mapping keyword
-            arguments, anything else is the only argument. Not for saved sides.
+            arguments, anything else is the only argument. Beside a saved side the batch of that; not for two saved sides.
         batch_b: the batch of ``b``, if it needs another form; the default is *batch* on the device of ``b``, and in the type of
             its parameters where *batch* has the type of those of ``a``.
         loss_fn: from the output to a scalar, which is sent backward; or two functions, for ``a`` and ``b``. By default the output's
-            own ``loss``, or the mean square of the first floating-point tensor of the output.
+            own ``loss``, or the mean square of the first floating-point tensor of the output; beside a saved side no gradients are
+            compared then.
         optimizer: compare one step too: an optimizer of ``a``, from which one of the same class and settings is made for ``b``; or
             a function from parameters to an optimizer; or a tuple of two of these.
         match: from names of modules (or parameters) of ``a`` to those of ``b``, with ``*`` for any text:
@@ -143,13 +144,8 @@ def compare(
     if baseline:
         raise ArgumentError("baseline= is for two runs: repeats of a with other seeds")
     _check(noise, batch, batch_b, backward, optimizer, memory)
-    if isinstance(a, nn.Module) and isinstance(b, nn.Module):
-        return _models(a, b, batch, batch_b, loss_fn, optimizer, match, noise, backward, Copies(memory), verbose)
     if isinstance(a, nn.Module) or isinstance(b, nn.Module):
-        raise ArgumentError(
-            "a model cannot be compared with saved tensors: give two models, or save the second side too, with "
-            "sonde.track(model) and tracker.save(path)"
-        )
+        return _models(a, b, batch, batch_b, loss_fn, optimizer, match, noise, backward, Copies(memory), verbose)
     if batch is not _NOTHING or batch_b is not _NOTHING:
         raise ArgumentError("batch= is for two models; saved sides hold the tensors of their own batch")
     return _compared(_saved("a", a), _saved("b", b), match, noise)
@@ -169,8 +165,8 @@ def _check(noise: Any, batch: Any, batch_b: Any, backward: bool, optimizer: Any,
 
 
 def _models(
-    a: nn.Module,
-    b: nn.Module,
+    a: Any,
+    b: Any,
     batch: Any,
     batch_b: Any,
     loss_fn: Any,
@@ -182,19 +178,24 @@ def _models(
     verbose: bool,
 ) -> Comparison:
     if batch is _NOTHING:
-        raise ArgumentError("two models are compared on a batch: sonde.compare(a, b, batch)")
+        raise ArgumentError("models are compared on a batch: sonde.compare(a, b, batch)")
+    both = isinstance(a, nn.Module) and isinstance(b, nn.Module)
     for side, model in (("a", a), ("b", b)):
-        check_numbers(model, side)
+        if isinstance(model, nn.Module):
+            check_numbers(model, side)
     losses = loss_fn if isinstance(loss_fn, tuple) else (loss_fn, loss_fn)
     for each in losses:
         check_loss_fn(each)
     steps = _optimizers(optimizer)
-    batches = (batch, _for_b(a, b, batch) if batch_b is _NOTHING else batch_b)
+    batches = (batch, (_for_b(a, b, batch) if both else batch) if batch_b is _NOTHING else batch_b)
     sides = []
     with progress("compare", verbose=verbose) as show:
         for name, model, given, loss, step in zip("ab", (a, b), batches, losses, steps, strict=True):
-            request = Request(model, given, loss, step, backward, copies)
-            sides.append(live_side(name, request, measure=noise is None, progress=show))
+            if isinstance(model, nn.Module):
+                request = Request(model, given, loss, step, backward, copies, of_saved=not both)
+                sides.append(live_side(name, request, measure=noise is None, progress=show))
+            else:
+                sides.append(_saved(name, model))
         show("differences")
         found = _compared(sides[0], sides[1], match, noise)
     return replace(found, notes=(*found.notes, note)) if (note := copies.note()) else found

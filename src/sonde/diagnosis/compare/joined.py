@@ -354,9 +354,15 @@ def settle_gradients(side: Side) -> str:
     wanted, whole = next((each for each in shared if each[1].cells > 1), (None, None))
     if wanted is None or whole is None or whole.tensor.shape != wanted.shape:
         return ""
-    x, y = as_numbers(whole.tensor).flatten(), as_numbers(wanted).flatten()
-    times = round(float(x @ y) / (float(y @ y) or 1.0))
+    factor = _times(whole.tensor, wanted)
+    times = round(factor)
     have_own = times > 1 and whole.cells % times == 0 and _apart(whole.tensor / times, wanted) < _SAME
+    if not have_own and _apart(whole.tensor / (factor or 1.0), wanted) < _SAME:  # a loss of its own, which is scaled as well
+        averaged = (leaves for kept, leaves in joined if kept.site.port == "grad" and leaves.like is not None)
+        scales = [_times(leaves[""], of) for leaves in averaged if "" in leaves and (of := leaves.wanted("")) is not None]
+        scale = sorted(scales)[len(scales) // 2] if scales else 1.0
+        times = round(factor / (scale or 1.0))
+        have_own = times == whole.cells and abs(factor / (scale or 1.0) - times) < _SAME
     if not have_own and divided == 1:
         return ""
     for each in at_outputs:
@@ -367,6 +373,12 @@ def settle_gradients(side: Side) -> str:
         f"they were divided by {times}{asked}"
     )
     return said if have_own else ""
+
+
+def _times(one: Tensor, other: Tensor) -> float:
+    """Return by which factor *other* comes nearest to *one*; 0 where the shapes differ."""
+    x, y = as_numbers(one).flatten(), as_numbers(other).flatten()
+    return float(x @ y) / (float(y @ y) or 1.0) if x.shape == y.shape else 0.0
 
 
 def _divided(kept: Kept, leaves: Joined) -> int:

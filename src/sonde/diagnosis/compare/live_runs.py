@@ -52,6 +52,7 @@ class Request:
         optimizer: an optimizer of the model, or a function that makes one of parameters; None for no step.
         backward: compute gradients.
         copies: makes the copies of tensors.
+        of_saved: the other side was saved: parameters are kept, too, and no loss is made up.
     """
 
     model: nn.Module
@@ -60,6 +61,7 @@ class Request:
     optimizer: Any = None
     backward: bool = True
     copies: Copies = field(default_factory=Copies)
+    of_saved: bool = False
 
 
 def live_side(name: str, request: Request, *, measure: bool, progress: Callable[[str], None]) -> Side:
@@ -225,6 +227,8 @@ def _run(
         for each in modes:
             if each is not None:
                 stack.enter_context(each)
+        for kept in _parameters(trial) if request.of_saved else ():
+            take.parameter(kept)
         loss = _forward(request, model, trial, side, modes)
         drew = not torch.equal(before, torch.get_rng_state())
         if loss is not None:
@@ -279,11 +283,12 @@ def _forward(request: Request, model: nn.Module, trial: Trial, side: Side, modes
         if not request.backward:
             return None
         side.stage = "loss"
-        loss = _default_loss(output) if trial.loss_fn is None else trial.loss_fn(output)
+        loss = _default_loss(output, request) if trial.loss_fn is None else trial.loss_fn(output)
     except Exception as error:
         side.error = error
         return None
     if loss is None:
+        side.notes += ["no gradients: loss_fn= is missing, the loss of the saved side"] if request.of_saved else []
         return None
     given: Any = loss
     if not isinstance(given, Tensor) or given.numel() != 1:
@@ -313,12 +318,12 @@ def _described(value: Any) -> str:
     return f"one of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
-def _default_loss(output: Any) -> Tensor | None:
+def _default_loss(output: Any, request: Request) -> Tensor | None:
     own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(own, Tensor) and own.numel() == 1 and own.requires_grad:
         return own
     first = first_floating(output)
-    if first is None or not first.requires_grad:
+    if first is None or not first.requires_grad or request.of_saved:
         return None
     return (first.abs() if first.is_complex() else first.float() if first.element_size() < 4 else first).square().mean()
 
@@ -329,6 +334,11 @@ def _backward(side: Side, loss: Tensor) -> None:
         torch.autograd.backward(loss)
     except Exception as error:
         side.error = error
+
+
+def _parameters(trial: Trial) -> Iterator[Kept]:
+    for name, parameter, owner in parameters(trial.model):
+        yield Kept(Site(name, "param"), -1, class_of(owner.module).__name__, {"": readable(parameter.detach())})
 
 
 def _gradients(trial: Trial) -> Iterator[Kept]:
