@@ -658,3 +658,56 @@ def test_a_gradient_that_is_there_before_the_step_is_noted() -> None:
     found = sonde.why_nan(model, X, cross_entropy)
     assert found.ok
     assert any("0.weight" in note and "zero_grad" in note for note in found.notes)
+
+
+# Where a gradient of 0 comes from
+
+
+def at_zero(h: Tensor) -> Tensor:
+    return (h - h.detach()).sqrt()
+
+
+@pytest.mark.parametrize(
+    ("function", "by"),
+    [
+        (lambda h: (h - h.detach()) / (at_zero((h - h.detach()).square().sum(-1, keepdim=True)) + 1e-6), "div"),
+        (lambda h: at_zero(h).clamp(min=0.1), "clamp"),
+        (lambda h: (at_zero(h) - 1).relu(), "relu"),
+        (lambda h: at_zero(h) * (h > 9), "mul"),
+        (lambda h: torch.minimum(at_zero(h), h * 0 - 1), "minimum"),
+        (lambda h: at_zero(h)[:0].sum() + h.sum(), "slice"),
+    ],
+    ids=["numerator of zeros", "clamp", "relu", "product", "minimum", "slice"],
+)
+def test_a_gradient_of_zero_is_said_to_come_from_the_operation_that_made_it(function: Any, by: str) -> None:
+    """No ``where`` is spoken of where the program has none; the remedy is in the root."""
+    found = sonde.why_nan(Calls(function), X, lambda output: output.sum())
+    assert found.cause is not None
+    assert (found.phase, found.operation, found.cause.name) == ("backward", "sqrt", "sqrt'(0)")
+    assert f"the gradient that arrives is 0, which the derivative of {by} (" in found.cause.sentence
+    assert "where" not in found.cause.sentence + found.cause.advice
+    assert "inside the root" in found.cause.advice
+
+
+@pytest.mark.parametrize(
+    ("function", "by"),
+    [
+        (lambda h: torch.where(h > 9, at_zero(h), 0.0), "where"),
+        (lambda h: at_zero(h).masked_fill(h < 9, 0.0), "masked_fill"),
+        (lambda h: at_zero(h)[h > 9].sum() + h.sum(), "index"),
+    ],
+    ids=["where", "masked_fill", "index"],
+)
+def test_a_choice_between_the_loss_and_the_place_is_named(function: Any, by: str) -> None:
+    found = sonde.why_nan(Calls(function), X, lambda output: output.sum())
+    assert found.cause is not None
+    assert found.cause.name == "sqrt'(0) behind where"
+    assert f"the branch that {by} (" in found.cause.sentence
+    assert "f(torch.where(ok, x, 1.0))" in found.cause.advice
+
+
+def test_infinities_beside_the_zero_gradient_are_counted() -> None:
+    """Of 20 elements at 0 the first 8 have a gradient of 1, and infinities; the others 0, and NaN."""
+    found = sonde.why_nan(Calls(lambda h: at_zero(h)[:2]), X, lambda output: output.sum())
+    assert found.cause is not None
+    assert "where it is not 0, 8 elements are infinite" in found.cause.sentence

@@ -23,11 +23,17 @@ def forward_name(node: str) -> str:
     return name.removeprefix("linalg_").removeprefix("native_").replace("log1_p", "log1p") if name != "linalg" else name
 
 
-def derivative_cause(operation: Operation, producers: dict[str, str]) -> Cause:
-    """Return why *operation*, a part of the derivative of ``operation.node``, made a bad element."""
+def derivative_cause(operation: Operation, producers: dict[str, str], zeros: dict[str, tuple[str, str]]) -> Cause:
+    """Return why *operation*, a part of the derivative of ``operation.node``, made a bad element.
+
+    Args:
+        operation: with the first bad element found.
+        producers: by the name of an operand, the operation that made it.
+        zeros: by the name of an operand that holds zeros of a derivative, the node that made them, and the words for its operation.
+    """
     found = _of_node(operation)
     if found is not None:
-        return _behind_zero(operation, found)
+        return _behind_zero(operation, found, zeros)
     plain = cause_of(operation, producers)
     name = forward_name(operation.node)
     if not name:
@@ -38,16 +44,27 @@ def derivative_cause(operation: Operation, producers: dict[str, str]) -> Cause:
 _SAFE = "put a safe number into the function for the elements that the mask leaves out: f(torch.where(ok, x, 1.0))"
 
 
-def _behind_zero(operation: Operation, found: Cause) -> Cause:
+CHOICES = ("where", "masked_fill", "masked_scatter", "masked_select", "index")
+"""Operations that leave elements out, whose gradient is 0 then."""
+
+
+def _behind_zero(operation: Operation, found: Cause, zeros: dict[str, tuple[str, str]]) -> Cause:
     """Return *found* with the remark that a gradient of 0, as from the other branch of ``torch.where``, does not help."""
-    elements = [operation.element(name) for name in operation.tensors]
-    numbers = [element for element in elements if element is not None and not isinstance(element, complex)]
-    if operation.kind != "NaN" or "'(" not in found.name or not any(number == 0 for number in numbers):
+    elements = {name: operation.element(name) for name in operation.tensors}
+    zero = [name for name, element in elements.items() if element is not None and not isinstance(element, complex) and element == 0]
+    if operation.kind != "NaN" or "'(" not in found.name or not zero:
         return found
-    sentence = (
-        f"{found.sentence}; the gradient that arrives is 0, as from the branch that torch.where does not take, and 0 × inf is NaN"
-    )
-    return Cause(f"{found.name} behind where", sentence, f"torch.where does not protect its other branch in backward: {_SAFE}")
+    infinite = int(operation.result.isinf().sum())
+    others = f"; where it is not 0, {infinite:,} elements are infinite" if infinite else ""
+    node, made = next((zeros[name] for name in zero if name in zeros), ("", ""))
+    if (name := forward_name(node)) in CHOICES:
+        left_out = f"as from the branch that {made} does not take"
+        sentence = f"{found.sentence}; the gradient that arrives is 0, {left_out}, and 0 × inf is NaN{others}"
+        advice = f"{'torch.where' if name == 'where' else name} does not protect its other branch in backward: {_SAFE}"
+        return Cause(f"{found.name} behind where", sentence, advice)
+    by = f", which the derivative of {made} made 0" if made else ""
+    sentence = f"{found.sentence}; the gradient that arrives is 0{by}, and 0 × inf is NaN{others}"
+    return found._replace(sentence=sentence)
 
 
 def _of_node(operation: Operation) -> Cause | None:

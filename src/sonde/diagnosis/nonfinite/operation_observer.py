@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from sonde.diagnosis.nonfinite.causes import OF_STATE, cause_of, exact_element, limit_of, number_cause
-from sonde.diagnosis.nonfinite.derivatives import derivative_cause, forward_name
+from sonde.diagnosis.nonfinite.derivatives import CHOICES, derivative_cause, forward_name
 from sonde.diagnosis.nonfinite.operation import Operation, base_name, operations_of
-from sonde.diagnosis.nonfinite.origins import Cause, Flow, Kind, ModulePlace, Operand, Origin, Producer, Source
+from sonde.diagnosis.nonfinite.origins import Cause, Flow, Kind, ModulePlace, Operand, Origin, Producer, Source, Zeros
 from sonde.diagnosis.nonfinite.reproduction import reproductions
 from sonde.diagnosis.nonfinite.source_lines import SourceLine, calling_frames, line_of, lines_of, variable_of
-from sonde.diagnosis.nonfinite.tensor_facts import TensorFacts, dense, dtype_name, largest, memory_of
+from sonde.diagnosis.nonfinite.tensor_facts import TensorFacts, dense, dtype_name, largest, memory_of, zeros_in
 from sonde.engine import (
     Derivative,
     ModuleTracker,
@@ -267,13 +267,28 @@ class OperationObserver(OperatorMode):
             numbers = [part for part in parts if isinstance(part, int | float) and abs(part) * NEAR >= limit]
             stored = [self.flow.of(part) for part in parts if isinstance(part, Tensor)]
             constant = bool(numbers) or any(held is not None and held.holds_constant for held in stored)
-        self.flow.note(output, (), producer, holds_constant=constant)
+        self.flow.note(output, (), producer, holds_constant=constant, zeros=self._zeros_of(output, call))
         known = self.largest.get(output.dtype)
         if not constant and (known is None or size > known.value):
             called = self._call_of(producer)
             words = f"the derivative of {called.operation}" if called.node else called.operation
             found = Largest(dtype_name(output.dtype), size, limit, called.place, words, line_of(called.lines))
             self.largest[output.dtype] = found
+
+    def _zeros_of(self, output: Tensor, call: OperatorCall) -> Zeros | None:
+        """Return the node that first made zeros of the gradient *output*, or a choice behind it that made more of them.
+
+        None outside of a backward pass, and where nothing is 0.
+        """
+        derivative = Derivative.now()
+        count = 0 if derivative is None else zeros_in(output)
+        if derivative is None or not count:
+            return None
+        given = [self.flow.of(part) for part in flatten((call.args, call.kwargs))[0] if isinstance(part, Tensor)]
+        before = max((held.zeros for held in given if held and held.zeros), key=lambda zeros: zeros.number, default=None)
+        if before is None or (count > before.number and forward_name(derivative.name) in CHOICES):
+            return Zeros(derivative.name, derivative.sequence, count)
+        return before._replace(number=count)
 
     def _note_bad(self, operation: Operation, producer: Producer, parents: tuple[Origin, ...]) -> None:
         of_masks = bool(parents) and all(parent.is_mask for parent in parents)
@@ -365,7 +380,16 @@ class OperationObserver(OperatorMode):
     def _cause_of(self, operation: Operation, called: _CallOf) -> Cause:
         stored = {name: self.flow.of(tensor) for name, tensor in operation.tensors.items()}
         made_by = {name: held.producer.operator for name, held in stored.items() if held is not None and held.producer is not None}
-        return derivative_cause(operation, made_by) if called.node else cause_of(operation, made_by)
+        if not called.node:
+            return cause_of(operation, made_by)
+        zeros = {name: self._zeros_text(held.zeros) for name, held in stored.items() if held is not None and held.zeros is not None}
+        return derivative_cause(operation, made_by, zeros)
+
+    def _zeros_text(self, zeros: Zeros) -> tuple[str, str]:
+        """Return the node that made *zeros*, and its operation in words: ``where (train.py:12)``."""
+        forward = self._forward_of(zeros.sequence)
+        line = None if forward is None else line_of(lines_of(forward.frames))
+        return zeros.node, forward_name(zeros.node) + ("" if line is None else f" ({line.name})")
 
     def _scaled(self, operation: Operation, cause: Cause) -> Cause:
         """Return *cause* with the remark that the gradient would fit without the scale of the loss."""

@@ -90,6 +90,20 @@ class Producer:
     frames: tuple[RawFrame, ...]
 
 
+class Zeros(NamedTuple):
+    """The autograd node whose derivative made zeros of a gradient.
+
+    Attributes:
+        node: its name: ``WhereBackward0``.
+        sequence: the number by which the operation of the forward is known.
+        number: of elements that are 0.
+    """
+
+    node: str
+    sequence: int
+    number: int
+
+
 @dataclass(eq=False, slots=True)
 class Origin:
     """The place where non-finite values came about.
@@ -174,6 +188,7 @@ class _Stored:
     producer: Producer | None = None
     holds_constant: bool = False  # of the size of the format's limit
     is_of_ranks: bool = False  # a collective writes it
+    zeros: Zeros | None = None
 
 
 class Flow:
@@ -199,15 +214,16 @@ class Flow:
         *,
         holds_constant: bool = False,
         is_of_ranks: bool = False,
+        zeros: Zeros | None = None,
     ) -> None:
-        """Note that *producer* wrote into the memory of *tensor*, and where its non-finite values come from."""
+        """Note that *producer* wrote into the memory of *tensor*, and where its non-finite values, or zeros, come from."""
         reference = memory_of(tensor)
         if reference is None:
             return
         before = self.of(tensor)
         if before is not None and before.origins and not _covers(tensor):
             origins = (*before.origins, *(origin for origin in origins if origin not in before.origins))
-        self._stored[reference.cdata] = _Stored(reference, origins, producer, holds_constant, is_of_ranks)
+        self._stored[reference.cdata] = _Stored(reference, origins, producer, holds_constant, is_of_ranks, zeros)
         self._written += 1
         if self._written % 4096 == 0:
             self._stored = {key: held for key, held in self._stored.items() if not held.memory.expired()}

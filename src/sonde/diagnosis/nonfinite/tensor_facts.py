@@ -126,6 +126,12 @@ def memory_of(tensor: Tensor) -> StorageWeakRef | None:
     return None
 
 
+def zeros_in(tensor: Tensor) -> int:
+    """Return how many elements of *tensor* are 0, by one read; none if unreadable."""
+    held = dense(tensor)
+    return 0 if held is None else int((held == 0).sum())
+
+
 def largest(tensor: Tensor) -> float | None:
     """Return the largest magnitude in *tensor*, by one read: NaN or infinity where there are such elements; None if unreadable."""
     held = dense(tensor)
