@@ -147,34 +147,54 @@ def spacing(tensor: Tensor) -> float:
     return torch.finfo(kind).eps if kind.is_floating_point or kind.is_complex else 0.0
 
 
-def laid_out_alike(a: Tensor, b: Tensor) -> tuple[Tensor, str] | None:
+def laid_out_alike(a: Tensor, b: Tensor, *, turned: bool = False) -> tuple[Tensor, str] | None:
     """Return *b* with the axes of *a*, and the change in words; None if the shapes do not fit.
 
-    Axes of length 1 may be missing, and the axes may have another order, or be joined. Of several orders the one is chosen
-    that brings *b* nearest to *a*.
+    Axes of length 1 may be missing, and the axes may have another order, and be joined then. Of several orders the one is chosen
+    that brings *b* nearest to *a*; with *turned* of those alone that are not the order of *b* itself.
     """
-    if a.shape == b.shape:
+    if a.shape == b.shape and not turned:
         return b, ""
     if a.numel() != b.numel():
         return None
-    if [length for length in a.shape if length != 1] == [length for length in b.shape if length != 1]:
+    axes = [[axis for axis, length in enumerate(held.shape) if length != 1] for held in (a, b)]
+    lengths = [[held.shape[axis] for axis in own] for held, own in zip((a, b), axes, strict=True)]
+    if lengths[0] == lengths[1] and not turned:
         return b.reshape(a.shape), ""
-    if a.dim() == b.dim() <= _MOST_AXES and sorted(a.shape) == sorted(b.shape):
-        orders = [order for order in itertools.permutations(range(b.dim())) if b.permute(order).shape == a.shape]
-        best = min(orders, key=lambda order: distance(a, b.permute(order)).relative)
-        return b.permute(best), f"axes in the order {', '.join(map(str, best))}"
-    if a.dim() != b.dim() and _joined(a.shape, b.shape):
-        return b.reshape(a.shape), ""
-    return None
+    is_split = len(lengths[0]) > len(lengths[1])  # an axis of b is made of several of a
+    long, short = lengths if is_split else lengths[::-1]
+    own = axes[0] if is_split else axes[1]
+
+    def laid(order: tuple[int, ...]) -> Tensor:
+        if not is_split:
+            return b.reshape(long).permute(order).reshape(a.shape)
+        back = sorted(range(len(order)), key=order.__getitem__)
+        return b.reshape([long[axis] for axis in order]).permute(back).reshape(a.shape)
+
+    straight = tuple(range(len(long)))
+    orders = itertools.permutations(straight) if len(long) <= _MOST_AXES else iter((straight,))
+    ways = {order: joined for order in orders if (joined := _joined(order, long, short)) and not (turned and order == straight)}
+    if not ways:
+        return None
+    best = next(iter(ways)) if len(ways) == 1 else min(ways, key=lambda order: distance(a, laid(order)).relative)
+    if best == straight:
+        return laid(best), ""
+    groups = [", ".join(str(own[axis]) for axis in group) for group in ways[best]]
+    words = ", ".join(f"({text})" if "," in text else text for text in groups)
+    return laid(best), f"axes of {'a' if is_split else 'b'} in the order {words}"
 
 
-def _joined(one: torch.Size, other: torch.Size) -> bool:
-    """Return whether the longer of two shapes becomes the shorter one by joining neighbouring axes."""
-    long, short = (list(one), list(other)) if len(one) > len(other) else (list(other), list(one))
+def _joined(order: tuple[int, ...], long: list[int], short: list[int]) -> list[list[int]] | None:
+    """Return which axes, in *order*, of lengths *long* make each of those of lengths *short*; None where they make others.
+
+    Axes that are joined keep their order: the positions of an image row by row are no layout of those column by column.
+    """
+    left, groups = list(order), []
     for length in short:
-        product = 1
-        while product < length and long:
-            product *= long.pop(0)
-        if product != length:
-            return False
-    return all(length == 1 for length in long)
+        group: list[int] = []
+        while left and math.prod(long[axis] for axis in group) < length:
+            group.append(left.pop(0))
+        if math.prod(long[axis] for axis in group) != length or group != sorted(group):
+            return None
+        groups.append(group)
+    return None if left else groups

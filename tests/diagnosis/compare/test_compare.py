@@ -136,6 +136,82 @@ def test_saved_sides_are_compared_without_a_model(tmp_path: Path, capsys: pytest
     assert "blocks.1.norm2:output" in page.read_text()
 
 
+class Patches(nn.Module):
+    """Patches of an image with positions: by a convolution, or of the same parameters by a linear layer of each patch."""
+
+    def __init__(self, side: str) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(3, 16, 4, 4) if side == "a" else nn.Linear(48, 16)
+        self.positions = nn.Parameter(torch.randn(16, 16))
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if isinstance(self.patch, nn.Conv2d):
+            h = self.patch(x).flatten(2).mT
+        else:
+            h = self.patch(nn.functional.unfold(x, 4, stride=4).mT)
+        made: Tensor = self.head(h + self.positions)
+        return made
+
+
+def patches() -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(0)
+    a, b = Patches("a"), Patches("b")
+    b.load_state_dict({name: held.flatten(1) if name == "patch.weight" else held for name, held in a.state_dict().items()})
+    return a, b
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_equal_tensors_whose_axes_have_another_order_and_are_joined_do_not_part(count: int) -> None:
+    """16 features of 4 x 4 positions are (16, 4, 4) in one side and (16, 16) in the other."""
+    a, b = patches()
+    x = torch.randn(count, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    for one, other, named in ((a, b, "a"), (b, a, "b")):
+        found = sonde.compare(one, other, x)
+        assert found.ok, found
+        order = "0, (2, 3), 1" if count > 1 else "(2, 3), 1"
+        assert found["patch:output"][0].remark == f"another layout, axes of {named} in the order {order}"
+        assert "agrees in another layout" in str(found)
+
+
+def test_values_that_are_not_those_of_another_layout_part() -> None:
+    a, b = patches()
+    b.patch.bias.data[3] += 1  # type: ignore[union-attr, operator]  # a linear layer
+    found = sonde.compare(a, b, torch.randn(3, 3, 16, 16))
+    assert found.culprit is not None
+    assert str(found.culprit.site) == "patch:output"
+    assert found.culprit.remark == "shape 3×16×4×4 in a, 3×16×16 in b; nearest with axes of a in the order 0, (2, 3), 1"
+
+
+class Heads(nn.Module):
+    """Queries and keys of as many heads as positions, normalised before or behind the exchange of both axes."""
+
+    def __init__(self, *, early: bool, turns: bool = True) -> None:
+        super().__init__()
+        self.q, self.k, self.out = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.norm = nn.LayerNorm(2)
+        self._early, self._turns = early, turns
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k = (layer(x).unflatten(-1, (4, 2)) for layer in (self.q, self.k))
+        q, k = (self.norm(h.transpose(1, 2)) if self._early else self.norm(h).transpose(1, 2) for h in (q, k))
+        q = q if self._turns else q.transpose(1, 2)
+        made: Tensor = self.out((q @ k.mT).softmax(-1).transpose(1, 2).flatten(2)[..., :8])
+        return made
+
+
+def test_axes_of_one_length_in_another_order_do_not_part_if_all_behind_agrees() -> None:
+    torch.manual_seed(0)
+    a, b, wrong = Heads(early=True), Heads(early=False), Heads(early=False, turns=False)
+    b.load_state_dict(a.state_dict())
+    wrong.load_state_dict(a.state_dict())
+    x = torch.randn(3, 4, 8)
+    found = sonde.compare(a, b, x)
+    assert found.ok, found
+    assert {place.remark for place in found["norm:output"]} == {"another layout, axes of b in the order 0, 2, 1, 3"}
+    assert not sonde.compare(a, wrong, x).ok
+
+
 class Raising(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         for layer in self:

@@ -21,6 +21,8 @@ Stage = Literal["forward", "backward", "update"]
 
 NOT_COMPARED = "not compared"
 """The beginning of the remark about a place of which this rank does not hold the same in both sides."""
+ANOTHER_LAYOUT = "another layout"
+"""In the remark about a place where the sides have equal tensors with their axes in another order."""
 BEYOND = 16.0
 """Sides part where they are further apart than so many times the distance by which rounding was measured to move one side."""
 _JUMP, _UNMEASURED = 16.0, 128.0
@@ -172,17 +174,20 @@ def _layer(kept: Kept) -> str:
 def _of_stage(stage: Stage, events: list[Kept], others: dict[Key, Kept], names: Names, judge: Judge) -> list[Place]:
     there = [site.path for site, _ in others]
     found: list[Place] = []
+    pairs: list[tuple[Kept, Kept] | None] = []
     for kept in events:
         site = names.site_of_b(kept.site, there)
         other = None if site is None else others.get((site, kept.call))
         if other is None:
             if site is not None and stage == "backward" and kept.leaves and others and judge.is_seen(kept.site, site):
                 found.append(_gone(kept, site))
+                pairs.append(None)
             continue
         place = place_of(stage, kept, other, judge)
         if place is not None:
             found.append(place)
-    found = _without_addends(found)
+            pairs.append((kept, other))
+    found = _without_layouts(_without_addends(found), pairs, judge)
     return _without_unused(found) if stage == "forward" else found
 
 
@@ -196,6 +201,29 @@ def _without_addends(places: list[Place]) -> list[Place]:
         else:
             found.append(place)
     return found
+
+
+def _without_layouts(places: list[Place], pairs: list[tuple[Kept, Kept] | None], judge: Judge) -> list[Place]:
+    """Return *places*; one does not part where the sides have equal tensors with the axes in another order, and all behind agrees.
+
+    Shapes that differ tell the order of the axes, whatever is behind. Of one shape, with axes of one length, it may be the fault.
+    """
+    found = list(places)
+    for number in reversed(range(len(found))):
+        place, pair = found[number], pairs[number]
+        if not place.parts:
+            continue
+        if pair is None or number == len(found) - 1 or place.site.port in PARAMETER_PORTS:
+            break
+        turned = place_of(place.stage, *pair, judge, turned=True)
+        if turned is None or turned.parts or turned.relative > _LIKE * place.relative:
+            break
+        found[number] = turned
+    return found
+
+
+_LIKE = 0.1
+"""A layout makes two tensors equal if it brings them nearer by this factor, where rounding alone explains much."""
 
 
 def _without_unused(places: list[Place]) -> list[Place]:
@@ -225,8 +253,8 @@ def _shape(tensor: Tensor) -> str:
     return f"{tensor.size(0)} nested" if tensor.is_nested else shape_text(tensor.shape)
 
 
-def place_of(stage: Stage, one: Kept, other: Kept, judge: Judge) -> Place | None:
-    """Return how far two events are apart; None where that says nothing."""
+def place_of(stage: Stage, one: Kept, other: Kept, judge: Judge, *, turned: bool = False) -> Place | None:
+    """Return how far two events are apart, with *turned* with the axes of one in another order; None where that says nothing."""
     site, port = one.site, one.site.port
     if not one.leaves or not other.leaves:
         if not one.leaves and not other.leaves:
@@ -251,9 +279,9 @@ def place_of(stage: Stage, one: Kept, other: Kept, judge: Judge) -> Place | None
         remark = f"{NOT_COMPARED}: this rank does not hold the same part in both sides"
         return Place(stage, site, other.site, one.call, one.type, shape, 0.0, remark=remark)
     x, y = shared
-    laid = laid_out_alike(as_numbers(x), as_numbers(y))
+    laid = laid_out_alike(as_numbers(x), as_numbers(y), turned=turned)
     if laid is None:
-        if port == "input":
+        if port == "input" or turned:
             return None
         if judge.is_part(x, y):
             remark = f"{NOT_COMPARED}: of {shape} and {_shape(y)} one is this rank's part of a distributed tensor"
@@ -263,9 +291,9 @@ def place_of(stage: Stage, one: Kept, other: Kept, judge: Judge) -> Place | None
     apart = distance(as_numbers(x), laid[0])
     floor = judge.floor(one, other, (x, y))
     if apart.relative > floor and one.type != other.type and port in PARAMETER_PORTS and x.dim() == 2 and x.shape == y.mT.shape:
-        turned = distance(as_numbers(x), as_numbers(y).mT)  # as between the Conv1D of GPT-2 and a Linear
-        if turned.relative < apart.relative:
-            apart, laid = turned, (laid[0].mT, "transposed")
+        beside = distance(as_numbers(x), as_numbers(y).mT)  # as between the Conv1D of GPT-2 and a Linear
+        if beside.relative < apart.relative:
+            apart, laid = beside, (laid[0].mT, "transposed")
     leaf = ""
     for path, left, right in rest:
         both = held_of_both(left, right)
@@ -276,8 +304,13 @@ def place_of(stage: Stage, one: Kept, other: Kept, judge: Judge) -> Place | None
     parts = apart.relative > floor
     if not parts:
         judge.note(apart.relative)
+    if parts and laid[1].startswith("axes") and port == "input":
+        return None  # other tensors of as many elements: a layer may be given images, or patches of them
+    words = laid[1]
+    if words.startswith("axes"):
+        words = f"shape {shape} in a, {_shape(y)} in b; nearest with {words}" if parts else f"{ANOTHER_LAYOUT}, {words}"
     among = next(filter(None, (among_ranks(kept, leaf, floor)[1] for kept in (one, other) if parts)), "")
-    remark = f"{leaf} differs" if leaf else among or laid[1] or _of_nonfinite(apart) or _of_types(x, y)
+    remark = f"{leaf} differs" if leaf else among or words or _of_nonfinite(apart) or _of_types(x, y)
     found = Place(stage, site, other.site, one.call, one.type, shape, apart.relative, apart.cosine, apart.largest, floor)
     return replace(found, parts=parts, remark=remark, leaf=leaf)
 

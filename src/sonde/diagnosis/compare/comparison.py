@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
 from sonde.answer import Answer, Cell, Chart, Fact, Grid, Line, Mark, Part, Report, Tone, worst_first
-from sonde.diagnosis.compare.aligned import NOT_COMPARED, Place
+from sonde.diagnosis.compare.aligned import ANOTHER_LAYOUT, NOT_COMPARED, Place
 from sonde.diagnosis.compare.ladder import Rung, rungs
 from sonde.errors import UnknownSiteError
 from sonde.rules import Finding
@@ -189,7 +189,9 @@ def _words(rung: Rung, comparison: Comparison) -> str:
     if not rung.culprit:
         if all(place.remark.startswith(NOT_COMPARED) for place in rung.places):
             return NOT_COMPARED
-        return "equal" if rung.largest.relative == 0 else "agrees"
+        words = "equal" if rung.largest.relative == 0 else "agrees"
+        layouts = any(ANOTHER_LAYOUT in place.remark for place in rung.places)
+        return f"{words} in {ANOTHER_LAYOUT}" if layouts else words
     place = rung.places[0]
     said = [f"call {place.call}"] if place.call > 0 else []
     said += [place.remark] if place.remark else []
