@@ -55,6 +55,12 @@ def attaching() -> dict[str, float]:
         for handle in copies_by_hand(net, []):
             handle.remove()
 
+    def by_hand_around() -> None:
+        handles = copies_by_hand(net, [])
+        step()
+        for handle in handles:
+            handle.remove()
+
     def nothing() -> None:
         """Attach alone."""
 
@@ -65,7 +71,7 @@ def attaching() -> dict[str, float]:
             net, Moments(), ports=("input", "output", "grad_output", "grad", "param", "update")
         ),
     }
-    ways = {"step": step, "forward": forward, "hooks by hand, alone": by_hand}
+    ways = {"step": step, "forward": forward, "hooks by hand, alone": by_hand, "hooks by hand, around a step": by_hand_around}
     ways |= {f"{name}, alone": inside(make, nothing) for name, make in observers.items()}
     ways |= {f"{name}, around a step": inside(make, step) for name, make in observers.items()}
     ways["sonde.ModuleTracker, around a forward"] = inside(sonde.ModuleTracker, forward)

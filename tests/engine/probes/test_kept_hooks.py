@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import sonde
+from sonde.engine.probes.dead_hooks import Root
 from sonde.site import Port
 from sonde.stats import Moments, Norm, Statistic
 
@@ -242,3 +243,19 @@ def test_what_the_collector_has_found_is_kept_for_no_later_probe(is_detached: bo
     gc.collect()
     assert len(events_of(net, step)) == expected
     assert all(reference() is not None for reference in held_elsewhere)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_where_nothing_is_compiled_no_gradient_is_looked_up_as_a_backward_pass_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which parameters a pass has reached says only whether compiled code ran past its hooks."""
+    net, step = training()
+    asked: list[nn.Parameter] = []
+    was_used = Root.was_used
+    monkeypatch.setattr(Root, "was_used", lambda self, parameter: asked.append(parameter) or was_used(self, parameter))
+    with sonde.observe(net, Moments()):
+        step()
+    assert not asked
+    net.last.compile(backend="eager")
+    with sonde.observe(net, Moments()):
+        step()
+    assert asked

@@ -119,10 +119,11 @@ class DeadHookCheck:
                 root.returned, root.backwards = root.clock.forward_counter.returned, root.clock.backward_counter.count
 
     def note_used(self) -> None:
-        """Note at the end of a backward pass which parameters it has reached, as long as the check is due."""
+        """Note at the end of a backward pass which parameters of compiled models it has reached, as long as the check is due."""
         if self.is_due:
             for root in self._roots:
-                root.note_used()
+                if root.regions():
+                    root.note_used()
 
     def check_at_end(self, hooked: Sequence[SiteHook]) -> list[SiteHook]:
         """Return the dead hooks of a probe that is about to be detached; none if the check was made."""
