@@ -210,7 +210,7 @@ def _is_single(dims: int, module: nn.Module | None, axis: int | None) -> bool:
 
 
 def note(module: nn.Module, output: Tensor) -> int | None:
-    """Remember, and return, where the units are in outputs of *module*, which takes any shape, if the graph of *output* shows it."""
+    """Remember, and return, where the units of *module*, which takes any shape, are, if the graph of *output* shows it."""
     if output.grad_fn is None or output.dim() < 2 or _own_axis(module) is not None or (axis := _fed_by(output)) is None:
         return None
     _fed.setdefault(module, {})[output.dim()] = axis
