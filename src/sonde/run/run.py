@@ -152,6 +152,25 @@ class Run:
         return tuple(self._source.ends)
 
     @property
+    def times(self) -> tuple[tuple[int, float], ...]:
+        """Steps, ascending, and seconds since 1970: when each attempt began, and when the rows up to a step came to the disk.
+
+        >>> from sonde.run import memory_run
+        >>> memory_run().run().times
+        ()
+
+        Rows have no time of their own. A run in memory has none of these.
+        """
+        noted = tuple(self._source.times)
+        begun = [(each.first_step, each.started) for each in self.description.attempts] if noted else []
+        found: list[tuple[int, float]] = []
+        for step, seconds in sorted([*noted, *begun], key=lambda each: each[::-1]):
+            while found and found[-1][0] >= step:  # superseded by an attempt that began anew from there
+                found.pop()
+            found.append((step, seconds))
+        return tuple(found)
+
+    @property
     def families(self) -> tuple[str, ...]:
         """The statistics recorded so far, and ``scalars`` where there are any."""
         return self._ask(lambda connection, families: families)

@@ -82,6 +82,7 @@ class Beginning:
         self.lost: Mapping[str, Sequence[str]] = source.lost
         self.ranks: Sequence[int] = source.ranks if rank is None else (rank,)
         self.ends: Sequence[End] = ()
+        self.times: Sequence[tuple[int, float]] = ()
         self._source = source
         self._step = step
         chosen = "" if rank is None else f" AND rank = {literal(rank)}"

@@ -454,3 +454,30 @@ def test_a_family_that_was_removed_meanwhile_is_named_and_the_rest_is_read(tmp_p
     with pytest.warns(ObservationWarning, match=r"flush 1 of rank 0 is missing from .*moments.* removed after it was written"):
         assert sorted(set(run.table("moments")["step"].to_pylist())) == [2]
     assert run.scalar("loss")[0].tolist() == [0]
+
+
+def test_a_run_tells_when_its_rows_came_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One time for each flush, after the beginning of the attempt; a resumed run forgets those of the steps that are made anew."""
+    now = iter(range(1_000_000_000, 2_000_000_000, 10))
+    monkeypatch.setattr("time.time", lambda: float(next(now)))
+    for attempt, steps in ((0, range(6)), (3, range(3, 5))):
+        exists = {"exists": "resume", "step": attempt} if attempt else {}
+        with start_run(tmp_path / "run", **exists) as writer:  # type: ignore[arg-type]
+            for step in steps:
+                writer.scalar("loss", 1.0, step=step)
+                writer.flush()
+    times = open_run(tmp_path / "run").times
+    assert [step for step, _ in times] == [0, 1, 2, 3, 4]
+    seconds = [each for _, each in times]
+    assert seconds == sorted(seconds)
+    assert seconds[0] >= 1_000_000_000
+    assert seconds[-1] - seconds[0] >= 80  # nine readings of a clock that goes on by 10
+
+
+def test_of_many_times_every_second_one_is_left() -> None:
+    """The last one always; a step that comes again takes the place of itself and of those behind it."""
+    written = Written()
+    for step in range(513):
+        written = written.reached(step, 10.0 * step)
+    assert [step for step, _ in written.times] == list(range(0, 513, 2))
+    assert written.reached(4, 7.0).times == ((0, 0.0), (2, 20.0), (4, 7.0))

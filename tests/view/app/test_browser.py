@@ -1037,6 +1037,35 @@ def test_a_picture_has_the_height_that_its_reader_gave_it(browser: Any, address:
 
 
 @slow
+def test_an_axis_of_times_names_ticks_by_what_the_run_has_noted(browser: Any, tmp_path: Path) -> None:
+    """Ten steps a minute, then one a minute; of steps behind the last time that was noted nothing is said."""
+    expect = sync_api.expect
+    made_runs.small_run(tmp_path / "runs" / "timed")
+    with LivePage(tmp_path / "runs") as served, opened(browser, served.address) as page:
+        page.route("**/numbers", lambda route: route.fulfill(json={**route.fetch().json(), "times": [[0, 0], [10, 60], [16, 420]]}))
+        run = ids(page)["timed"]
+        go(page, f"#/run/{run}")
+        axis = page.locator("figure.wide .chart").first.locator(".axis")
+        expect(axis).to_contain_text("step")
+        page.get_by_label("Time axis").select_option("time")
+        page.wait_for_url("**axis=time*")
+        expect(axis).to_contain_text("time since the start")
+        expect(axis).to_contain_text("5 min")
+        expect(page.locator(".time-axis")).to_contain_text("interpolated")
+        loss = page.locator("figure.wide .chart").first
+        loss.focus()
+        for _ in range(6):
+            page.keyboard.press("ArrowRight")
+        expect(page.locator("#tip")).to_contain_text("step 10 · 1 min 00 s after the start")
+        for _ in range(4):
+            page.keyboard.press("ArrowRight")
+        expect(page.locator("#tip")).to_contain_text("step 18 · its time is not known")
+        page.keyboard.press("2")
+        page.locator(".view.layers:not([aria-busy])").wait_for()
+        expect(page.locator(".heat .axis")).to_contain_text("time since the start")
+
+
+@slow
 def test_rounded_numbers_are_those_of_the_run_within_their_bound(browser: Any, tmp_path: Path) -> None:
     """200 sites x 500 steps: more cells than are sent as they are. 2^-13 of each value."""
     made_runs.large_run(tmp_path / "runs" / "large", 200, 500)
@@ -1059,8 +1088,8 @@ def test_functions_of_the_page_give_what_their_names_say(browser: Any, address: 
     found = """async () => {
         const module = (name) => import(`/assets/app/${name}.js`);
         const names = ["dom", "scales", "span", "source", "story", "query", "heat", "change", "saving", "smoothing", "histogram",
-                       "against"];
-        const [dom, scales, span, source, story, query, heat, change, saving, smoothing, histogram, against] =
+                       "against", "timeaxis"];
+        const [dom, scales, span, source, story, query, heat, change, saving, smoothing, histogram, against, timeaxis] =
           await Promise.all(names.map(module));
         const runs = [
             { name: "a", state: "ended", settings: { lr: 0.1, kind: "Adam" }, metrics: { loss: { last: 2, best: 1 } } },
@@ -1090,6 +1119,8 @@ def test_functions_of_the_page_give_what_their_names_say(browser: Any, address: 
             smooth: [[[1, 3, null, NaN, 5], 2], [[4, 4, 4], 7], [[1, 3], 1]].map(([values, window]) =>
               smoothing.smoothed(values, window).map((value) => value && Math.round(value * 1e9) / 1e9)),
             joined: smoothing.smoothed([1, 3], 2, 2), window: ["", "x", "25", "1e9"].map(smoothing.windowOf),
+            between: [[0, 1], [1, 0]].map((ways) => [0, 5, 30, 40].map((at) => timeaxis.between([[0, 10], [10, 30]], at, ...ways))),
+            times: timeaxis.timeTicks([[0, 0], [10, 60], [16, 420]], scales.axis(0, 18, 0, 1800), 8, "time"),
             unmatched: against.unmatchedWords(
               { matched: { both: 3, own: 5, other: 8 } }, { only_a: ["x", "y"], only_b: [] }, "a", "b"),
             texts: histogram.placedTexts([{ at: 0, text: "abcde" }, { at: 10, text: "abc" }, { at: 99, text: "x" }], 100),
@@ -1119,6 +1150,17 @@ def test_functions_of_the_page_give_what_their_names_say(browser: Any, address: 
             "smooth": [[1, round(7 / 3, 9), None, None, round(27 / 7, 9)], [4, 4, 4], [1, 3]],
             "joined": [1, (1 / 4 * 3 / 4 * 1 + 3 / 4 * 3) / (15 / 16)],
             "window": [1, 1, 25, 1000],
+            "between": [[10, 20, None, None], [None, None, 10, None]],
+            "times": [
+                [0, "0 s"],
+                [10, "1 min"],
+                [11, "2 min"],
+                [12, "3 min"],
+                [13, "4 min"],
+                [14, "5 min"],
+                [15, "6 min"],
+                [16, "7 min"],
+            ],
             "unmatched": "3 logged steps in both: of 5 in a and 8 in b · only in a: x, y",
             "texts": [
                 {"at": 0, "text": "abcde", "line": 0, "isLeft": False},

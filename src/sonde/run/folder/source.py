@@ -64,6 +64,10 @@ class Source(Protocol):
     def ends(self) -> Sequence[End]:
         """The errors and interrupts that ended the attempts, of all ranks."""
 
+    @property
+    def times(self) -> Sequence[tuple[int, float]]:
+        """Steps, ascending, and when the rows up to each of them came to the disk, as the first rank noted it."""
+
     def describe(self) -> Description:
         """Return the description of the run, as of now."""
 
@@ -215,6 +219,10 @@ class DiskSource:
     @property
     def ends(self) -> Sequence[End]:
         return [end for written in self._all_written().values() for end in written.ends]
+
+    @property
+    def times(self) -> Sequence[tuple[int, float]]:
+        return next((written.times for written in self._all_written().values() if written.times), ())
 
     def _all_written(self) -> dict[int, Written]:
         return {rank: self._written(rank) for rank in ranks_in(self.path)}

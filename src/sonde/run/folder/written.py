@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from sonde.run.form import Absent
 from sonde.run.schema import DOCUMENTS, may_be_family
 
 PATTERN = "written-r[0-9]*.json"
+
+_TIMES = 512  # that are kept
 
 _NAME = re.compile(r"written-r([0-9]{4,18})\.json")
 
@@ -37,11 +39,13 @@ class Written:
         families: by family, the number of its last flush.
         documents: the names of the documents.
         ends: the errors and interrupts that ended attempts, in order.
+        times: steps, ascending, and when the rows up to each of them came to the disk, in seconds since 1970.
     """
 
     families: Mapping[str, int] = field(default_factory=dict)
     documents: frozenset[str] = frozenset()
     ends: tuple[End, ...] = ()
+    times: tuple[tuple[int, float], ...] = ()
 
     @staticmethod
     def file(folder: Path, rank: int) -> Path:
@@ -52,7 +56,13 @@ class Written:
         """Put this in place of what is in *folder*, whole or not at all."""
         held = {"families": dict(self.families), "documents": sorted(self.documents)}
         ends = {"ends": [end.to_data() for end in self.ends]} if self.ends else {}
-        write_json(self.file(folder, rank), {**held, **ends}, sync=sync)
+        times = {"times": [list(each) for each in self.times]} if self.times else {}
+        write_json(self.file(folder, rank), {**held, **ends, **times}, sync=sync)
+
+    def reached(self, step: int, now: float) -> Written:
+        """Return the same with rows up to *step* on the disk since *now*; of too many times every second one goes."""
+        times = (*(each for each in self.times if each[0] < step), (step, now))
+        return replace(self, times=times if len(times) <= _TIMES else times[::-2][::-1])
 
     @classmethod
     def read(cls, folder: Path, rank: int) -> Written:
@@ -71,7 +81,8 @@ class Written:
         except StoreError as error:
             raise StoreError(f"{file} is not what sonde writes: {error}") from None
         ends = (End.read(each, rank) for each in read["ends"])
-        return cls(read["families"], frozenset(read["documents"]), tuple([end for end in ends if end is not None]))
+        times = tuple([(int(step), seconds) for step, seconds in read["times"]])
+        return cls(read["families"], frozenset(read["documents"]), tuple([end for end in ends if end is not None]), times)
 
 
 def _family(held: Any, where: str) -> str:
@@ -82,4 +93,5 @@ _WRITTEN = form.members(
     families=form.named(form.whole(1), _family),
     documents=form.listed(form.one_of(*DOCUMENTS)),
     ends=Absent(form.listed(form.anything), ()),
+    times=Absent(form.listed(form.listed(form.time, 2)), ()),
 )

@@ -287,14 +287,18 @@ class DiskWriter(RunWriter):
 
     def _write(self, items: deque[RowBlock | Lines]) -> int:
         """Write old tables, then those of *items*, those of a family in order; return the bytes of those that could not be."""
-        if items:
-            self._unwritten += [_Unwritten(*each) for each in [*tables_of(items, self.process)]]
-            items.clear()
+        tables = [_Unwritten(*each) for each in tables_of(items, self.process)] if items else []
+        self._unwritten += tables
+        items.clear()
         self._write_record(sync=False)  # first: rows that can be read were judged
         failed: set[str] = set()
         for each in tuple(self._unwritten):
             if each.family not in failed and not self._is_settled(each):
                 failed.add(each.family)
+        if tables:
+            last = max([int(each.table.column("step").to_numpy().max()) for each in tables])
+            with self._changing:
+                self._written = self._written.reached(last, time.time())
         self._note_written(sync=False)
         return sum([each.table.nbytes for each in self._unwritten])
 

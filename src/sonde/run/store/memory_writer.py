@@ -34,6 +34,7 @@ class MemorySource:
         self.record: Record | None = None
         self.process = 0
         self.ends: list[End] = []
+        self.times: tuple[tuple[int, float], ...] = ()  # nothing comes to a disk
         self._items: list[RowBlock | Lines] = []  # not in the tables yet
         self._tables: dict[str, pyarrow.Table] = {}
         self._lock = threading.Lock()

@@ -16,6 +16,7 @@ def numbers(opened: OpenedRun) -> dict[str, Any]:
         ``main``: the id of the number to show first; None without any.
         ``layers``: name, class, depth, ports and parameters of each, in the order of execution.
         ``matched``: how many logged steps are in ``both`` runs and in each, where the run is shown against another one; else None.
+        ``times``: steps, ascending, and when the rows up to each came to the disk, in seconds since 1970.
         ``has_ratio``, ``has_powers``: whether update / weight, and counts of powers of two, were recorded.
     """
     listed = [number_data(name, family, port, number) for name, (family, _, port, number) in opened.drawable.items()]
@@ -42,6 +43,7 @@ def numbers(opened: OpenedRun) -> dict[str, Any]:
         "main": next((each["id"] for each in listed), None),
         "layers": list(layers.values()),
         "matched": opened.matched,
+        "times": [list(each) for each in opened.run.times],
         "ratio": RATIO if has_ratio else None,
         "has_powers": any("powers" in names for names in known_numbers.numbers.values()),
     }

@@ -2,9 +2,10 @@
 import { draw, make, plain, whole } from "./dom.js";
 import { heightOf, resizer } from "./resizing.js";
 import { saveButtons } from "./saving.js";
-import { MARKS, axis, axisText, ends, stepTicks, ticks } from "./scales.js";
+import { MARKS, axis, axisText, ends, ticks } from "./scales.js";
 import { smoothed } from "./smoothing.js";
 import { gestures, onWidth, once } from "./span.js";
+import { axisNameOf, ticksOf, whenWords } from "./timeaxis.js";
 import { hideTip, showTip } from "./tip.js";
 
 const MARGINS = [66, 14];
@@ -191,12 +192,12 @@ export function lineChart(
         draw("text", { x: left - 8, y: at + 4, "text-anchor": "end" }, text),
       );
     }
-    for (const [value, text] of stepTicks(x, Math.max(2, Math.floor((x.last - left) / 90)))) {
+    for (const [value, text] of ticksOf(span, x, Math.max(2, Math.floor((x.last - left) / 90)))) {
       back.append(
         draw("text", { x: x.at(value), y: bottom + 17, "text-anchor": x.at(value) > x.last - 30 ? "end" : "middle" }, text),
       );
     }
-    back.append(axisText(axisName(), left, x.last, bottom + 17));
+    back.append(axisText(axisNameOf(span, axisName()), left, x.last, bottom + 17));
     back.append(draw("line", { class: "base", x1: left, x2: x.last, y1: bottom, y2: bottom }));
     if (data.band) {
       const [above, below] = [Math.max(y.at(data.band.high), top()), Math.min(y.at(data.band.low), bottom)];
@@ -412,7 +413,7 @@ export function lineChart(
       make(
         "div",
         null,
-        make("p", { class: "quiet" }, where(shownStep), span.window > 1 ? " · smoothed" : ""),
+        make("p", { class: "quiet" }, where(shownStep), whenWords(span, shownStep), span.window > 1 ? " · smoothed" : ""),
         make("dl", null, rows),
       ),
     );

@@ -3,8 +3,9 @@ import { beforeOf } from "./change.js";
 import { draw, make, many, partsOf, plain, rowLabel, shortened, whole } from "./dom.js";
 import { heightOf, resizer } from "./resizing.js";
 import { saveButtons } from "./saving.js";
-import { MARKS, axis, axisText, gradient, hatchOf, isDark, ramp, shareOn, stepTicks, ticks } from "./scales.js";
+import { MARKS, axis, axisText, gradient, hatchOf, isDark, ramp, shareOn, ticks } from "./scales.js";
 import { gestures, onWidth, once } from "./span.js";
+import { axisNameOf, ticksOf } from "./timeaxis.js";
 import { hideTip, showTip } from "./tip.js";
 
 const BOTTOM = 26;
@@ -227,7 +228,7 @@ export function heatMap(
       if (block && below - top > 3) shell.append(draw("path", { class: "bracket", d: `M${plot.left - 1} ${top}h-4V${below}h4` }));
       row = end;
     }
-    for (const [value, text] of stepTicks(x, Math.max(2, Math.floor(plot.width / 90)))) {
+    for (const [value, text] of ticksOf(span, x, Math.max(2, Math.floor(plot.width / 90)))) {
       const there = x.at(value);
       shell.append(
         draw("line", { class: "tick", x1: there, x2: there, y1: plot.top + plot.height, y2: plot.top + plot.height + 4 }),
@@ -238,7 +239,7 @@ export function heatMap(
         ),
       );
     }
-    shell.append(axisText(axisName(), plot.left, plot.left + plot.width, plot.top + plot.height + 18));
+    shell.append(axisText(axisNameOf(span, axisName()), plot.left, plot.left + plot.width, plot.top + plot.height + 18));
     // Beside each row with marks in the shown steps stands their sign: colour alone tells nobody.
     if (each >= 9 || last - first <= 60) {
       let under = -Infinity; // where the last sign ends: none stands upon another

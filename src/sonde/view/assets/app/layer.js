@@ -8,6 +8,7 @@ import { portWords } from "./layers.js";
 import { MARKS, lineColour } from "./scales.js";
 import { smoothingSlider } from "./smoothing.js";
 import { Span } from "./span.js";
+import { timeChooser } from "./timeaxis.js";
 
 const ORDER = ["input", "output", "grad_output", "grad_input", "param", "grad", "update"];
 
@@ -27,7 +28,12 @@ export async function layerView({ root, source, run, rest, args, isShown }) {
     height: 260,
     label: "History of one number of this layer. A click shows all numbers at that step.",
   });
-  const figure = make("figure", null, make("figcaption", null, title, smoothingSlider(span)), chart.element);
+  const figure = make(
+    "figure",
+    null,
+    make("figcaption", null, title, smoothingSlider(span), timeChooser(span, source, run)),
+    chart.element,
+  );
   const [spreadTitle, bars] = [make("h3"), histogram()];
   const spread = make("figure", { hidden: true }, make("figcaption", null, spreadTitle), bars.element);
   let tensor = args.tensor; // the site whose distribution is shown

@@ -8,6 +8,7 @@ import { lineColour } from "./scales.js";
 import { smoothingSlider } from "./smoothing.js";
 import { layerOf, matrixOf, middlesOf, rowOf } from "./source.js";
 import { Span } from "./span.js";
+import { timeChooser } from "./timeaxis.js";
 
 // A chooser of the numbers that can be drawn, grouped by the tensors they are of.
 export function numberChooser(numbers, chosen, onchange) {
@@ -190,6 +191,7 @@ export async function layersView({ root, source, run, args, isShown, ready }) {
       filter,
       folding,
       all,
+      timeChooser(span, source, run),
     ),
     make("figure", null, make("figcaption", null, title, facts), map.element, legend),
     figures,

@@ -11,6 +11,7 @@ import { smoothingSlider } from "./smoothing.js";
 import { matrixOf } from "./source.js";
 import { Span } from "./span.js";
 import { aroundOnset, beginningOf, storyOfRun } from "./story.js";
+import { timeChooser } from "./timeaxis.js";
 
 const asSentence = (text) => `${text.charAt(0).toUpperCase()}${text.slice(1)}.`;
 const SAID = { grad_norm_raw: "grad_norm_raw (before clipping)" };
@@ -315,7 +316,13 @@ export async function overviewView({ root, source, run, args, isShown, ready, la
     await readHeat();
   }
   if (args.site) map.hold(args.site, span.held ?? span.last);
-  root.append(top, make("div", { class: "bar of-lines" }, smoothingSlider(span)), part, pictures, settings);
+  root.append(
+    top,
+    make("div", { class: "bar of-lines" }, smoothingSlider(span), timeChooser(span, source, run)),
+    part,
+    pictures,
+    settings,
+  );
   await read();
   span.on("rest", () => {
     keepZoom(span.words);

@@ -2,6 +2,7 @@
 
 import { keep } from "./address.js";
 import { windowOf } from "./smoothing.js";
+import { axisOf } from "./timeaxis.js";
 
 const LEAST = 3; // steps that a picture shows at least
 const REST = 180; // milliseconds after the last movement: then finer data is fetched, and the address changes
@@ -14,8 +15,10 @@ export class Span {
     this.to = last;
     this.cursor = null; // the step that is pointed at, or else held
     this.held = null;
+    this.axis = "step"; // or "time", "clock": how its ticks are named
+    this.times = []; // steps, ascending, and seconds since 1970
     this.window = 1; // logged steps over which lines are smoothed
-    this.listeners = { move: new Set(), rest: new Set(), point: new Set(), hold: new Set() };
+    this.listeners = { move: new Set(), rest: new Set(), point: new Set(), hold: new Set(), grow: new Set() };
     this.timer = 0;
     if (from !== null && to !== null) this.place(from, to);
   }
@@ -29,6 +32,7 @@ export class Span {
     const span = new Span(first, Math.max(run.last ?? 0, first + 1), from, to);
     span.held = span.cursor = step;
     span.window = windowOf(args.smooth);
+    span.axis = axisOf(args.axis);
     span.on("hold", () => keep({ step: span.held ?? "" }));
     return span;
   }
@@ -87,6 +91,7 @@ export class Span {
     else if (atEnd) this.place(last - width, last);
     else this.place(this.from, this.to);
     this.tell("move");
+    this.tell("grow");
   }
 
   point(step) {
