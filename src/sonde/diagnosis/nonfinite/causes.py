@@ -359,7 +359,7 @@ def _mean_loss_of_nothing(operation: Operation) -> Cause | None:
 
 
 def _sum(operation: Operation, producers: dict[str, str]) -> Cause | None:
-    """Return the cause of a bad sum: of numbers of which some are -inf, it is that of all classes in a smoothed loss."""
+    """Return the cause of a bad sum: where some of the numbers are -inf, it is that of all classes in a smoothed loss."""
     given = operation.first()
     if operation.kind == "NaN" or given is None or not bool((given[1] == -math.inf).any()):
         return _both_infinities(operation)

@@ -126,7 +126,7 @@ class Origin:
         parents: origins of non-finite values that went in.
         given: of a tensor that was there before: -inf if its only bad values are -inf.
         exact: of an overflow, the first bad element as it should have been; None where that is not known.
-        is_of_softmax: of a tensor that was there before: it is read by a softmax, of which -inf is a mask.
+        is_of_softmax: of a tensor that was there before: a softmax reads it, for which -inf is a mask.
         lost: where a later operation made 0 of this infinity, so that nothing behind it shows; ``""`` if none did.
     """
 
