@@ -191,6 +191,34 @@ def test_a_bad_parameter_is_named() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (["2.bias"], "most likely never initialised"),
+        (["2.weight", "2.bias"], "most likely never initialised"),
+        (["0.weight", "0.bias", "2.weight", "2.bias"], "never initialised (torch.empty), or broken by an update before"),
+    ],
+    ids=["one", "a layer", "all"],
+)
+def test_parameters_without_a_number_are_no_proof_of_an_update(bad: list[str], words: str) -> None:
+    """Where others are finite they were never filled, most likely; where all are bad both may be."""
+    model = network()
+    for name in bad:
+        model.get_parameter(name).data.fill_(math.nan)
+    found = sonde.why_nan(model, X, cross_entropy)
+    assert found.cause is not None
+    assert found.operation == bad[0]
+    assert words in found.cause.advice
+
+
+def test_one_bad_element_of_a_parameter_may_be_of_an_update_as_well() -> None:
+    model = network()
+    model[2].weight.data[1, 3] = math.nan
+    found = sonde.why_nan(model, X, cross_entropy)
+    assert found.cause is not None
+    assert "or broken by an update before this step" in found.cause.advice
+
+
 def test_a_bad_buffer_is_named() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
     model[1].running_var[1] = math.nan

@@ -126,17 +126,29 @@ class OperationObserver(OperatorMode):
         self._numbers = itertools.count()
         self._lock = threading.RLock()
 
-    def give(self, source: Source, name: str, tensor: Tensor, path: str | None, kind: str) -> None:
-        """Note a tensor that is there before anything runs, if it holds bad values or values near the limit of its format."""
+    def give(self, source: Source, name: str, tensor: Tensor, path: str | None, kind: str) -> Origin | None:
+        """Note a tensor that is there before anything runs, if it holds bad values or values near the limit of its format.
+
+        Return the origin of the bad values; None if there are none.
+        """
         size = largest(tensor)
         if size is None:
-            return
+            return None
         if math.isfinite(size):
             if size * NEAR >= limit_of(tensor.dtype):
                 self.flow.note(tensor, (), None, holds_constant=True)
-            return
-        place = ModulePlace(path, kind, None, "forward")
-        self.flow.note(tensor, (self._given(source, name, tensor, place),), None)
+            return None
+        origin = self._given(source, name, tensor, ModulePlace(path, kind, None, "forward"))
+        self.flow.note(tensor, (origin,), None)
+        return origin
+
+    def give_parameters(self, named: list[tuple[str, Tensor]]) -> None:
+        """Note all parameters of a model as :meth:`give` does; those without a finite number, beside others, were never filled."""
+        given = [self.give("parameter", name, held, name.rpartition(".")[0], "") for name, held in named]
+        bad = [origin for origin in given if origin is not None]
+        is_whole = all(origin.result is not None and math.isnan(origin.result.low) for origin in bad)  # the lowest finite number
+        for origin in bad if is_whole and len(bad) < len(given) else ():
+            origin.cause = origin.cause and origin.cause._replace(advice=_NEVER)
 
     def give_state(self, parameter: str, key: str, tensor: Tensor, optimizer: str) -> None:
         """Note a tensor that an optimizer of the class *optimizer* holds as *key* for the parameter called *parameter*."""
@@ -535,13 +547,15 @@ _NEGATIVE = "use slogdet, which gives sign and logarithm apart, or keep the matr
 _VARIABLES = {"apply", "forward", "func", "fn", "f", "function", "op"}
 """Words for whatever function is called, which name none."""
 
+_NEVER = "most likely never initialised, as torch.empty leaves it: use nn.init; if an update has broken it, load the last good one"
+
 _OF_STATISTIC = "reset or reload the buffer: an earlier step has broken the running statistics"
 
 _ADVICE: dict[Source, str] = {
     "operation": "",
     "constant": "write a finite number, or keep the infinity away from the loss",
     "input": "look at the data: drop or repair this sample before the model sees it",
-    "parameter": "load the last good checkpoint: an update before this step has broken the parameter",
+    "parameter": "never initialised (torch.empty), or broken by an update before this step: use nn.init, or load the last good one",
     "buffer": "look at where the buffer is written; load the last good checkpoint if a step has broken it",
     "state": OF_STATE,
     "gradient": "call zero_grad() first: the gradient of an earlier step is there",

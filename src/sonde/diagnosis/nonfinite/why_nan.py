@@ -205,8 +205,8 @@ def _called(step: Callable[[], Any]) -> Any:
 
 
 def _give_all(observer: OperationObserver, model: nn.Module, inputs: Outcomes) -> None:
+    observer.give_parameters([(name, parameter) for name, parameter, _ in parameters(model)])
     for name, parameter, _ in parameters(model):
-        observer.give("parameter", name, parameter, name.rpartition(".")[0], "")
         if parameter.grad is not None:
             observer.give("gradient", name, parameter.grad, name.rpartition(".")[0], "")
     for name, buffer in _buffers(model):
