@@ -739,3 +739,54 @@ def test_infinities_beside_the_zero_gradient_are_counted() -> None:
     found = sonde.why_nan(Calls(lambda h: at_zero(h)[:2]), X, lambda output: output.sum())
     assert found.cause is not None
     assert "where it is not 0, 8 elements are infinite" in found.cause.sentence
+
+
+# What the operands are called
+
+
+class Scaled(nn.Module):
+    """A function of a module with a weight and a bias, and of its input."""
+
+    def __init__(self, function: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.weight, self.bias, self.groups = nn.Parameter(torch.ones(8)), nn.Parameter(torch.zeros(8)), 4
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+HUGE = torch.full((8, 8), 1e30)
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        (nn.GroupNorm(4, 8), ["input", "self.weight", "self.bias"]),
+        (nn.LayerNorm(8), ["input", "self.weight", "self.bias"]),
+        (nn.BatchNorm1d(8), ["input", "weight", "bias", "running_mean", "running_var"]),
+        (Scaled(lambda m, h: functional.group_norm(h, m.groups, m.weight, m.bias)), ["h", "m.weight", "m.bias"]),
+        (
+            Scaled(lambda m, h: functional.group_norm(weight=m.weight, bias=m.bias, input=h, num_groups=4)),
+            ["h", "m.weight", "m.bias"],
+        ),
+        (Scaled(lambda m, h: functional.group_norm(*(h, 4, m.weight), bias=m.bias)), ["input", "weight", "m.bias"]),
+        (
+            Scaled(lambda m, h: functional.batch_norm(h, m.bias.data, -m.weight.data, m.weight, m.bias)),
+            ["h", "m.weight", "m.bias", "m.bias.data", "-m.weight.data"],
+        ),
+        (Scaled(lambda m, h: functional.linear(bias=m.bias, input=h, weight=HUGE)), ["m.bias", "h", "HUGE"]),
+        (Scaled(lambda m, h: functional.linear(h, HUGE)), ["h", "HUGE"]),
+        (Scaled(lambda m, h: torch.addmm(m.bias, h, HUGE)), ["m.bias", "h", "HUGE"]),
+        (Scaled(lambda m, h: m.bias.addmm(h, HUGE)), ["m.bias", "h", "HUGE"]),
+        (Scaled(lambda m, h: h @ HUGE), ["h", "HUGE"]),
+        (Scaled(lambda m, h: torch.div(other=m.bias, input=h)), ["h", "m.bias"]),
+        (Scaled(lambda m, h: functional.conv1d(h[:, None], HUGE[None, :1])), ["h[:, None]", "HUGE[None, :1]"]),
+    ],
+    ids=str,
+)
+def test_operands_are_named_by_the_signature_of_what_is_called(model: nn.Module, names: list[str]) -> None:
+    """Numbers between the tensors, keywords and packed arguments shift no name."""
+    found = sonde.why_nan(model, 3e8 * HUGE * torch.arange(64).reshape(8, 8).remainder(3).sub(1), lambda output: output.sum())
+    assert found.origin is not None
+    assert [operand.name for operand in found.origin.operands] == names

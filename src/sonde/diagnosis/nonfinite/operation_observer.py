@@ -596,17 +596,8 @@ def _floating(result: Any, call: OperatorCall) -> Iterator[Tensor]:
 
 def _name_of(name: str, operation: Operation, lines: list[SourceLine]) -> str:
     """Return the text in the code of the operand *name*; *name* itself where the code calls something else than the operator."""
-    names = operation.call.names
-    position = names.index(name) if name in names else -1
-    shown = line_of(lines)
-    for line in (shown, *lines[:1]):
-        if line is None or not _is_call_of(line.operation, operation.name):
-            continue
-        if operation.name == "addmm":  # called as linear(input, weight, bias)
-            position = {"mat1": 0, "mat2": 1, "self": 2}.get(name, -1)
-        if 0 <= position < len(line.operands):
-            return line.operands[position]
-    return name
+    called = (line for line in (line_of(lines), *lines[:1]) if line is not None and _is_call_of(line.operation, operation.name))
+    return next((shown for line in called if (shown := line.operand(name, operation.call.names))), name)
 
 
 _SAME = {
@@ -615,8 +606,10 @@ _SAME = {
     "linear": "mm addmm",
     "square": "pow",
     "norm": "vector_norm",
-    "neg": "neg",
-    "sum": "sum",
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), "convolution"),
+    "instance_norm": "batch_norm",
+    "rms_norm": "fused_rms_norm",
+    "nll_loss": "nll_loss_forward nll_loss2d_forward",
 }
 
 

@@ -11,6 +11,7 @@ import linecache
 import sys
 import sysconfig
 import textwrap
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,10 +64,24 @@ class SourceLine:
         """The function or operator that the expression calls: ``softmax``, ``truediv``; ``""`` if it calls none."""
         return _called(self.expression)
 
-    @property
-    def operands(self) -> list[str]:
-        """The texts of what the expression computes with: ``["scores", "-1"]``."""
-        return _operands(self.expression)
+    def operand(self, name: str, names: Sequence[str]) -> str:
+        """Return the text of what the expression computes with as its argument *name*; ``""`` where it shows none.
+
+        Args:
+            name: of the operator's argument: ``self``, ``mat1``, ``weight``.
+            names: of all arguments that the operator takes, in order; a function that is called has its own.
+        """
+        called = self.operation
+        own = _arguments_of(called, _is_function(self.expression))
+        if called == "linear":  # a product, with an addend or without
+            name = {"mat1": "input", "mat2": "weight", "self": "bias" if "mat1" in names else "input"}.get(name, name)
+        elif name not in own and not (own and name == "self"):
+            own = list(names)
+        place = own.index(name) if name in own else 0 if name == "self" else -1
+        wanted = own[place] if place >= 0 else ""
+        positional, keywords = _operands(self.expression)
+        alias = {"self": "input", "input": "self"}.get(wanted, wanted)
+        return keywords.get(wanted, keywords.get(alias, positional[place] if 0 <= place < len(positional) else ""))
 
     def __str__(self) -> str:
         return f"{self.name}  {self.text}" if self.text else f"{self.name}  in {self.function}"
@@ -239,30 +254,54 @@ def _called(expression: str) -> str:
     return "getitem" if isinstance(parsed, ast.Subscript) else ""
 
 
-def _operands(expression: str) -> list[str]:
+def _operands(expression: str) -> tuple[list[str], dict[str, str]]:
+    """Return the texts of what *expression* computes with: those at a known position, and those that are given by keyword."""
     parsed = _parsed(expression)
     if isinstance(parsed, ast.BinOp):
-        return [ast.unparse(parsed.left), ast.unparse(parsed.right)]
+        return [ast.unparse(parsed.left), ast.unparse(parsed.right)], {}
     if isinstance(parsed, ast.AugAssign):
-        return [ast.unparse(parsed.target), ast.unparse(parsed.value)]
+        return [ast.unparse(parsed.target), ast.unparse(parsed.value)], {}
     if isinstance(parsed, ast.UnaryOp):
-        return [ast.unparse(parsed.operand)]
+        return [ast.unparse(parsed.operand)], {}
     if not isinstance(parsed, ast.Call):
-        return []
-    given = [*parsed.args, *(keyword.value for keyword in parsed.keywords)]
-    function = parsed.func
-    if isinstance(function, ast.Attribute) and not _is_namespace(function.value):
-        given.insert(0, function.value)
-    return [ast.unparse(part) for part in given]
+        return [], {}
+    given = list(itertools.takewhile(lambda part: not isinstance(part, ast.Starred), parsed.args))
+    if isinstance(parsed.func, ast.Attribute) and not _is_namespace(parsed.func.value):
+        given.insert(0, parsed.func.value)
+    keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in parsed.keywords if keyword.arg is not None}
+    return [ast.unparse(part) for part in given], keywords
+
+
+@functools.lru_cache(1024)
+def _arguments_of(called: str, of_functional: bool) -> list[str]:
+    """Return the names of the arguments of torch's function *called*, in order; none where it is not known.
+
+    Args:
+        called: its name.
+        of_functional: the one of ``torch.nn.functional``, whose arguments may come in another order.
+    """
+    function = getattr(torch.nn.functional, called, None) if of_functional else None
+    with suppress(ValueError, TypeError):  # one of C has no signature
+        return list(inspect.signature(function).parameters) if function is not None else _schema_of(called)
+    return _schema_of(called)
+
+
+def _schema_of(called: str) -> list[str]:
+    packet = getattr(torch.ops.aten, called, None)
+    names = packet.overloads() if packet is not None else []
+    return [each.name for each in getattr(packet, names[0])._schema.arguments] if names else []
+
+
+def _is_function(expression: str) -> bool:
+    """Return whether *expression* calls a function of ``torch.nn.functional``, or one by its bare name."""
+    parsed = _parsed(expression)
+    function = parsed.func if isinstance(parsed, ast.Call) else None
+    return isinstance(function, ast.Name) or (isinstance(function, ast.Attribute) and _is_functional(function.value))
+
+
+def _is_functional(value: ast.expr) -> bool:
+    return ast.unparse(value) in {"F", "nn.functional", "torch.nn.functional", "functional"}
 
 
 def _is_namespace(value: ast.expr) -> bool:
-    return ast.unparse(value) in {
-        "torch",
-        "F",
-        "nn.functional",
-        "torch.nn.functional",
-        "functional",
-        "torch.special",
-        "torch.linalg",
-    }
+    return _is_functional(value) or ast.unparse(value) in {"torch", "torch.special", "torch.linalg", "torch._C._nn"}
