@@ -557,3 +557,79 @@ def test_models_parameters_and_modes_stay_as_they_are_while_changes_are_tried() 
         assert all(torch.equal(tensor, held[name]) for name, tensor in model.state_dict().items())
         assert not any(module.training for module in model.modules())
     assert (a.blocks[0].norm1.eps, b.blocks[0].norm1.eps) == (1e-5, 0.1)
+
+
+class Reversal(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return ctx.factor * gradients[0], None
+
+
+class Reversed(nn.Module):
+    """Multiplies the gradient, by an attribute that is a setting or that is hidden."""
+
+    def __init__(self, factor: float, name: str = "factor") -> None:
+        super().__init__()
+        setattr(self, name, factor)
+        self._name = name
+
+    def forward(self, x: Tensor) -> Any:
+        return Reversal.apply(x, getattr(self, self._name))  # type: ignore[no-untyped-call]  # of torch
+
+
+def reversed_pair(name: str) -> tuple[Any, Any]:
+    """The gradient comes back two ways, of which one is multiplied by 1 or by -1."""
+    return between(Reversed(1.0, name), Reversed(-1.0, name), code=(lambda model, h, y: y + h.sin(),) * 2)
+
+
+def test_a_setting_of_another_module_that_acts_on_gradients_alone_is_stated() -> None:
+    a, b = reversed_pair("factor")
+    found = sonde.compare(a, b, vectors(), verbose=False)
+    assert (found.culprit.stage, str(found.culprit.site)) == ("backward", "first:grad_output")  # type: ignore[union-attr]
+    assert [cause.message for cause in found.causes] == ["layer: factor is 1 in a and -1 in b"]
+    assert found.hints == ()
+    b.layer.factor = 1.0
+    assert sonde.compare(a, b, vectors(), verbose=False).ok
+
+
+def test_a_factor_of_one_of_two_gradients_is_said_and_no_cut() -> None:
+    a, b = reversed_pair("_hidden")
+    found = sonde.compare(a, b, vectors(), verbose=False)
+    assert [cause.message for cause in found.causes] == [
+        "the gradient of b is that of a less 2 times the gradient at layer:grad_output"
+    ]
+    assert "cuts the graph" not in str(found)
+
+
+class Ended(nn.Module):
+    """A network with a last normalisation, of any name, that is called or forgotten."""
+
+    def __init__(self, name: str, *, calls: bool) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 16)
+        self.add_module(name, nn.LayerNorm(16))
+        self._name, self._calls = name, calls
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        made: Tensor = self.last(getattr(self, self._name)(h).sin() if self._calls else h)
+        return made
+
+
+@pytest.mark.parametrize("name", ["final", "norm_f"])
+def test_a_module_that_is_there_and_does_not_run_is_not_said_to_be_missing(name: str) -> None:
+    torch.manual_seed(0)
+    a, b = Ended("final", calls=True), Ended(name, calls=False)
+    nn.init.normal_(a.final.weight)
+    b.load_state_dict({key.replace("final", name): held for key, held in a.state_dict().items()})
+    text = str(sonde.compare(a, b, vectors(), verbose=False))
+    assert f"final ran in a; b holds its parameters in {name}, which did not run as a module" in text
+    assert "there is a" not in text
+    text = str(sonde.compare(b, a, vectors(), verbose=False))
+    assert f"final ran in b; a holds its parameters in {name}, which did not run as a module" in text
+    assert "there is a" not in text

@@ -18,6 +18,7 @@ from torch.nn import functional
 from sonde.diagnosis.compare import changes
 from sonde.diagnosis.compare.formulas import FORMULAS, RELATIONS, factor_of
 from sonde.diagnosis.compare.joined import among_ranks
+from sonde.diagnosis.compare.names import Names
 from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.sides import Side
 from sonde.diagnosis.compare.suspects import Change, Suspect, Undo
@@ -25,6 +26,7 @@ from sonde.diagnosis.compare.undoing import Explained, explained
 from sonde.diagnosis.compare.weights import EXACT, Relation, factor_between, is_addend, matched, relation
 from sonde.diagnosis.distance import as_numbers, distance, held_of_both, laid_out_alike, readable, spacing
 from sonde.engine import class_of
+from sonde.rules import Finding
 from sonde.site import PARAMETER_PORTS, Site
 from sonde.words import names_text, shape_text
 
@@ -46,6 +48,7 @@ def causes_of(scene: Scene) -> Explained:
             [_of_loss, _of_frozen, _of_tie, _of_cut, _of_random, _of_modes, _of_parameters, _of_settings, _of_draws, _of_types],
             [_of_class],
             [_of_gradient_factor],
+            [_of_gradient_part],
         ]
     elif scene.place.site.port == "param":
         looks = [[_of_parameter_factor]]
@@ -265,12 +268,25 @@ def _of_lonely(scene: Scene, side: Side, owner: str, named: str, name: str, tens
         return
     lacking, kind = "b" if named == "a" else "a", "weight" if neutral else "bias"
     change = changes.putting(side, owner, name, torch.full_like(as_numbers(tensor), neutral))
-    yield scene.suspect(
+    twin = _twin(scene.b if named == "a" else scene.a, tensor)
+    words = f"and {lacking}, which holds it as {twin}, makes no use of it" if twin else f"and none in {lacking}"
+    suspect = scene.suspect(
         f"{kind}_missing",
-        f"there is a {name} in {named} and none in {lacking}",
+        f"there is a {name} in {named} {words}",
         Undo(a=change) if named == "a" else Undo(b=change),
-        f"add the {name} in {lacking}",
+        f"use the {name} in {lacking}" if twin else f"add the {name} in {lacking}",
     )
+    yield replace(suspect, is_guess=bool(twin))
+
+
+def _twin(side: Side, tensor: Tensor) -> str:
+    """Return the name of the parameter of *side* that has the shape and the values of *tensor*; ``""`` for none."""
+    for name, parameter in () if side.model is None else side.model.named_parameters():
+        if not parameter.is_nested and parameter.shape == tensor.shape:
+            held = readable(parameter)
+            if not held.is_meta and distance(as_numbers(held), as_numbers(tensor)).relative <= EXACT:
+                return name
+    return ""
 
 
 def _of_relation(scene: Scene, found: Relation, name: str, label: str, turned: str, undo: Undo) -> Suspect:
@@ -312,6 +328,38 @@ def _mixed_up(scene: Scene, name: str, y: Tensor) -> Relation | None:
     return None
 
 
+def not_called(a: Side, b: Side, names: Names) -> Iterator[Finding]:
+    """Yield which modules ran in one side alone though the other holds their parameters, of equal shapes and values: as notes."""
+    for side, lacking, alone in ((a, b, names.only_a()), (b, a, names.only_b())):
+        here, ran = side.modules(), lacking.types()
+        for name in alone:
+            own = _own_parameters(here.get(name))
+            idle = [
+                (other, held)
+                for other, module in lacking.modules().items()
+                if other not in ran and (held := _own_parameters(module))
+            ]
+            twins = [other for other, held in idle if own and _are_equal(own, held)]
+            if len(twins) == 1:
+                message = (
+                    f"{name} ran in {side.name}; {lacking.name} holds its parameters in {twins[0]}, which did not run as a module"
+                )
+                yield Finding(
+                    "module_missing", message, name, severity="note", advice=f"check that {lacking.name} calls {twins[0]}"
+                )
+
+
+def _own_parameters(module: nn.Module | None) -> list[Tensor]:
+    held = [] if module is None else [readable(each) for each in module.parameters(recurse=False) if not each.is_nested]
+    return [] if any(each.is_meta for each in held) else held
+
+
+def _are_equal(own: list[Tensor], held: list[Tensor]) -> bool:
+    return [each.shape for each in own] == [each.shape for each in held] and all(
+        distance(as_numbers(x), as_numbers(y)).relative <= EXACT for x, y in zip(own, held, strict=True)
+    )
+
+
 # Settings
 
 
@@ -330,6 +378,28 @@ def _of_settings(scene: Scene) -> Iterator[Suspect]:
             f"give both the same {name}",
             evidence,
         )
+    if scene.place.stage == "backward":
+        yield from _of_settings_elsewhere(scene)
+
+
+def _of_settings_elsewhere(scene: Scene) -> Iterator[Suspect]:
+    """Settings of other modules, of which the gradients alone show something: factors, as in a reversal, and hooks."""
+    here, there = scene.a.modules(), scene.b.modules()
+    for name, other in scene.names.pairs():
+        if name == scene.frame.owner or name in scene.a.portions or other in scene.b.portions:
+            continue
+        if name not in here or other not in there:
+            continue
+        own = _settings(there[other])
+        for setting, x, y in setting_differences(here[name], there[other]):
+            undo = Undo(b=changes.setting(scene.b, other, {own[setting][0]: x}))
+            words = words_of_setting(name, setting, x, y)
+            yield replace(scene.suspect("setting", words, undo, f"give both the same {setting}"), is_guess=True)
+
+
+def words_of_setting(name: str, setting: str, x: Any, y: Any) -> str:
+    """Return that a setting of the module *name* differs."""
+    return f"{name or '(root)'}: {setting} is {_short(x)} in a and {_short(y)} in b"
 
 
 def setting_differences(one: nn.Module, other: nn.Module) -> list[tuple[str, Any, Any]]:
@@ -498,12 +568,13 @@ def _of_cut(scene: Scene) -> Iterator[Suspect]:
     for side, undo in tried:
         none = side == lacking
         what = "no gradient reaches it" if none else "a part of its gradient is lost"
-        yield scene.suspect(
+        suspect = scene.suspect(
             "graph_cut",
             f"{what} in {side}: detach(), .data or torch.no_grad() cuts the graph there",
             undo,
             f"look for detach(), torch.no_grad() or .data between {scene.frame.owner or '(root)'} and the next layer of {side}",
         )
+        yield replace(suspect, is_guess=True)
 
 
 def _of_gradient_factor(scene: Scene) -> Iterator[Suspect]:
@@ -521,6 +592,37 @@ def _of_gradient_factor(scene: Scene) -> Iterator[Suspect]:
                 "scaled", words.format(factor=factor), undo, "look for a scale that one side lacks", {"factor": factor}
             )
             return
+
+
+def _of_gradient_part(scene: Scene) -> Iterator[Suspect]:
+    """The gradients differ by a multiple of one that came before, on which both sides agree: one of several ways has a factor."""
+    if scene.tensors is None or scene.tensors[0].numel() < _LEAST:
+        return
+    one, other = scene.tensors
+    for place in scene.places[: scene.places.index(scene.place)][::-1]:
+        kept = next((each for each in scene.a.backward if each.key == place.key), None)
+        if kept is None or kept.main is None or place.parts or place.site.port != "grad_output" or kept.main[1].is_meta:
+            continue
+        laid = laid_out_alike(one, as_numbers(kept.main[1]))
+        square = 0.0 if laid is None else float((laid[0] * laid[0]).sum())
+        if laid is None or not square:
+            continue
+        factor = float(((other - one) * laid[0]).sum()) / square
+        if factor and scene.equal(one + factor * laid[0], other):
+            off, way = factor * laid[0], place.site.path or "(root)"
+            words = f"{'plus' if factor > 0 else 'less'} {abs(factor):.6g} times the gradient at {place.site}"
+            yield scene.suspect(
+                "scaled",
+                f"the gradient of b is that of a {words}",
+                Undo(made=lambda b, off=off: b - off),  # type: ignore[misc]  # a tensor
+                f"look for a factor of the gradient that {way} passes back",
+                {"factor": factor},
+            )
+            return
+
+
+_LEAST = 16
+"""Elements of a gradient that is a sum with one factor: of fewer, it may be one by chance."""
 
 
 # Updates

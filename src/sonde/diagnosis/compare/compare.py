@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sonde.checked import checked
 from sonde.diagnosis.compare.aligned import NOT_COMPARED, Place, compared
-from sonde.diagnosis.compare.causes import causes_of, setting_differences
+from sonde.diagnosis.compare.causes import causes_of, not_called, setting_differences, words_of_setting
 from sonde.diagnosis.compare.comparison import Comparison, first_parted
 from sonde.diagnosis.compare.copies import Copies
 from sonde.diagnosis.compare.formulas import where_it_differs
@@ -291,6 +291,8 @@ def _compared(a: Side, b: Side, match: Mapping[str, str] | None, noise: float | 
         found, owner = causes_of(scene), a.real(scene.frame.owner)
         if not found.causes:
             found.refuted += where_it_differs(scene)
+    hints = [*(() if culprit is None else not_called(a, b, names)), *_hints(a, b, names, places, culprit)]
+    said = [cause.message for cause in found.causes]
     told = [_told(place, a, b) for place in places]
     return Comparison(
         _titled(a),
@@ -299,7 +301,7 @@ def _compared(a: Side, b: Side, match: Mapping[str, str] | None, noise: float | 
         None if culprit is None else told[places.index(culprit)],
         owner,
         tuple(found.causes),
-        (*found.refuted, *_hints(a, b, names, places, culprit)),
+        (*found.refuted, *(each for each in hints if each.message not in said)),
         names.match,
         tuple(name for name in names.only_a() if all(portion.module != name for portion in a.portions.values())),
         tuple(name for name in names.only_b() if all(portion.module != name for portion in b.portions.values())),
@@ -385,7 +387,7 @@ def _hints(a: Side, b: Side, names: Names, places: list[Place], culprit: Place |
         if name in a.portions or other in b.portions:
             continue
         for setting, x, y in setting_differences(one, two):
-            yield Finding("setting", f"{name or '(root)'}: {setting} is {x!r} in a and {y!r} in b", name, severity="note")
+            yield Finding("setting", words_of_setting(name, setting, x, y), name, severity="note")
     modes = {name: (here[name].training, there[other].training) for name, other in names.pairs() if name in here and other in there}
     differing = [name for name, (x, y) in modes.items() if x != y]
     if differing:
