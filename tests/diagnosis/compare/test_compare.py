@@ -136,6 +136,33 @@ def test_saved_sides_are_compared_without_a_model(tmp_path: Path, capsys: pytest
     assert "blocks.1.norm2:output" in page.read_text()
 
 
+@pytest.mark.parametrize("layer", [0, 2])
+def test_a_saved_weight_that_differs_is_stated_if_the_input_of_its_layer_is_saved_and_else_a_hint(
+    layer: int, tmp_path: Path
+) -> None:
+    """The output of the module before is the input of the second linear layer; that of the first is the batch."""
+    torch.manual_seed(0)
+    a = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 8))
+    b = copy.deepcopy(a)
+    b[layer].weight.data *= 1.02
+    x = torch.randn(5, 6)
+    for ports in (("output",), ("input", "output")):
+        for name, model in (("a", a), ("b", b)):
+            with sonde.track(model, ports=ports) as tracker:
+                model(x).sum().backward()
+            tracker.save(tmp_path / "-".join((*ports, name)), parameters=True)
+        found = sonde.compare(*(tmp_path / "-".join((*ports, name)) for name in "ab"))
+        words = f"b's {layer}.weight equals a's {layer}.weight times 1.02"
+        if layer or "input" in ports:
+            assert [(cause.rule, cause.message) for cause in found.causes] == [("weight_scaled", words)]
+            assert found.hints == ()
+        else:
+            assert found.causes == ()
+            (hint,) = found.hints
+            assert hint.message.startswith(f"{words}; ")
+            assert 'save inputs too: sonde.track(model, ports=("input", ' in hint.message
+
+
 class Patches(nn.Module):
     """Patches of an image with positions: by a convolution, or of the same parameters by a linear layer of each patch."""
 

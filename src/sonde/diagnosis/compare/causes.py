@@ -85,6 +85,7 @@ def _of_addends(scene: Scene) -> Iterator[Suspect]:
 
 _LAYERS: dict[str, Callable[..., Tensor]] = {
     "Linear": lambda x, weight, bias=None: functional.linear(x, weight, bias),
+    "Conv1D": lambda x, weight, bias: x @ weight + bias,
     "Embedding": lambda x, weight: weight[x.long()],
     "LayerNorm": lambda x, weight, bias=None: functional.layer_norm(x, weight.shape, weight, bias),
 }
@@ -93,30 +94,84 @@ _LAYERS: dict[str, Callable[..., Tensor]] = {
 
 def _of_saved_parameters(scene: Scene) -> Iterator[Suspect]:
     """The parameters that were saved differ: with those of ``a``, the layer of ``b`` gives what ``a`` has."""
-    place, layer = scene.place, _LAYERS.get(scene.place.type)
-    given = next((kept.main for kept in scene.b.forward if kept.key == (Site(place.other.path, "input"), place.call)), None)
-    if layer is None or given is None or place.site.port != "output" or scene.tensors is None:
+    layer, differing = _LAYERS.get(scene.place.type), _differing(scene)
+    if layer is None or not differing or scene.tensors is None:
         return
-    own = [each for each in scene.places if each.site.port == "param" and each.site.owner.path == place.site.path]
-    differing = [each.site.path for each in own if each.parts]
-    held = {id(side): {kept.key: kept.main for kept in side.update} for side in (scene.a, scene.b)}
-    pairs = [(each.site.path.rpartition(".")[2], held[id(scene.a)][each.key], held[id(scene.b)][each.other_key]) for each in own]
-    if not differing or any(one is None or other is None or one[1].shape != other[1].shape for _, one, other in pairs):
+    pairs = _saved_pairs(scene)
+    if any(one is None or other is None for _, one, other in pairs):
         return
-    sides = [{name: as_numbers(both[side][1]) for name, *both in pairs} for side in (0, 1)]  # type: ignore[index]  # there is one
-    try:
-        made = [laid_out_alike(scene.tensors[0], layer(as_numbers(given[1]), **held)) for held in sides]
-    except (RuntimeError, IndexError, TypeError):  # a class of the same name, or of other parameters
+    made = _made_of_saved(scene, layer, [{name.rpartition(".")[2]: both[side] for name, *both in pairs} for side in (0, 1)])
+    if made is None:
         return
-    if made[0] is None or made[1] is None or not scene.equal(made[1][0], scene.tensors[1]):
-        return
-    instead = made[0][0]
+    names = [name for name, _ in differing]
+    is_one = len(differing) == 1
+    message = f"{names_text(names)} {'differs' if is_one else 'differ'}: with a's in its place the output of b equals that of a"
+    found = differing[0][1]
+    if is_one and found.rule != "weight_differs":
+        message = found.words.format(a=f"a's {names[0]}", b=f"b's {names[0]}")
     yield scene.suspect(
-        "weight_differs",
-        f"{names_text(differing)} differs: with a's in its place the output of b equals that of a",
-        Undo(made=lambda _: instead),
+        found.rule if is_one else "weight_differs",
+        message,
+        Undo(made=lambda _: made),
         "check that it was loaded or sent, and, where it is tied to another parameter, that both are updated",
+        found.evidence if is_one else {},
     )
+
+
+def _made_of_saved(scene: Scene, layer: Callable[..., Tensor], sides: list[dict[str, Any]]) -> Tensor | None:
+    """Return what *layer* of ``b`` gives with the parameters of ``a``; None if no tensor is saved of which it makes what ``b`` has.
+
+    Its input, or where inputs are not saved, the output of a module before it.
+    """
+    assert scene.tensors is not None
+    place, events = scene.place, scene.b.forward
+    end = next((number for number, kept in enumerate(events) if kept.key == place.other_key), 0)
+    own = [kept for kept in events if kept.key == (Site(place.other.path, "input"), place.call)]
+    for kept in own or [kept for kept in events[:end][::-1] if kept.site.port == "output"][:_MOST_BEFORE]:
+        main = kept.main
+        if main is None or main[1].is_meta or main[1].is_nested:
+            continue
+        try:
+            given = as_numbers(main[1])
+            here, there = (laid_out_alike(scene.tensors[0], layer(given, **held)) for held in sides)
+        except (RuntimeError, IndexError, TypeError):  # a class of the same name, or of other parameters; another tensor
+            continue
+        if here is not None and there is not None and scene.equal(there[0], scene.tensors[1]):
+            return here[0]
+    return None
+
+
+_MOST_BEFORE = 16
+
+
+def _saved_pairs(scene: Scene) -> list[tuple[str, Any, Any]]:
+    """Return the parameters of the layer at the place that were saved: name in ``a``, and the numbers of each side or None."""
+    own = [each for each in scene.places if each.site.port == "param" and each.site.owner.path == scene.place.site.path]
+    held = [{kept.key: kept.main for kept in side.update} for side in (scene.a, scene.b)]
+    return [(each.site.path, _numbers(held[0][each.key]), _numbers(held[1][each.other_key])) for each in own]
+
+
+def _numbers(main: tuple[str, Tensor] | None) -> Tensor | None:
+    return None if main is None or main[1].is_meta or main[1].is_nested else as_numbers(main[1])
+
+
+def _differing(scene: Scene) -> list[tuple[str, Relation]]:
+    """Return which saved parameters of the layer at the place differ, and how."""
+    if scene.place.site.port != "output":
+        return []
+    pairs = [(name, one, other) for name, one, other in _saved_pairs(scene) if one is not None and other is not None]
+    return [(name, found) for name, x, y in pairs if x.shape == y.shape and (found := relation(x, y)) is not None]
+
+
+def differing_parameters(scene: Scene) -> Iterator[Finding]:
+    """Yield, of saved sides, which parameters of the layer at the place differ, and what to save for a proof: as notes."""
+    for name, found in _differing(scene) if scene.a.model is None else ():
+        words = found.words.format(a=f"a's {name}", b=f"b's {name}")
+        more = "; whether this explains the place could be told of the input of the layer, which is not saved"
+        is_saved = any(_is_input(kept, scene.place.other.path, scene.place.call) for kept in scene.b.forward)
+        advice = 'save inputs too: sonde.track(model, ports=("input", "output", "grad_output"))'
+        message = words if is_saved or scene.place.type not in _LAYERS else f"{words}{more}: {advice}"
+        yield scene.finding(found.rule, message, "", found.evidence, "note")
 
 
 def _instead(tensors: tuple[Tensor, Tensor], made: Tensor, side: str) -> Callable[[Tensor], Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sonde.checked import checked
 from sonde.diagnosis.compare.aligned import NOT_COMPARED, Place, compared
-from sonde.diagnosis.compare.causes import causes_of, not_called, setting_differences, words_of_setting
+from sonde.diagnosis.compare.causes import causes_of, differing_parameters, not_called, setting_differences, words_of_setting
 from sonde.diagnosis.compare.comparison import Comparison, first_parted
 from sonde.diagnosis.compare.copies import Copies
 from sonde.diagnosis.compare.formulas import where_it_differs
@@ -290,7 +290,7 @@ def _compared(a: Side, b: Side, match: Mapping[str, str] | None, noise: float | 
         scene = Scene(a, b, names, culprit, places, noise)
         found, owner = causes_of(scene), a.real(scene.frame.owner)
         if not found.causes:
-            found.refuted += where_it_differs(scene)
+            found.refuted += [*where_it_differs(scene), *differing_parameters(scene)]
     hints = [*(() if culprit is None else not_called(a, b, names)), *_hints(a, b, names, places, culprit)]
     said = [cause.message for cause in found.causes]
     told = [_told(place, a, b) for place in places]
