@@ -108,6 +108,7 @@ def said(found: Finding | None) -> tuple[str, str, str] | None:
         ),
         (rules.judge("input_large", 5e3, 1e3), None),
         (rules.judge("input_large", 0.9, 1e-9), None),
+        (rules.judge("input_large", 1.0, 0.0), ("input_large", "warn", "what goes into it is of size 1, and was 0 before")),
         (
             rules.judge("input_large", 100.0, 1.0),
             ("input_large", "warn", "what goes into it is of size 100, 100 x as large as before"),
@@ -244,6 +245,7 @@ def said(found: Finding | None) -> tuple[str, str, str] | None:
             rules.judge("loss_stuck", 1.1, 1.1, 2.0, 0.001, math.log(3)),
             ("loss_stuck", "warn", "the loss stays at that of a guess, 1.1: 2 in the first third, 1.1 in the last"),
         ),
+        (rules.judge("loss_stuck", 1.1, 1.1, 2.0, 0.001, math.log(3), lowest=0.8), None),  # it was better, and did not stay
         (rules.judge("overfitting", 1.1, 1.0, 2.0, 0.1, 0.5), None),
         (rules.judge("overfitting", 1.3, 1.0, 2.0, 0.6, 0.5), None),
         (rules.judge("overfitting", 0.003, 0.001, 2.0, 1e-4, 1e-3), None),

@@ -39,6 +39,18 @@ def test_a_step_that_is_too_large_explains_all_that_grows_after_it_up_to_the_nan
     assert follows(*findings) == {"update_huge": "", **dict.fromkeys(("output_growth", "loss_rising", "nonfinite"), "update_huge")}
 
 
+def test_a_gradient_that_is_lost_after_steps_were_too_large_follows_from_them() -> None:
+    """Units far beyond their range have no slope. Weights stay where they were moved, after the steps have become small."""
+    findings = [found("gradient_zero", 60, bad=True, last_step=99), found("update_huge", 0, last_step=1)]
+    assert follows(*findings) == {"update_huge": "", "gradient_zero": "update_huge"}
+    assert follows(found("gradient_zero", 130, bad=True), found("update_huge", 0, last_step=1)) == {
+        "update_huge": "",
+        "gradient_zero": "",
+    }
+    assert follows(found("gradient_zero", 60, bad=True), found("output_growth", 0, last_step=1))["gradient_zero"] == ""
+    assert follows(found("gradient_zero", 0, bad=True), found("update_huge", 1)) == {"gradient_zero": "", "update_huge": ""}
+
+
 def test_the_same_findings_in_any_order_tell_the_same_story() -> None:
     findings = [
         found("update_huge", 0),

@@ -175,9 +175,14 @@ def test_a_batch_that_is_far_too_large_is_named_as_the_input_of_its_step() -> No
     assert not {"spike", "output_growth", "gradient_growth"} & set(of)
 
 
-def test_pixels_are_no_input_that_is_too_large() -> None:
+def test_pixels_are_too_large_where_the_first_loss_shows_it() -> None:
     model = mlp()
-    assert "input_large" not in found(model, Adam(model.parameters()), classes(model, lambda step, x: (x * 60 + 128).clamp(0, 255)))
+    of: Callable[[int, Tensor], Tensor] = lambda step, x: (x * 60 + 128).clamp(0, 255)  # noqa: E731
+    assert [each.rule for each in roots(model, Adam(model.parameters()), classes(model, of))] == ["input_large"]
+    small = mlp()
+    with torch.no_grad():
+        small[4].weight *= 0.01
+    assert "input_large" not in found(small, Adam(small.parameters(), 1e-5), classes(small, of))
 
 
 @pytest.mark.parametrize("optimizer", [SGD, Adam])
@@ -399,7 +404,7 @@ def test_inputs_that_are_not_scaled_are_the_root_of_the_harm_that_they_do() -> N
     every = roots(model, SGD(model.parameters(), 0.05), classes(model, of), steps=60)
     assert (every[0].rule, every[0].site) == ("input_large", "0:output")
     fine = mlp()
-    assert "input_large" not in found(fine, Adam(fine.parameters(), 1e-4), classes(fine, of), steps=12)
+    assert "input_large" not in found(fine, Adam(fine.parameters(), 1e-4), classes(fine, lambda step, x: x * 6 + 12), steps=12)
 
 
 @pytest.mark.parametrize("often", [False, True])
@@ -499,17 +504,13 @@ def test_the_loss_of_a_game_need_not_fall(is_game: bool) -> None:
     assert ("loss_stuck" in {each.rule for each in inspector.findings}) is not is_game
 
 
-@pytest.mark.parametrize("ends", [True, False])
-def test_a_gradient_is_zero_where_a_batch_has_no_loss(ends: bool) -> None:
-    """A loss with a margin is exactly 0 once the margin is reached; one that stays at 1 has a gradient to give."""
+@pytest.mark.parametrize(("first", "last"), [(2, 0), (2, 2), (0, 0)], ids=["learnt", "never learnt", "never anything to learn"])
+def test_a_gradient_is_zero_where_a_batch_has_no_loss(first: int, last: int) -> None:
+    """A loss with a margin is exactly 0 once the margin is reached; one that stays has a gradient to give."""
     model = mlp()
-    margin = 1.0 if ends else -1.0
-    of = found(
-        model,
-        SGD(model.parameters(), lr=1e-3),
-        lambda step: functional.relu(model(torch.ones(4, 8)).sum() * 0 - margin) + (not ends),
-    )
-    assert ("gradient_zero" in of) is not ends
+    size: Loss = lambda step: torch.tensor(float(first if step < 2 else last))  # noqa: E731
+    of = found(model, SGD(model.parameters(), lr=1e-3), lambda step: model(torch.ones(4, 8)).sum() * 0 + size(step))
+    assert ("gradient_zero" in of) is not (last < first)
 
 
 def test_a_first_loss_that_is_far_too_large_follows_from_an_input_that_is() -> None:

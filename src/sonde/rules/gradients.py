@@ -27,7 +27,7 @@ ALONG = 0.7
     at="gradients",
     window=Window(3, 5),
     brings=("update_small", "gradient_vanishing"),
-    about=("gradient", "small"),
+    about=("gradient", "lost"),
     unless=("converged",),
 )
 def gradient_zero(size: float) -> Judged:

@@ -29,6 +29,7 @@ _RELU = ("ReLU", "ReLU6", "Threshold", "Hardtanh")
 _EARLY = 6  # logged steps of a weight before its steps can be too small
 _CONVERGED = 1e-3  # size of a gradient, of its first one, below which small steps are meant: there is little left to do
 _MOVED = 0.1  # of a weight: by more than this a step makes another one of it
+_GROWN = 10  # times as large as its first size what goes in did not begin so
 _INPUTS, _EARLY_INPUTS = 32, 3  # sizes of inputs that are remembered, and the fewest that one is compared with
 _ENDED = 20  # logged steps without a gradient, from which on a weight that had one gets none any more
 _WRITES, _APART = 8, 4.0  # moments of writes that are remembered; how far steps between logged ones may differ from these
@@ -186,7 +187,9 @@ class LayerFindings:
             self._inputs.append(float(size))
             if math.isnan(before) and (is_normalised or len(self._inputs) < _EARLY_INPUTS):
                 continue
-            at = median(self._inputs) if math.isnan(before) else float(size)
+            usual = median(self._inputs)
+            at = usual if usual < _GROWN * self._inputs[0] else self._inputs[0]  # else what makes it has grown, and it is no data
+            at = at if math.isnan(before) else float(size)
             found = self._chosen.judge("input_large", at, before)
             first = step if not math.isnan(before) else int(self._first_step[output])
             if found is not None:

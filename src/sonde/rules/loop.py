@@ -187,6 +187,7 @@ def loss_stuck(
     error: float,
     chance: float,
     first: float = math.nan,
+    lowest: float = math.nan,
     *,
     fall: float = STUCK,
     near: float = NEAR_CHANCE,
@@ -197,10 +198,11 @@ def loss_stuck(
     is far below that of a guess and does not fall is that of a network that had been trained before; one that is below it by more
     than *fall* has won something, if only how often each class comes, and may rest there. *first* is what the first
     values are at least, as far as their scatter says: a loss below that has fallen, if only at the very beginning of a long run.
+    *lowest* is the smallest median of some values: a loss that has been far below that of a guess did not stay there.
     """
     has_not_fallen = (abs(early - late) + 2 * error < fall * early) & ~np.less(late, (1 - near) * chance)
     has_not_fallen &= ~np.less(late, (1 - fall) * first)
-    is_a_guess = (late - chance < near * chance) & (late > (1 - fall) * chance)
+    is_a_guess = (late - chance < near * chance) & (late > (1 - fall) * chance) & ~np.less(lowest, (1 - near) * chance)
     guesses = (middle - late + error < fall * late) & is_a_guess
     yield (early > 0) & (has_not_fallen | guesses)
     yield late / early

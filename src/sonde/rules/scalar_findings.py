@@ -220,7 +220,7 @@ class _Scalar:
         """Return the finding about a *loss* that has not fallen so far."""
         told = loss.thirds()
         begun = math.nan if loss.first is None else loss.first - 2 * loss.first_scatter
-        found = None if told is None else self.chosen.judge("loss_stuck", *told, self.chance, begun)
+        found = None if told is None else self.chosen.judge("loss_stuck", *told, self.chance, begun, loss.lowest)
         if found is None:
             return None
         first, last = loss.steps

@@ -3,8 +3,9 @@
 A step of a training goes through its quantities in one order: an input, the weights, outputs from the first layer to the last,
 a loss, gradients, an update, the weights after it. What is *large* makes what comes behind it large, and goes round: weights that
 were moved too far make the outputs of the next step large. What is *small*, or has *lost* all information (dead, zero, saturated),
-makes gradients and updates of the same step small, and the loss stand *still*; it does not go round, since a small update changes
-nothing. A rule says what it is about (:data:`About`); nothing here knows a rule by its name.
+makes gradients and updates of the same step small, or loses them, and the loss stand *still*; it does not go round, since a small
+update changes nothing. What is large comes to lose information, too: units that are far beyond their range have no slope. A
+rule says what it is about (:data:`About`); nothing here knows a rule by its name.
 
 A finding explains another one if it is about the same model, comes first in steps and in this order, can bring about what the other
 one says, and was still there when that began. A link needs two findings: nothing is explained by what was not found.
@@ -24,12 +25,16 @@ from sonde.site import GRADIENT_PORTS
 _GRAVEST = ("bad", "warn", "note")
 _ORDER = ("setup", "input", "initialisation", "output", "loss", "gradient", "update", "weight")
 """The quantities in the order of a step. An initialisation is the weights before the first step."""
-_GROWING = frozenset((quantity, way) for quantity in _ORDER[3:] for way in ("large", "jump")) | {("output", "lost")}
+_GROWING = frozenset((quantity, way) for quantity in _ORDER[3:] for way in ("large", "jump")) | {
+    ("output", "lost"),
+    ("gradient", "lost"),
+}
+_LESS = frozenset({("gradient", "small"), ("gradient", "lost")})
 _BRINGS: dict[str, frozenset[tuple[str, str]]] = {
     "large": _GROWING | {("loss", "still")},
     "jump": _GROWING | {("loss", "still")},
-    "small": frozenset({("output", "small"), ("gradient", "small"), ("update", "small"), ("loss", "still")}),
-    "lost": frozenset({("output", "lost"), ("gradient", "small"), ("update", "small"), ("loss", "still")}),
+    "small": frozenset({("output", "small"), ("update", "small"), ("loss", "still")}) | _LESS,
+    "lost": frozenset({("output", "lost"), ("update", "small"), ("loss", "still")}) | _LESS,
     "still": frozenset({("loss", "still")}),
     "broken": frozenset(),
 }
@@ -40,6 +45,7 @@ it, as a logarithm of 0, the finding itself says: its quantity is ``setup``."""
 _GOES_ROUND = ("large", "jump", "still", "broken")
 _SUDDEN = ("jump", "broken")
 _BEFORE = (("weight", "jump"),)  # what was done between two steps, and is seen in the later one: all of that meets it
+_MOVED = 5  # times as long as others an update that was too large explains what comes: the weights stay where it has moved them
 _THIRD = 3  # of the span in which a loss stands still: it is compared in thirds
 
 
@@ -221,7 +227,8 @@ def _is_there(cause: Finding, each: Finding, about: About, other: About, gap: in
     if other[1] in _SUDDEN:
         last = cause.begun if cause.last_step is None else cause.last_step
         return last >= each.begun - gap
-    return cause.last_step is None or cause.last_step >= each.begun - RECENT * gap
+    since = RECENT * gap if about != ("update", "large") else _MOVED * RECENT * gap
+    return cause.last_step is None or cause.last_step >= each.begun - since
 
 
 def _roots(place: int, causes: Sequence[Sequence[int]]) -> list[int]:

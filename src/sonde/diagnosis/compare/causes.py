@@ -168,7 +168,8 @@ def differing_parameters(scene: Scene) -> Iterator[Finding]:
     for name, found in _differing(scene) if scene.a.model is None else ():
         words = found.words.format(a=f"a's {name}", b=f"b's {name}")
         more = "; whether this explains the place could be told of the input of the layer, which is not saved"
-        is_saved = any(_is_input(kept, scene.place.other.path, scene.place.call) for kept in scene.b.forward)
+        key = Site(scene.place.other.path, "input"), scene.place.call
+        is_saved = any(kept.key == key for kept in scene.b.forward)
         advice = 'save inputs too: sonde.track(model, ports=("input", "output", "grad_output"))'
         message = words if is_saved or scene.place.type not in _LAYERS else f"{words}{more}: {advice}"
         yield scene.finding(found.rule, message, "", found.evidence, "note")
