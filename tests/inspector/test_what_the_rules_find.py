@@ -537,8 +537,10 @@ class _LowRank(nn.Module):
 
 
 @pytest.mark.parametrize(("is_adapted", "is_found"), [(True, False), (False, True)])
-def test_a_weight_is_frozen_on_purpose_where_a_path_of_low_rank_is_trained_beside_it(is_adapted: bool, is_found: bool) -> None:
+def test_weights_are_frozen_on_purpose_where_a_path_of_low_rank_is_trained_beside_one(is_adapted: bool, is_found: bool) -> None:
     model = mlp()
     model[2] = _LowRank(model[2]) if is_adapted else model[2].requires_grad_(False)
+    if is_adapted:
+        model.insert(3, nn.Linear(16, 16, bias=False).requires_grad_(False))  # which has no such path, and is as frozen
     every = found(model, Adam([each for each in model.parameters() if each.requires_grad]), classes(model), steps=12)
     assert ("frozen" in every) is is_found

@@ -519,7 +519,9 @@ class LayerFindings:
             return
         begin, end = min(trained), max(trained)
         held = [(place, path, fact) for place, path, fact in known if not fact.trainable and begin < place < end]
-        between = [(place, path) for place, path, fact in held if not self._has_low_rank_path(path, fact)]
+        if any(self._has_low_rank_path(path, fact) for _, path, fact in held):
+            return  # adapters are trained, and what has none is frozen as well
+        between = [(place, path) for place, path, _ in held]
         found = self._chosen.judge("frozen", len(between), len(trained))
         if found is not None:
             names = [path for _, path in sorted(between)]
