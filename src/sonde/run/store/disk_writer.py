@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from sonde.errors import ArgumentError, StoreError
 from sonde.rows import KEYS, RowBlock
 from sonde.run.folder.checksum import file_checksum
+from sonde.run.folder.duckdb_sql import numbers_of
 from sonde.run.folder.end import End
 from sonde.run.folder.files import appearing, remove_leftovers
 from sonde.run.folder.json_file import write_json
@@ -296,7 +297,7 @@ class DiskWriter(RunWriter):
             if each.family not in failed and not self._is_settled(each):
                 failed.add(each.family)
         if tables:
-            last = max([int(each.table.column("step").to_numpy().max()) for each in tables])
+            last = max([int(numbers_of(each.table.column("step")).max()) for each in tables])
             with self._changing:
                 self._written = self._written.reached(last, time.time())
         self._note_written(sync=False)
