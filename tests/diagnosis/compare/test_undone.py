@@ -633,3 +633,53 @@ def test_a_module_that_is_there_and_does_not_run_is_not_said_to_be_missing(name:
     text = str(sonde.compare(b, a, vectors(), verbose=False))
     assert f"final ran in b; a holds its parameters in {name}, which did not run as a module" in text
     assert "there is a" not in text
+
+
+class Gate(nn.Module):
+    """Code between two modules, of which the second side has other names."""
+
+    names = ("one", "two")
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in self.names:
+            self.add_module(name, nn.Linear(16, 16))
+        self.scale = nn.Parameter(torch.ones(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, two = (getattr(self, name) for name in ("one", "two"))
+        made: Tensor = one(x).sigmoid() * two(x).tanh() * self.scale
+        return made
+
+
+class OtherGate(Gate):
+    def forward(self, x: Tensor) -> Tensor:
+        one, two = (getattr(self, name) for name in self.names)
+        made: Tensor = one(x).cos() * two(x).tanh() * self.scale
+        return made
+
+
+class RenamedGate(OtherGate):
+    names = ("left", "right")
+
+
+@pytest.mark.parametrize("kind", [OtherGate, RenamedGate])
+def test_the_code_of_a_module_with_children_is_tried_with_those_of_the_other_side(kind: type[Gate]) -> None:
+    a, b = between(Gate(), kind())
+    for name, other in zip(Gate.names, kind.names, strict=True):
+        getattr(b.layer, other).load_state_dict(getattr(a.layer, name).state_dict())
+    found = sonde.compare(a, b, vectors(), verbose=False)
+    assert str(found.culprit.site) == "layer:output"  # type: ignore[union-attr]
+    words = f"Gate in a, {kind.__name__} in b: with the modules inside of b, the code of a gives what a has"
+    assert [(cause.rule, cause.message) for cause in found.causes] == [("class", words)]
+    getattr(b.layer, kind.names[0]).weight.data *= 2  # a weight that differs is no difference of the code
+    if kind.names == Gate.names:
+        assert [cause.rule for cause in sonde.compare(a, b, vectors(), verbose=False).causes] == ["weight_scaled"]
+
+
+def test_the_code_of_a_module_is_no_cause_if_another_parameter_is() -> None:
+    a, b = between(Gate(), OtherGate())
+    b.layer.load_state_dict(a.layer.state_dict())
+    b.layer.scale.data += torch.linspace(0, 1, 16).sin()
+    rules = {cause.rule for cause in sonde.compare(a, b, vectors(), verbose=False).causes}
+    assert "class" not in rules

@@ -42,6 +42,7 @@ def causes_of(scene: Scene) -> Explained:
             *([look] for look in FORMULAS),
             [_of_class],
             *([look] for look in RELATIONS),
+            [_of_class_with_children],
         ]
     elif scene.place.stage == "backward":
         looks = [
@@ -520,19 +521,62 @@ def _of_types(scene: Scene) -> Iterator[Suspect]:
 
 def _of_class(scene: Scene) -> Iterator[Suspect]:
     """The code of the layer: with that of ``a``, and the parameters and settings of ``b``, the sides are equal."""
+    if not scene.frame.is_code:
+        yield from _of_code(scene)
+
+
+def _of_class_with_children(scene: Scene) -> Iterator[Suspect]:
+    """The code of a module between its children, those of ``b``: looked for last, as a relation of the tensors says more."""
+    if scene.frame.is_code:
+        yield from _of_code(scene)
+
+
+def _of_code(scene: Scene) -> Iterator[Suspect]:
     one, other = scene.modules
-    if one is None or other is None or scene.frame.is_code or scene.owner_b is None or class_of(one) is class_of(other):
+    if one is None or other is None or scene.owner_b is None or class_of(one) is class_of(other):
         return
     if scene.frame.owner in scene.a.portions or scene.owner_b in scene.b.portions:
         return
+    children = _children(scene, one, other)
+    if children is None:
+        return
     kinds = [class_of(module).__name__ for module in (one, other)]
     words = f"{kinds[0]} in a, {kinds[1]} in b" if kinds[0] != kinds[1] else f"two classes {kinds[0]} of different code"
+    if scene.frame.is_code:
+        words = f"{words}: with the modules inside of b, the code of a gives what a has"
     mine, theirs = scene.a.tensors_of(scene.frame.owner), scene.b.tensors_of(scene.owner_b)
-    held = {name: theirs[label] for name, label in matched(mine, theirs) if mine[name].numel() == theirs[label].numel()}
+    held = {
+        name: theirs[label]
+        for name, label in matched(mine, theirs)
+        if mine[name].numel() == theirs[label].numel() and name.partition(".")[0] not in children
+    }
     here = _settings(one)
     settings = {here[name][0]: y for name, _, y in setting_differences(one, other)}
-    undo = Undo(b=changes.code(scene.b, scene.owner_b, one, held, settings))
+    undo = Undo(b=changes.code(scene.b, scene.owner_b, one, held, settings, children))
     yield scene.suspect("class", words, undo, "use the same code on both sides", severity="note")
+
+
+def _children(scene: Scene, one: nn.Module, other: nn.Module) -> dict[str, str] | None:
+    """Return which child of *other* stands for each of *one* that holds parameters; None where they are not one to one.
+
+    The one that was matched to it, of the same name, or of the same class and shapes, in order.
+    """
+    here, there = dict(one.named_children()), dict(other.named_children())
+    found: dict[str, str] = {}
+    for name in here:
+        path, inside = scene.names.of_b(_joined(scene.frame.owner, name)), f"{scene.owner_b}." if scene.owner_b else ""
+        label = path.removeprefix(inside) if path is not None and path.startswith(inside) else name
+        if label in there and label not in found.values():
+            found[name] = label
+    rest = [(name, held) for name, held in here.items() if name not in found and _shapes(held)]
+    left = [(name, held) for name, held in there.items() if name not in found.values() and _shapes(held)]
+    if [_shapes(held) for _, held in rest] != [_shapes(held) for _, held in left]:
+        return None
+    return found | {name: label for (name, _), (label, _) in zip(rest, left, strict=True)}
+
+
+def _shapes(module: nn.Module) -> list[Any]:
+    return [(class_of(module).__name__, tuple(held.shape)) for held in module.parameters() if not held.is_nested]
 
 
 # Gradients

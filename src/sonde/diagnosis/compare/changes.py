@@ -149,13 +149,20 @@ def argument(side: Side, owner: str, place: int | str, value: Any) -> Change:
     return Change((put,))
 
 
-def code(side: Side, owner: str, given: nn.Module, held: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Change:
-    """Return the change that a copy of the module *given* stands in the place of *owner*, with other tensors and settings."""
+def code(
+    side: Side, owner: str, given: nn.Module, held: Mapping[str, Tensor], settings: Mapping[str, Any], children: Mapping[str, str]
+) -> Change:
+    """Return the change that a copy of the module *given* stands in the place of *owner*, with other tensors and settings.
+
+    Of its *children* it has those of *owner* in the place of its own, by their names in both.
+    """
     real = side.real(owner)
 
     def put(trial: Trial) -> None:
         _check_free(trial)
-        made = copy.deepcopy(given)
+        before = module_in(trial.model, real)
+        kept = {id(given.get_submodule(name)): before.get_submodule(other) for name, other in children.items()}
+        made = copy.deepcopy(given, {**kept})
         own = dict(made.named_parameters()) | dict(made.named_buffers())
         with torch.no_grad():
             for name, value in held.items():
@@ -163,7 +170,10 @@ def code(side: Side, owner: str, given: nn.Module, held: Mapping[str, Tensor], s
                 own[name].copy_(value.mT if is_turned else value.reshape(own[name].shape))
         for name, setting in settings.items():
             setattr(made, name, setting)
-        made.train(module_in(trial.model, real).training)
+        made.training = before.training
+        for name, child in made.named_children():
+            if name not in children:
+                child.train(before.training)
         if not real:
             trial.model = made
             return
