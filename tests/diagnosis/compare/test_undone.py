@@ -683,3 +683,44 @@ def test_the_code_of_a_module_is_no_cause_if_another_parameter_is() -> None:
     b.layer.scale.data += torch.linspace(0, 1, 16).sin()
     rules = {cause.rule for cause in sonde.compare(a, b, vectors(), verbose=False).causes}
     assert "class" not in rules
+
+
+class Sum(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self._factor = factor
+
+    def forward(self, x: Tensor, branch: Tensor) -> Tensor:
+        return x + self._factor * branch
+
+
+class Branch(nn.Module):
+    """A linear layer beside its input, added by a module or by the code here."""
+
+    def __init__(self, factor: float, *, by_module: bool) -> None:
+        super().__init__()
+        self.branch, self.total = nn.Linear(16, 16), Sum(factor) if by_module else None
+        self._factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.total is None:
+            return x + self._factor * self.branch(x).tanh()
+        made: Tensor = self.total(x, self.branch(x))
+        return made
+
+
+@pytest.mark.parametrize("by_module", [True, False])
+def test_a_factor_of_a_branch_is_stated_where_a_module_makes_the_sum(by_module: bool) -> None:
+    a, b = between(Branch(1.0, by_module=by_module), Branch(0.5, by_module=by_module))
+    b.layer.load_state_dict(a.layer.state_dict())
+    for one, other, factor in ((a, b, 0.5), (b, a, 2.0)):
+        found = sonde.compare(one, other, vectors(), verbose=False)
+        (cause,) = found.causes
+        if by_module:
+            halved, whole = "0.5 layer.total:input[1]", "layer.total:input[1]"
+            words = (whole, halved) if factor < 1 else (halved, whole)
+            assert cause.message == f"layer.total:input[0] + {words[0]} in a, layer.total:input[0] + {words[1]} in b"
+        else:
+            assert cause.message == f"what b adds to layer:input is {factor:.6g} times what a adds"
+    b.layer.branch.bias.data += torch.randn(16)
+    assert sonde.compare(a, b, vectors(), verbose=False).causes[0].rule == "weight_differs"

@@ -211,6 +211,34 @@ def _of_factor(scene: Scene) -> Iterator[Suspect]:
         yield from factor_of(scene, "b is {factor:.6g} times a")
 
 
+def _of_branch(scene: Scene) -> Iterator[Suspect]:
+    """What ``b`` adds to a tensor before is a multiple of what ``a`` adds to it: a branch with a factor."""
+    if scene.tensors is None or not _is_large_enough(scene):
+        return
+    one, other = scene.tensors
+    for source in scene.sources[::-1]:
+        if source.a.shape != one.shape:
+            continue
+        mine, theirs = one - source.a, other - source.b
+        size = float(mine.norm())
+        tolerance = max(scene.tolerance, 1e-6) * float(one.norm()) / size if size else 1.0
+        factor = factor_between(mine, theirs, tolerance) if tolerance < _MOST_BLURRED else None
+        if factor is not None:
+            made = source.b + theirs / factor
+            yield scene.suspect(
+                "scaled",
+                f"what b adds to {source.name} is {factor:.6g} times what a adds",
+                Undo(made=lambda _, made=made: made),  # type: ignore[misc]  # a tensor
+                "look for a factor of the branch that one side lacks",
+                {"factor": factor},
+            )
+            return
+
+
+_MOST_BLURRED = 1e-3
+"""Rounding of a branch, relative to its size, with which its factor is told."""
+
+
 def _root(factor: float) -> str:
     square = factor * factor
     for value, words in ((square, f" = sqrt({square:.0f})"), (1 / square, f" = 1 / sqrt({1 / square:.0f})")):
@@ -513,6 +541,7 @@ FORMULAS: tuple[Callable[[Scene], Iterator[Suspect]], ...] = (_of_normalisation,
 RELATIONS: tuple[Callable[[Scene], Iterator[Suspect]], ...] = (
     _of_factor,
     _of_limit,
+    _of_branch,
     _of_parameter,
     _of_affine,
     _of_order,

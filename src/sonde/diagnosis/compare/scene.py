@@ -16,6 +16,7 @@ from sonde.diagnosis.compare.suspects import Suspect, Undo
 from sonde.diagnosis.distance import as_numbers, distance, laid_out_alike
 from sonde.engine import is_floating
 from sonde.rules import Finding, Severity
+from sonde.site import Site
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,28 +68,37 @@ class Scene:
         """
         if self.place.stage != "forward" or self.tensors is None:
             return {}, {}
-        known = {place.other_key: str(place.site) for place in self.places}
-        here = {str(key[0]): held for key, held in self._within(self.a, self.place.key, self.tensors[0])}
+        known = {place.other_key: place.key for place in self.places}
+        here = {self._said(key): held for key, held in self._within(self.a, self.place.key, self.tensors[0])}
         there = {}
         for key, held in self._within(self.b, self.place.other_key, self.tensors[1]):
-            equal = next((name for name, other in here.items() if self.equal(other, held, 1.0)), str(key[0]))
-            there[known[key] if known.get(key) in here else equal] = held
+            equal = next((name for name, other in here.items() if self.equal(other, held, 1.0)), self._said(key))
+            same = self._said((*known[key[:2]], key[2])) if key[:2] in known else ""
+            there[same if same in here else equal] = held
         return here, there
 
     @staticmethod
-    def _within(side: Side, wanted: Key, like: Tensor) -> Iterator[tuple[Key, Tensor]]:
+    def _said(key: tuple[Site, int, str]) -> str:
+        return f"{key[0]}{key[2]}"
+
+    @staticmethod
+    def _within(side: Side, wanted: Key, like: Tensor) -> Iterator[tuple[tuple[Site, int, str], Tensor]]:
+        """Yield the tensors before *wanted*, in the layout of *like*, by site, call, and the leaf path where a site has several."""
         events = {kept.key: kept for kept in side.forward}
         for key in frame_of(wanted, side.forward).before:
-            main = events[key].main
-            if main is None or main[1].is_meta or main[1].is_nested or not is_floating(main[1]):
-                continue
-            numbers = as_numbers(main[1])
-            laid = laid_out_alike(like, numbers)
-            if laid is not None:
-                yield key, laid[0]
-            elif 1 < numbers.numel() < like.numel() and numbers.dim() <= like.dim():
-                with contextlib.suppress(RuntimeError):
-                    yield key, numbers.expand_as(like)
+            held = [
+                (leaf, each)
+                for leaf, each in events[key].leaves.items()
+                if not each.is_meta and not each.is_nested and is_floating(each)
+            ]
+            for leaf, tensor in held:
+                numbers, named = as_numbers(tensor), (*key, leaf if len(held) > 1 else "")
+                laid = laid_out_alike(like, numbers)
+                if laid is not None:
+                    yield named, laid[0]
+                elif 1 < numbers.numel() < like.numel() and numbers.dim() <= like.dim():
+                    with contextlib.suppress(RuntimeError):
+                        yield named, numbers.expand_as(like)
 
     @property
     def owner_b(self) -> str | None:
