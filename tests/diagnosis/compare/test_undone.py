@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -724,3 +725,36 @@ def test_a_factor_of_a_branch_is_stated_where_a_module_makes_the_sum(by_module: 
             assert cause.message == f"what b adds to layer:input is {factor:.6g} times what a adds"
     b.layer.branch.bias.data += torch.randn(16)
     assert sonde.compare(a, b, vectors(), verbose=False).causes[0].rule == "weight_differs"
+
+
+TAKEN: dict[str, Callable[[Tensor], Tensor]] = {
+    "entry 0 of axis 1": lambda x: x[:, 0],
+    "entry 8 (the last) of axis 1": lambda x: x[:, -1],
+    "entries 3, 8, 5 of axis 1": lambda x: x[torch.arange(3), torch.tensor([3, 8, 5])],
+    "the mean over axis 1": lambda x: x.mean(1),
+    "the largest over axis 1": lambda x: x.amax(1),
+}
+
+
+class Taking(nn.Module):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def forward(self, x: Tensor) -> Tensor:
+        return TAKEN[self._name](x)
+
+
+@pytest.mark.parametrize(("one", "other"), list(itertools.pairwise(TAKEN)))
+def test_another_entry_or_another_pool_is_stated(one: str, other: str) -> None:
+    a, b = between(Taking(one), Taking(other))
+    found = sonde.compare(a, b, sequences(), verbose=False)
+    assert [cause.message for cause in found.causes] == [f"of layer:input {one} in a, {other} in b"]
+    a, b = between(code=tuple((lambda model, h, y, name=name: TAKEN[name](y)) for name in (one, other)))  # type: ignore[arg-type]  # two
+    found = sonde.compare(a, b, sequences(), verbose=False)
+    assert [cause.message for cause in found.causes] == [f"of first:output {one} in a, {other} in b"]
+
+
+def test_an_entry_that_is_changed_besides_is_no_cause() -> None:
+    a, b = between(code=(lambda model, h, y: y[:, 0], lambda model, h, y: y[:, -1].sin()))
+    assert sonde.compare(a, b, sequences(), verbose=False).causes == ()

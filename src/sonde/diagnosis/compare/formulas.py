@@ -350,6 +350,69 @@ def _sum_of(scene: Scene, held: Mapping[str, Tensor], wanted: Tensor) -> dict[st
     return {}
 
 
+# Selections and pools
+
+
+def _of_selection(scene: Scene) -> Iterator[Suspect]:
+    """Each side takes one entry of an axis of a tensor before, or its mean, sum or largest: not the same."""
+    if scene.tensors is None or not _is_large_enough(scene):
+        return
+    for source in scene.sources:
+        here, there = (_taken(scene, held, wanted) for held, wanted in zip((source.a, source.b), scene.tensors, strict=True))
+        if here is None or there is None or here[0] == there[0]:
+            continue
+        made = here[1](source.b).reshape(scene.tensors[1].shape)
+        words = f"of {source.name} {here[0]} in a, {there[0]} in b"
+        yield scene.suspect("inputs", words, Undo(made=lambda _, made=made: made), "take the same on both sides")  # type: ignore[misc]  # a tensor
+        return
+
+
+_POOLS: dict[str, Callable[..., Tensor]] = {
+    "the mean": lambda x, axes: x.mean(axes),
+    "the sum": lambda x, axes: x.sum(axes),
+    "the largest": lambda x, axes: x.amax(axes),
+    "the smallest": lambda x, axes: x.amin(axes),
+}
+
+
+def _taken(scene: Scene, held: Tensor, wanted: Tensor) -> tuple[str, Callable[[Tensor], Tensor]] | None:
+    """Return what of *held* is *wanted*, in words and as a function; None for another formula."""
+    size = [length for length in wanted.shape if length != 1]
+    for axes in [(axis,) for axis in range(held.dim())] + [(axis, axis + 1) for axis in range(1, held.dim() - 1)]:
+        rest = [length for axis, length in enumerate(held.shape) if axis not in axes]
+        if [length for length in rest if length != 1] != size or math.prod(held.shape[axis] for axis in axes) < 2:
+            continue
+        goal = wanted.reshape(rest)
+        where = f"over axis {axes[0]}" if len(axes) == 1 else f"over axes {axes[0]} and {axes[1]}"
+        for name, pool in _POOLS.items():
+            if _equal(scene, pool(held, axes), goal):
+                return f"{name} {where}", functools.partial(pool, axes=axes)
+        if len(axes) > 1:
+            continue
+        (axis,) = axes
+        apart = (held.movedim(axis, 0) - goal).square()
+        if axis == 1 and goal.dim() > 1:  # each sample may take an entry of its own: the last one before its padding
+            chosen = apart.flatten(2).sum(2).argmin(0)
+        else:
+            chosen = apart.flatten(1).sum(1).argmin(0).expand(len(goal))
+        take = functools.partial(_entries, axis=axis, chosen=chosen)
+        if _equal(scene, take(held), goal):
+            numbers = dict.fromkeys(chosen.tolist())
+            last = " (the last)" if numbers.keys() == {held.size(axis) - 1} else ""
+            which = (
+                f"entry {next(iter(numbers))}{last}" if len(numbers) == 1 else f"entries {names_text(map(str, chosen.tolist()), 8)}"
+            )
+            return f"{which} of axis {axis}", take
+    return None
+
+
+def _entries(held: Tensor, axis: int, chosen: Tensor) -> Tensor:
+    """Return one entry of *axis*; of axis 1 that of each sample."""
+    if axis == 1:
+        return held[torch.arange(len(held), device="cpu"), chosen]
+    return held.select(axis, int(chosen.flatten()[0]))
+
+
 _MOST_TERMS, _SMALLEST_FACTOR, _MOST_LEFT = 12, 1e-3, 1e-3
 
 
@@ -536,7 +599,7 @@ def _is_large_enough(scene: Scene) -> bool:
     return scene.tensors is not None and scene.tensors[0].numel() >= _LEAST
 
 
-FORMULAS: tuple[Callable[[Scene], Iterator[Suspect]], ...] = (_of_normalisation, _of_activation, _of_sum, _of_module)
+FORMULAS: tuple[Callable[[Scene], Iterator[Suspect]], ...] = (_of_normalisation, _of_activation, _of_sum, _of_module, _of_selection)
 """What is looked for in the tensors of a place where the formulas of both sides are recognised, the most certain first."""
 RELATIONS: tuple[Callable[[Scene], Iterator[Suspect]], ...] = (
     _of_factor,
