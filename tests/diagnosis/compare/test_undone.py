@@ -758,3 +758,43 @@ def test_another_entry_or_another_pool_is_stated(one: str, other: str) -> None:
 def test_an_entry_that_is_changed_besides_is_no_cause() -> None:
     a, b = between(code=(lambda model, h, y: y[:, 0], lambda model, h, y: y[:, -1].sin()))
     assert sonde.compare(a, b, sequences(), verbose=False).causes == ()
+
+
+class Image(nn.Module):
+    """Patches of an image with positions, and a class token before them; the second side reads them column by column."""
+
+    def __init__(self, *, columns: bool, token: bool) -> None:
+        super().__init__()
+        self.patch, self.head = nn.Conv2d(3, 8, 2, 2), nn.Linear(8, 3)
+        self.positions = nn.Parameter(torch.randn(12, 8))
+        self.token = nn.Parameter(torch.randn(1, 1, 8)) if token else None
+        self._columns = columns
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.patch(x)
+        h = (h.mT if self._columns else h).flatten(2).mT + self.positions
+        if self.token is not None:
+            h = torch.cat((self.token.expand(len(h), 1, -1), h), 1)
+        made: Tensor = self.head(h)
+        return made
+
+
+@pytest.mark.parametrize("token", [False, True])
+def test_another_order_of_positions_is_stated_though_positions_are_added(token: bool) -> None:
+    torch.manual_seed(0)
+    a, b = Image(columns=False, token=token), Image(columns=True, token=token)
+    b.load_state_dict(a.state_dict())
+    x = torch.randn(2, 3, 6, 8)
+    (cause,) = sonde.compare(a, b, x, verbose=False).causes
+    order = "entries of axis 1 as a grid of 3 × 4, row by row in a and column by column in b"
+    assert (cause.rule, cause.message) == ("permuted", f"b has the elements of a in another order, less positions: {order}")
+    assert cause.evidence == {"axis": 1.0}
+    b.patch.weight.data += torch.randn(8, 3, 2, 2)  # the order explains nothing there
+    assert [cause.rule for cause in sonde.compare(a, b, x, verbose=False).causes] == ["weight_differs"]
+
+
+def test_another_order_of_heads_is_stated() -> None:
+    a, b = between(code=(None, lambda model, h, y: y.unflatten(-1, (8, 2)).mT.flatten(-2)))
+    (cause,) = sonde.compare(a, b, sequences(), verbose=False).causes
+    assert cause.rule == "permuted"
+    assert "channels" in cause.message

@@ -17,7 +17,7 @@ from sonde.diagnosis.compare.attention import of_attention
 from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.sides import Side
 from sonde.diagnosis.compare.suspects import Suspect, Undo
-from sonde.diagnosis.compare.weights import factor_between, fitted, is_addend, order_of_rows, words_of_order
+from sonde.diagnosis.compare.weights import factor_between, fitted, is_addend, matched, order_of_rows, words_of_order
 from sonde.diagnosis.distance import as_numbers, distance, laid_out_alike, readable
 from sonde.rules import Finding
 from sonde.words import names_text
@@ -503,17 +503,19 @@ def _of_order(scene: Scene) -> Iterator[Suspect]:
     if scene.tensors is None or not _is_large_enough(scene):
         return
     one, other = scene.tensors
-    axes = [one.dim() - 1, *range(one.dim() - 1)]
-    for axis in axes:
-        order = order_of_rows(one.transpose(0, axis), other.transpose(0, axis), max(scene.tolerance, 1e-6))
-        if order is not None:
+    for mine, theirs, added, less in _less_a_parameter(scene):
+        for axis in [one.dim() - 1, *range(one.dim() - 1)]:
+            order = order_of_rows(mine.transpose(0, axis), theirs.transpose(0, axis), max(scene.tolerance, 1e-6))
+            if order is None:
+                continue
             what = "channels" if axis == one.dim() - 1 else f"entries of axis {axis}"
             back = torch.tensor(order, device="cpu").argsort()
+            made = theirs.index_select(axis, back) + added
             yield scene.suspect(
                 "permuted",
-                f"b has the elements of a in another order: {words_of_order(order, what)}",
-                Undo(made=lambda b, axis=axis, back=back: b.index_select(axis, back)),  # type: ignore[misc]  # two values
-                "look for heads, or parts of a joined projection, that are in another order",
+                f"b has the elements of a in another order{less}: {words_of_order(order, what)}",
+                Undo(made=lambda _, made=made: made),  # type: ignore[misc]  # a tensor
+                "look for heads, patches, or parts of a joined projection, that are in another order",
                 {"axis": float(axis)},
             )
             return
@@ -530,6 +532,39 @@ def _of_order(scene: Scene) -> Iterator[Suspect]:
                     "transpose heads and positions before they are reshaped",
                 )
                 return
+
+
+def _less_a_parameter(scene: Scene) -> Iterator[tuple[Tensor, Tensor, Tensor, str]]:
+    """Yield the two tensors, what was taken from that of ``a``, and its name in words: nothing, then each parameter of the code.
+
+    One that is shorter than the tensor along an axis belongs to the last entries: a class token stands before the patches.
+    """
+    assert scene.tensors is not None
+    one, other = scene.tensors
+    yield one, other, torch.zeros_like(one), ""
+    if scene.owner_b is None or None in scene.modules:
+        return
+    mine, theirs = scene.a.tensors_of(scene.frame.owner), scene.b.tensors_of(scene.owner_b)
+    for name, label in matched(mine, theirs):
+        pair = [_at_the_end(as_numbers(held), one) for held in (mine[name], theirs[label]) if not held.is_meta]
+        if len(pair) == 2 and pair[0] is not None and pair[1] is not None and bool(pair[0].any()):
+            yield one - pair[0], other - pair[1], pair[0], f", less {_full(scene, 'a', name)}"
+
+
+def _at_the_end(held: Tensor, like: Tensor) -> Tensor | None:
+    """Return *held* in the shape of *like*, with zeros before it where it is shorter along one axis; None if it does not fit."""
+    if held.dim() < 2 or held.dim() > like.dim():
+        return None
+    held = held.reshape([1] * (like.dim() - held.dim()) + list(held.shape))
+    short = [axis for axis in range(like.dim()) if held.size(axis) not in (1, like.size(axis))]
+    if len(short) > 1 or any(held.size(axis) > like.size(axis) for axis in short):
+        return None
+    made = torch.zeros_like(like)
+    part = made
+    for axis in short:
+        part = made.narrow(axis, like.size(axis) - held.size(axis), held.size(axis))
+    part.copy_(held.expand_as(part))
+    return made
 
 
 def _merged(tensor: Tensor, heads: int) -> Tensor:

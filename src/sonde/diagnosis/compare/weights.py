@@ -216,6 +216,14 @@ def words_of_order(order: list[int], what: str) -> str:
             which = _pattern(inside[0], half)
             if which:
                 return f"in each block of {size} {what} {which}"
+    for first in (0, 1):  # a class token may stand before
+        rest = [row - first for row in order[first:]]
+        for rows in (
+            size for size in range(2, len(rest) // 2 + 1) if len(rest) % size == 0 and order[:first] == list(range(first))
+        ):
+            columns = len(rest) // rows
+            if rest == [row * columns + column for column in range(columns) for row in range(rows)]:
+                return f"{what} as a grid of {rows} × {columns}, row by row in a and column by column in b"
     moved = sum(place != row for place, row in enumerate(order))
     return f"{moved} of {count} {what} moved, {_short(order)}"
 
