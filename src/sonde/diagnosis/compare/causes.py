@@ -120,7 +120,7 @@ def _of_saved_parameters(scene: Scene) -> Iterator[Suspect]:
 
 
 def _made_of_saved(scene: Scene, layer: Callable[..., Tensor], sides: list[dict[str, Any]]) -> Tensor | None:
-    """Return what *layer* of ``b`` gives with the parameters of ``a``; None if no tensor is saved of which it makes what ``b`` has.
+    """Return what *layer* of ``b`` gives with the parameters of ``a``; None if it makes what ``b`` has of no tensor that is saved.
 
     Its input, or where inputs are not saved, the output of a module before it.
     """
@@ -440,7 +440,7 @@ def _of_settings(scene: Scene) -> Iterator[Suspect]:
 
 
 def _of_settings_elsewhere(scene: Scene) -> Iterator[Suspect]:
-    """Settings of other modules, of which the gradients alone show something: factors, as in a reversal, and hooks."""
+    """Settings of other modules that act on gradients alone: factors, as in a reversal, and hooks."""
     here, there = scene.a.modules(), scene.b.modules()
     for name, other in scene.names.pairs():
         if name == scene.frame.owner or name in scene.a.portions or other in scene.b.portions:
