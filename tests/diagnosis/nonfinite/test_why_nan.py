@@ -269,6 +269,39 @@ def test_an_infinite_learning_rate() -> None:
     assert found.cause.name == "-inf in the code"
 
 
+@pytest.mark.parametrize("how", [{}, {"foreach": True}, {"foreach": False}, {"fused": True}], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        (torch.optim.AdamW, "weight_decay", math.inf),
+        (torch.optim.AdamW, "eps", math.nan),
+        (torch.optim.AdamW, "lr", math.inf),
+        (SGD, "weight_decay", math.inf),
+        (SGD, "lr", math.nan),
+    ],
+)
+def test_a_setting_of_an_optimizer_that_is_not_finite_is_named(kind: Any, name: str, value: float, how: dict[str, bool]) -> None:
+    """It breaks all parameters by one update, and all are counted."""
+    model = network()
+    optimizer = kind(model.parameters(), **({"lr": 0.1} | how))
+    optimizer.param_groups[0][name] = value
+    found = sonde.why_nan(model, X, cross_entropy, optimizer=optimizer)
+    assert found.cause is not None
+    assert found.phase == "step"
+    assert f"{name} of {kind.__name__} is {'NaN' if math.isnan(value) else 'inf'}: " in found.cause.sentence
+    assert found.cause.advice == f"give the optimizer a finite {name}"
+    assert "4 of 4 parameters" in found.reached
+
+
+def test_a_setting_of_one_group_is_named_with_the_group() -> None:
+    model = network()
+    groups = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "weight_decay": math.inf}]
+    found = sonde.why_nan(model, X, cross_entropy, optimizer=SGD(groups, lr=0.1))
+    assert found.cause is not None
+    assert "weight_decay of group 1 of SGD is inf" in found.cause.sentence
+    assert "2 of 4 parameters" in found.reached
+
+
 def test_an_overflow_by_the_scale_of_the_loss_is_told_apart() -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
     scaler.scale(torch.zeros(()))  # the scale is there from the first use on

@@ -367,7 +367,7 @@ class OperationObserver(OperatorMode):
                 shown = name if called.node else _name_of(name, operation, called.lines)
                 shown = self._state_name(operation.written.get(name, tensor)) or ("input" if shown == "self" else shown)
                 origin.operands.append(Operand(shown, facts, operation.element(name) if operation.by_element else None))
-        origin.cause = self._cause_of(operation, called)
+        origin.cause = self._of_setting(operation, self._cause_of(operation, called), called.place.phase)
         if origin.cause.name == "sqrt of a negative" and self._parameter_of_state(operation):
             origin.cause = origin.cause._replace(advice=OF_STATE)
         if origin.kind == "inf" and origin.cause.name.startswith("overflow of"):
@@ -402,6 +402,20 @@ class OperationObserver(OperatorMode):
         forward = self._forward_of(zeros.sequence)
         line = None if forward is None else line_of(lines_of(forward.frames))
         return zeros.node, forward_name(zeros.node) + ("" if line is None else f" ({line.name})")
+
+    def _of_setting(self, operation: Operation, cause: Cause, phase: Phase) -> Cause:
+        """Return *cause* with the setting of an optimizer that is not finite, where *operation* of its step was given one."""
+        numbers = [*operation.numbers.values(), *(float(held.real) for held in operation.tensors.values() if held.numel() == 1)]
+        if phase != "step" or all(map(math.isfinite, numbers)):
+            return cause
+        optimizer = autograd_state.optimizers_running()[-1]
+        found = [(name, value, place) for place, group in enumerate(optimizer.param_groups) for name, value in _settings(group)]
+        if not found:
+            return cause
+        name, value, place = found[0]
+        where = f" of group {place}" if len(optimizer.param_groups) > 1 else ""
+        sentence = f"{name}{where} of {type(optimizer).__name__} is {number_text(value)}: {cause.sentence}"
+        return cause._replace(sentence=sentence, advice=f"give the optimizer a finite {name}")
 
     def _scaled(self, operation: Operation, cause: Cause) -> Cause:
         """Return *cause* with the remark that the gradient would fit without the scale of the loss."""
@@ -438,6 +452,7 @@ class OperationObserver(OperatorMode):
         source: Source = "operation" if called.place.phase == "step" else "constant"
         if source == "operation":
             cause = cause._replace(advice="look at the settings of the optimizer, its learning rate first")
+            cause = self._of_setting(operation, cause, "step")
         if called.is_of_torch:  # the number is torch's own, and not one of the code
             self._read_saved(operation, called)
             source, cause = "operation", self._cause_of(operation, called)
@@ -563,6 +578,18 @@ _ADVICE: dict[Source, str] = {
     "rank": "look at the answer of the other ranks: call why_nan on each of them",
     "outside": "see where this tensor is made: no operation of torch in this step has made the value",
 }
+
+
+def _settings(group: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield the settings of a group of an optimizer that are not finite, by name."""
+    for name, value in group.items():
+        parts = value if isinstance(value, tuple | list) else [value]
+        numbers = [float(part) for part in parts if name != "params" and (isinstance(part, float) or _is_number(part))]
+        yield from ((name, number) for number in numbers if not math.isfinite(number))
+
+
+def _is_number(part: Any) -> bool:
+    return isinstance(part, Tensor) and part.numel() == 1 and not part.is_complex()
 
 
 def _copies(call: OperatorCall) -> dict[str, Any]:

@@ -249,6 +249,12 @@ def _around(error: Exception | None) -> Iterator[Tensor]:
         trace = trace.tb_next
 
 
+def _is_alike(one: Origin, other: Origin) -> bool:
+    """Return whether two origins are the same operation of an optimizer's step, on two parameters."""
+    same = (one.place, one.operator, one.name) == (other.place, other.operator, other.name)
+    return same and other.place.phase == "step" and one.source == other.source == "operation"
+
+
 _MATTERS = {"the loss", "gradients", "a gradient of the input", "parameters", "the optimizer's state"}
 """An infinity that was written on purpose may stand in an output or a buffer; in one of these it does harm."""
 
@@ -297,7 +303,8 @@ def _judge(
     if first is not None and first not in behind:
         behind = [first]
     intended = [origin for origin in {*behind, *observer.origins} if origin.is_intended and origin is not first]
-    through = [(word, origins) for word, origins in bad if first is not None and first in ancestors(origins)]
+    alike = {origin for origin in observer.origins if first is not None and _is_alike(origin, first)} | {first}
+    through = [(word, origins) for word, origins in bad if alike & {*ancestors(origins)}]
     reached = []
     for word in dict.fromkeys(word for word, _ in through):
         number = sum(word == each for each, _ in through)
