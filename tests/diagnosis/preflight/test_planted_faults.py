@@ -267,6 +267,52 @@ def future_inside_the_model() -> Case:
     return Own(lambda h: h + h.roll(-1, 1)), {"ids": torch.randint(20, (8, 13))}, None, None
 
 
+class Forecast(nn.Module):
+    """Convolutions over the last axis of ``(samples, channels, positions)``; padded on both sides, each position sees the next."""
+
+    def __init__(self, padding: tuple[int, int], turned: tuple[bool, bool] = (False, False)) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv1d(3, 8, 3), nn.Conv1d(8, 3, 1)
+        self.padding, self.turned = padding, turned
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.mT if self.turned[0] else x
+        x = self.last(self.first(functional.pad(x, self.padding)).relu())
+        return x.mT if self.turned[1] else x
+
+
+def forecast(padding: tuple[int, int], given_last: bool = False, made_last: bool = False) -> Case:
+    """Return a forecast whose inputs, or outputs and targets, have their channels last or before the positions."""
+    series = torch.randn(8, 3, 21)
+    x, y = series[..., :-1], series[..., 1:]
+    x, y = x.mT if given_last else x, y.mT if made_last else y
+    return Forecast(padding, (given_last, made_last)), x, lambda o: functional.mse_loss(o, y), None
+
+
+def future_of_channels_first() -> Case:
+    return forecast((1, 1))
+
+
+def future_of_channels_first_and_outputs_last() -> Case:
+    return forecast((1, 1), made_last=True)
+
+
+def future_of_channels_last_and_outputs_first() -> Case:
+    return forecast((1, 1), given_last=True)
+
+
+def future_of_frames() -> Case:
+    frames = torch.randn(4, 2, 9, 5, 5)
+    return nn.Conv3d(2, 2, 3, padding=1), frames[:, :, :-1], lambda o: functional.mse_loss(o, frames[:, :, 1:]), None
+
+
+@pytest.mark.parametrize(("given_last", "made_last"), [(False, False), (False, True), (True, False), (True, True)])
+def test_a_forecast_that_sees_the_past_alone_is_right_in_each_layout(given_last: bool, made_last: bool) -> None:
+    torch.manual_seed(0)
+    model, x, loss_fn, _ = forecast((2, 0), given_last, made_last)
+    assert sonde.preflight(model, x, loss_fn, checks=["future_unseen"])["future_unseen"].verdict == "ok"
+
+
 def targets_not_shifted() -> Case:
     ids = torch.randint(20, (8, 13))
     return Sequence(lambda h: h.cumsum(1)), ids, lambda o: functional.cross_entropy(o.mT, ids), None
@@ -301,6 +347,10 @@ def parameters_without_use() -> Case:
         (future_by_mean, "future_unseen", "future_seen", "bad"),
         (future_by_one_position, "future_unseen", "future_seen", "bad"),
         (future_inside_the_model, "future_unseen", "future_seen", "bad"),
+        (future_of_channels_first, "future_unseen", "future_seen", "bad"),
+        (future_of_channels_first_and_outputs_last, "future_unseen", "future_seen", "bad"),
+        (future_of_channels_last_and_outputs_first, "future_unseen", "future_seen", "bad"),
+        (future_of_frames, "future_unseen", "future_seen", "bad"),
         (targets_not_shifted, "targets_apart", "target_is_input", "warn"),
         (own_predictions, "targets_apart", "target_predicted", "bad"),
         (targets_averaged, "targets_used", "target_unused", "warn"),

@@ -29,11 +29,12 @@ def future_unseen(subject: Subject) -> Check:
     """Judge, of a model that is to predict the next element of its input, whether it sees that element."""
     _ = subject.ran
     name, inputs = _sequence(subject)
-    if not any(_is_shifted(call, inputs) for call in subject.first.calls):
+    axes = next((each for call in subject.first.calls if (each := _shifted_along(call, inputs)) is not None), None)
+    if axes is None:
         raise UnjudgedError("the targets are not the inputs, shifted by one: the model may see the whole input")
-    far = _reaches_back(subject, name, inputs)
+    far = _reaches_back(subject, inputs, *axes)
     if far is None:
-        raise UnjudgedError(f"no output has the axis of {inputs.shape[1]:,} positions")
+        raise UnjudgedError(f"no output has the axis of {inputs.shape[axes[0]]:,} positions")
     found = []
     if far[0] > far[1]:
         moved = percent(min(far[0], 1.0))
@@ -118,11 +119,27 @@ def _used_by_calls(subject: Subject) -> Check:
 
 
 def _sequence(subject: Subject) -> tuple[str, Tensor]:
-    """Return name and tensor of the one input that has positions: shape ``(samples, positions, ...)``."""
-    held = [(name, tensor) for name, tensor in inputs_of(subject).items() if tensor.dim() >= 2 and min(tensor.shape[:2]) > 1]
-    if len(held) != 1 or held[0][1].shape[1] < 3:
-        raise UnjudgedError("needs one input of the shape (samples, positions, ...), of two samples and three positions or more")
+    """Return name and tensor of the one input that may have positions: ``(samples, positions, ...)``, or along a later axis."""
+    held = [(name, tensor) for name, tensor in inputs_of(subject).items() if tensor.dim() >= 2 and tensor.shape[0] > 1]
+    if len(held) != 1 or max(held[0][1].shape[1:]) < 3:
+        raise UnjudgedError(
+            "needs one input with an axis of positions beside that of samples: two samples, three positions or more"
+        )
     return held[0]
+
+
+def _shifted_along(call: LossCall, inputs: Tensor) -> tuple[int, int] | None:
+    """Return the axis of *inputs* along which the target of *call* is the next element, and the target's own; None without one."""
+    for axis in range(1, inputs.dim()):
+        moved = inputs.movedim(axis, 1)
+        if moved.shape[1] < 3:
+            continue
+        if _is_shifted(call, moved):
+            return axis, 1
+        for other in range(1, call.target.dim()):
+            if call.target.dim() == inputs.dim() and _is_shifted(replace(call, target=call.target.movedim(other, 1)), moved):
+                return axis, other
+    return None
 
 
 def _positions(call: LossCall, inputs: Tensor) -> Tensor | None:
@@ -156,29 +173,35 @@ def _is_same(call: LossCall, inputs: Tensor) -> bool:
 
 def _is_copy(subject: Subject, call: LossCall) -> bool:
     try:
-        name, inputs = _sequence(subject)
+        _, inputs = _sequence(subject)
     except UnjudgedError:
         return False
-    if not _is_same(call, inputs):
+    if inputs.shape[1] < 3 or not _is_same(call, inputs):
         return False
-    far = _reaches_back(subject, name, inputs)
+    far = _reaches_back(subject, inputs)
     return far is not None and far[0] <= far[1]
 
 
-def _reaches_back(subject: Subject, name: str, inputs: Tensor) -> tuple[float, float] | None:
-    """Return how far earlier outputs move where later elements of the input *name* change, and what rounding explains.
+def _reaches_back(subject: Subject, inputs: Tensor, axis: int = 1, wanted: int = 1) -> tuple[float, float] | None:
+    """Return how far earlier outputs move where later elements of the input change, and what rounding explains.
 
     None if no output has an axis of so many positions. The random state is the same, and batch normalisation takes its running
     statistics.
+
+    Args:
+        subject: that is run.
+        inputs: the input.
+        axis: of *inputs*, along which there are positions.
+        wanted: the axis of outputs that has them, where several are as long.
     """
-    length = inputs.shape[1]
+    length = inputs.shape[axis]
 
     def change_from(place: int) -> Any:
         def change(trial: Trial) -> None:
             normalise_apart(trial)
             for _, tensor in walk((trial.args, trial.kwargs)):
                 if tensor.shape == inputs.shape and tensor.dtype == inputs.dtype and torch.equal(tensor, inputs):
-                    held = tensor.detach()
+                    held = tensor.detach().movedim(axis, 1)
                     held[:, place:] = held[:, place:].flip(1).roll(1, 0)
 
         return change
@@ -188,7 +211,8 @@ def _reaches_back(subject: Subject, name: str, inputs: Tensor) -> tuple[float, f
     for place in sorted({1, length // 2, length - 1}):
         after = subject.outputs(change_from(place))
         for one, other in zip(before, after, strict=False):
-            axes = [axis for axis in range(1, one.dim()) if one.shape[axis] in (length, length - 1)]
+            axes = [each for each in range(1, one.dim()) if one.shape[each] in (length, length - 1)]
+            axes.sort(key=lambda each: each != wanted)
             if not axes or one.shape[0] != inputs.shape[0] or one.shape != other.shape or not is_floating(one):
                 continue
             early = [each.narrow(axes[0], 0, place) for each in (one, other)]
