@@ -151,16 +151,16 @@ def zeroed_as_good(first: float, real: float, zeroed: float, *, share: float = 0
 
 
 @entry(
-    "no element of the output changes where an input is zeroed",
+    "no element of the output changes where an input is zeroed, or where columns of it are exchanged among the samples",
     "the output is a function of its inputs",
     "look at where the forward uses this input",
 )
-def input_unused(inputs: int, unused: int, *, name: str = "") -> Judged:
-    """Judge the number of *unused* inputs of all *inputs*; *name* says which."""
+def input_unused(inputs: int, unused: int, *, name: str = "", has_layers: bool = False) -> Judged:
+    """Judge the number of *unused* inputs of all *inputs*; *name* says which. With layers that are not used either, it is worse."""
     yield unused > 0
     yield unused
     yield f"the output does not depend on {name}"
-    yield "bad" if unused == inputs else "note"
+    yield "bad" if unused == inputs else "warn" if has_layers else "note"
 
 
 @entry(

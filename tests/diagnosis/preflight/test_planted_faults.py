@@ -329,6 +329,75 @@ def targets_averaged() -> Case:
     return net(out=1), x, lambda p: functional.mse_loss(p.mean(0), goal.mean(0)), None
 
 
+class OfColumns(nn.Module):
+    """A network of what a function takes of its input."""
+
+    def __init__(self, take: Callable[[Tensor], Tensor], width: int) -> None:
+        super().__init__()
+        self.take, self.layers = take, nn.Sequential(nn.Linear(width, 16), nn.ReLU(), nn.Linear(16, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.layers(self.take(x))
+        return made
+
+
+def one_column_of_six() -> Case:
+    x, y = data()
+    return OfColumns(lambda x: x[:, :1], 1), x, classify(y), None
+
+
+def one_feature_of_a_sequence() -> Case:
+    _, y = data()
+    return OfColumns(lambda x: x[..., 2:3].mean(1), 1), torch.randn(16, 9, 6), classify(y), None
+
+
+def one_channel_of_three() -> Case:
+    _, y = data()
+    return OfColumns(lambda x: x[:, 0].flatten(1), 25), torch.randn(16, 3, 5, 5), classify(y), None
+
+
+class OfTwo(nn.Module):
+    """A network with a layer for each of two inputs, of which the second may be left out, or is by mistake."""
+
+    def __init__(self, share: float = 1.0) -> None:
+        super().__init__()
+        self.one, self.other, self.last, self.share = nn.Linear(6, 16), nn.Linear(4, 16), nn.Linear(16, 3), share
+
+    def forward(self, x: Tensor, z: Tensor | None = None) -> Tensor:
+        made: Tensor = self.last((self.one(x) + (0 if z is None else self.share * self.other(z))).relu())
+        return made
+
+
+def second_input_without_use() -> Case:
+    x, y = data()
+    return OfTwo(share=0.0), (x, torch.randn(16, 4)), classify(y), None
+
+
+def zeros_for_some_columns() -> OfColumns:
+    model = OfColumns(lambda x: x, 6)
+    nn.init.zeros_(model.layers[0].weight[:, 1:].detach())
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "batch"),
+    [
+        (OfColumns(lambda x: x, 6), torch.randn(16, 6)),
+        (zeros_for_some_columns(), torch.randn(16, 6)),
+        (OfColumns(lambda x: x[:, -1], 6), torch.randn(16, 9, 6)),
+        (OfColumns(lambda x: x[:, :, ::2, ::2].flatten(1), 27), torch.randn(16, 3, 5, 5)),
+        (OfColumns(lambda x: functional.one_hot(x[:, 0].long(), 4).float(), 4), torch.rand(16, 1) * 3),
+        (nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(24, 3)), torch.randint(9, (16, 6))),
+        (OfTwo(), (torch.randn(16, 6), torch.randn(16, 4))),
+        (OfTwo(), (torch.randn(16, 6), None)),
+    ],
+    ids=["all", "weights of zero", "last position", "stride", "indices", "embedding", "two", "without the second"],
+)
+def test_an_input_is_unused_for_no_weight_of_zero_and_no_position(model: nn.Module, batch: Any) -> None:
+    _, y = data()
+    assert sonde.preflight(model, batch, classify(y), checks=["input_used"])["input_used"].verdict == "ok"
+
+
 def parameters_without_use() -> Case:
     x, y = data()
     model = Around()
@@ -354,6 +423,10 @@ def parameters_without_use() -> Case:
         (targets_not_shifted, "targets_apart", "target_is_input", "warn"),
         (own_predictions, "targets_apart", "target_predicted", "bad"),
         (targets_averaged, "targets_used", "target_unused", "warn"),
+        (one_column_of_six, "input_used", "input_unused", "warn"),
+        (one_feature_of_a_sequence, "input_used", "input_unused", "warn"),
+        (one_channel_of_three, "input_used", "input_unused", "warn"),
+        (second_input_without_use, "input_used", "input_unused", "warn"),
         (parameters_without_use, "gradients", "unreached", "warn"),
         (softmax_before_cross_entropy, "loss_input", "softmax_twice", "bad"),
         (sigmoid_before_logits_loss, "loss_input", "softmax_twice", "bad"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -16,9 +17,12 @@ from sonde.answer import Check
 from sonde.diagnosis.preflight.subject import Subject, UnjudgedError, distance_of, rounding_of
 from sonde.engine import BatchNorm, Trial, as_arguments, is_floating, members, remap, unwrap, walk
 from sonde.graph import named_inputs
+from sonde.rules import Finding, Severity
+from sonde.words import names_text
 
 _NO_INPUT = re.compile(r"label|target|mask|position|length|(^|_)y($|_)|return_|cache", re.IGNORECASE)
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+_CONVOLUTIONS = (nn.Conv1d, nn.ConvTranspose1d, nn.Unfold)
 _TIME_FIRST = (nn.RNNBase, nn.MultiheadAttention)
 
 
@@ -89,9 +93,76 @@ def input_used(subject: Subject) -> Check:
         after = subject.outputs(zero_inputs(subject, {name}))
         if len(after) == len(before) and all(distance_of(a, b) == 0 for a, b in zip(before, after, strict=True)):
             unused.append(name)
-    found = rules.judge("input_unused", len(inputs), len(unused), name=", ".join(unused))
+    idle = subject.first.gradients.values()
+    has_layers = any(size is None or size == 0 for size in idle)
+    found = rules.judge("input_unused", len(inputs), len(unused), name=", ".join(unused), has_layers=has_layers)
+    columns = (
+        [] if unused else [each for name, tensor in inputs.items() if (each := _columns_unused(subject, name, tensor)) is not None]
+    )
     said = f"the output depends on {', '.join(name for name in inputs if name not in unused) or 'no input'}"
-    return Check("input_used", said, () if found is None else (found,))
+    return Check("input_used", said, (*(() if found is None else (found,)), *columns))
+
+
+def _columns_unused(subject: Subject, name: str, tensor: Tensor) -> Finding | None:
+    """Return the finding of columns (features, channels) of the input *name* on which no output depends; None without any.
+
+    Their gradient is 0 throughout, and no output changes where their elements are exchanged among the samples and reversed in
+    sign: neither with the weights of the model nor with others, since a unit may be dead by chance.
+    """
+    sizes = tensor.shape[1:]
+    if not is_floating(tensor) or tensor.dim() < 2 or tensor.shape[0] < 2 or sorted(sizes)[:2].count(min(sizes)) > 1:
+        return None
+    axis = 1 + list(sizes).index(min(sizes))  # features and channels are fewer than positions
+    if sizes[axis - 1] < 2 or (tensor.dim() == 2 and any(isinstance(each, _CONVOLUTIONS) for each in subject.model.modules())):
+        return None
+    idle = _idle_columns(subject, name, axis)
+    if idle is None or not bool(idle.any()):
+        return None
+    places = idle.nonzero()[:, 0]
+
+    def outputs(*, other_weights: bool, exchanged: bool) -> list[Tensor]:
+        def change(trial: Trial) -> None:
+            normalise_apart(trial)
+            for parameter in trial.model.parameters() if other_weights else ():
+                parameter.mul_(-1.5).add_(0.1)
+            found = named_inputs(unwrap(subject.model), trial.args, trial.kwargs) if exchanged else []
+            for own, _, held in found:
+                if own == name:
+                    held.detach().index_copy_(axis, places, -3 * held.detach().index_select(axis, places).roll(1, 0))
+
+        return subject.outputs(change)
+
+    for other_weights in (False, True):
+        before, after = (outputs(other_weights=other_weights, exchanged=exchanged) for exchanged in (False, True))
+        if len(before) != len(after) or any(distance_of(a, b) != 0 for a, b in zip(before, after, strict=True)):
+            return None
+    share = f"{len(places):,} of {len(idle):,} columns" + (f" (axis {axis})" if tensor.dim() > 2 else "")
+    words = f"no output depends on {share} of {name}: {names_text([str(place) for place in places.tolist()])}"
+    severity: Severity = "warn" if 2 * len(places) >= len(idle) else "note"
+    return Finding(
+        "input_unused",
+        words,
+        value=float(len(places)),
+        severity=severity,
+        advice="look at the index or slice that takes the columns",
+    )
+
+
+def _idle_columns(subject: Subject, name: str, axis: int) -> Tensor | None:
+    """Return which columns of the input *name*, along *axis*, have a gradient of 0 throughout; None where there is no gradient."""
+    with subject.trial() as trial, contextlib.suppress(RuntimeError):
+        normalise_apart(trial)
+        found = named_inputs(unwrap(subject.model), trial.args, trial.kwargs)
+        held = {id(tensor): tensor.detach().clone().requires_grad_() for own, _, tensor in found if own == name}
+        trial.args, trial.kwargs = remap((trial.args, trial.kwargs), lambda tensor: held.get(id(tensor), tensor))
+        outputs = [tensor for _, tensor in walk(trial.output()) if is_floating(tensor) and tensor.requires_grad]
+        weights = [
+            torch.arange(1, each.numel() + 1, device=each.device, dtype=each.dtype).cos().reshape(each.shape) for each in outputs
+        ]
+        gradients: tuple[Tensor | None, ...] = torch.autograd.grad(outputs, list(held.values()), weights, allow_unused=True)
+        gradient = gradients[0]
+        return None if gradient is None else (gradient == 0).movedim(axis, 0).flatten(1).all(1)
+    return None
 
 
 def samples_apart(subject: Subject) -> Check:
