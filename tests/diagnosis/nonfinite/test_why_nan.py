@@ -823,3 +823,70 @@ def test_operands_are_named_by_the_signature_of_what_is_called(model: nn.Module,
     found = sonde.why_nan(model, 3e8 * HUGE * torch.arange(64).reshape(8, 8).remainder(3).sub(1), lambda output: output.sum())
     assert found.origin is not None
     assert [operand.name for operand in found.origin.operands] == names
+
+
+# Updates of one's own
+
+
+def by_norm(p: nn.Parameter, _: dict[str, Tensor]) -> None:
+    assert p.grad is not None
+    p.add_(p.grad / p.grad.norm(), alpha=-0.1)
+
+
+def by_moments(p: nn.Parameter, state: dict[str, Tensor]) -> None:
+    assert p.grad is not None
+    moment = state.setdefault("moment", torch.zeros_like(p))
+    moment.mul_(0.9).addcmul_(p.grad, p.grad, value=0.1)
+    p.sub_(0.1 * p.grad / moment.sqrt())
+
+
+def by_copy(p: nn.Parameter, _: dict[str, Tensor]) -> None:
+    assert p.grad is not None
+    step = p.grad * 1.0
+    p.copy_(p - step / step.abs().sum())
+
+
+class Own(torch.optim.Optimizer):
+    def __init__(self, params: Any, update: Callable[[nn.Parameter, dict[str, Tensor]], None]) -> None:
+        super().__init__(params, {})
+        self.update = update
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.update(parameter, self.state[parameter])
+
+
+@pytest.mark.parametrize("update", [by_norm, by_moments, by_copy])
+@pytest.mark.parametrize("is_loop", [False, True], ids=["optimizer", "loop"])
+def test_an_update_of_ones_own_is_said_to_be_of_its_parameter(update: Any, is_loop: bool) -> None:
+    """The second layer has a dead one before it: the gradients of all but its bias are 0, and 0 / 0 is NaN."""
+    model = network()
+    nn.init.constant_(model[0].bias, -9)
+
+    def step() -> None:
+        cross_entropy(model(X)).backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                update(parameter, {})
+
+    found = (
+        observe_step(model, step) if is_loop else sonde.why_nan(model, X, cross_entropy, optimizer=Own(model.parameters(), update))
+    )
+    assert found.origin is not None
+    assert (found.operation, found.origin.parameter, str(found.site)) == ("truediv", "0.weight", "0.weight:update")
+    assert "3 of 4 parameters" in found.reached
+
+
+def test_what_a_loss_computes_of_a_parameter_without_a_gradient_is_no_update() -> None:
+    model = network()
+
+    def loss(output: Tensor) -> Tensor:
+        with torch.no_grad():
+            scale = model[0].weight / model[0].weight.mul(0)
+        return output.sum() * scale.sum()
+
+    found = sonde.why_nan(model, X, loss)
+    assert found.origin is not None
+    assert (found.phase, found.origin.parameter) == ("forward", "")

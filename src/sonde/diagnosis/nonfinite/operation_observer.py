@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -118,8 +118,11 @@ class OperationObserver(OperatorMode):
         self._tracker = tracker
         self._loss_scale = loss_scale
         self._progress = progress
-        memory = ((name, memory_of(parameter)) for name, parameter, _ in parameters(model))
-        self._parameters = {reference.cdata: name for name, reference in memory if reference is not None}
+        self._held = [(name, parameter) for name, parameter, _ in parameters(model)]
+        self._parameters = _by_memory(self._held)
+        self._gradients: dict[int, str] | None = None  # read again after each backward pass
+        self._was_backward = False
+        self._is_update = False  # what runs after a backward pass, is not differentiated, and no module runs it
         self._states: dict[int, tuple[str, str]] = {}
         self._nodes: dict[tuple[int, int], Producer] = {}
         self._read_out: tuple[Origin, ...] = ()
@@ -199,6 +202,10 @@ class OperationObserver(OperatorMode):
         """Run the operator, and look at its result."""
         if self.failure is not None or autograd_state.transforms() is not None:
             return call.run()
+        is_backward = Derivative.now() is not None
+        self._was_backward = self._was_backward or is_backward
+        self._is_update = self._was_backward and not (is_backward or torch.is_grad_enabled() or self._tracker.stack)
+        self._gradients = self._gradients if self._is_update else None
         with torch.no_grad():
             written = _copies(call)
         try:
@@ -279,7 +286,9 @@ class OperationObserver(OperatorMode):
             numbers = [part for part in parts if isinstance(part, int | float) and abs(part) * NEAR >= limit]
             stored = [self.flow.of(part) for part in parts if isinstance(part, Tensor)]
             constant = bool(numbers) or any(held is not None and held.holds_constant for held in stored)
-        self.flow.note(output, (), producer, holds_constant=constant, zeros=self._zeros_of(output, call))
+        self.flow.note(
+            output, (), producer, holds_constant=constant, zeros=self._zeros_of(output, call), parameter=self._updated_by(call)
+        )
         known = self.largest.get(output.dtype)
         if not constant and (known is None or size > known.value):
             called = self._call_of(producer)
@@ -354,7 +363,7 @@ class OperationObserver(OperatorMode):
         origin = Origin(
             next(self._numbers), operation.kind, "operation", called.place, called.operation, operation.operator, called.lines,
             index=operation.index, derivative=called.node.rpartition("::")[2], parents=parents,
-            parameter=self._parameter_of(operation) if called.place.phase == "step" else "",
+            parameter=self._parameter_of(operation) if self._is_update or called.place.phase == "step" else "",
         )  # fmt: skip
         self.origins.append(origin)
         if len(self.origins) > _EXPLAINED:
@@ -427,10 +436,27 @@ class OperationObserver(OperatorMode):
         return Cause(f"{cause.name} by the loss scale", f"{cause.sentence}; {without}", advice)
 
     def _parameter_of(self, operation: Operation) -> str:
-        """Return the name of the parameter whose memory *operation* wrote, or whose state it read; ``""`` if it is none."""
+        """Return the name of the parameter that *operation* wrote or updates, or whose state it read; ``""`` if it is none."""
         reference = memory_of(operation.result)
         own = "" if reference is None else self._parameters.get(reference.cdata, "")
-        return own or self._parameter_of_state(operation)
+        tensors = (operation.written.get(name, tensor) for name, tensor in operation.tensors.items())
+        return own or self._parameter_of_state(operation) or self._updated(tensors)
+
+    def _updated_by(self, call: OperatorCall) -> str:
+        parts = flatten((call.args, call.kwargs))[0] if self._is_update else ()
+        return self._updated(part for part in parts if isinstance(part, Tensor))
+
+    def _updated(self, tensors: Iterable[Tensor]) -> str:
+        """Return the name of the one parameter that *tensors* are of: itself, its gradient, or what an update made of them."""
+        if self._gradients is None:
+            self._gradients = _by_memory([(name, held.grad) for name, held in self._held if held.grad is not None])
+        names = set()
+        for tensor in tensors:
+            reference, stored = memory_of(tensor), self.flow.of(tensor)
+            known = "" if reference is None else self._parameters.get(reference.cdata, self._gradients.get(reference.cdata, ""))
+            names.add(known or ("" if stored is None else stored.parameter))
+        names.discard("")
+        return names.pop() if len(names) == 1 else ""
 
     def _parameter_of_state(self, operation: Operation) -> str:
         """Return the name of the parameter for which an optimizer holds an operand of *operation*; ``""`` if it holds none."""
@@ -590,6 +616,12 @@ def _settings(group: dict[str, Any]) -> Iterator[tuple[str, float]]:
 
 def _is_number(part: Any) -> bool:
     return isinstance(part, Tensor) and part.numel() == 1 and not part.is_complex()
+
+
+def _by_memory(named: Iterable[tuple[str, Tensor]]) -> dict[int, str]:
+    """Return the names of tensors by the memory that they lie in."""
+    found = ((name, memory_of(tensor)) for name, tensor in named)
+    return {reference.cdata: name for name, reference in found if reference is not None}
 
 
 def _copies(call: OperatorCall) -> dict[str, Any]:

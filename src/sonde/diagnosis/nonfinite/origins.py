@@ -189,6 +189,7 @@ class _Stored:
     holds_constant: bool = False  # of the size of the format's limit
     is_of_ranks: bool = False  # a collective writes it
     zeros: Zeros | None = None
+    parameter: str = ""  # of which an update computes this
 
 
 class Flow:
@@ -215,6 +216,7 @@ class Flow:
         holds_constant: bool = False,
         is_of_ranks: bool = False,
         zeros: Zeros | None = None,
+        parameter: str = "",
     ) -> None:
         """Note that *producer* wrote into the memory of *tensor*, and where its non-finite values, or zeros, come from."""
         reference = memory_of(tensor)
@@ -223,7 +225,7 @@ class Flow:
         before = self.of(tensor)
         if before is not None and before.origins and not _covers(tensor):
             origins = (*before.origins, *(origin for origin in origins if origin not in before.origins))
-        self._stored[reference.cdata] = _Stored(reference, origins, producer, holds_constant, is_of_ranks, zeros)
+        self._stored[reference.cdata] = _Stored(reference, origins, producer, holds_constant, is_of_ranks, zeros, parameter)
         self._written += 1
         if self._written % 4096 == 0:
             self._stored = {key: held for key, held in self._stored.items() if not held.memory.expired()}

@@ -250,9 +250,10 @@ def _around(error: Exception | None) -> Iterator[Tensor]:
 
 
 def _is_alike(one: Origin, other: Origin) -> bool:
-    """Return whether two origins are the same operation of an optimizer's step, on two parameters."""
+    """Return whether two origins are the same operation of an update, on two parameters."""
     same = (one.place, one.operator, one.name) == (other.place, other.operator, other.name)
-    return same and other.place.phase == "step" and one.source == other.source == "operation"
+    is_update = other.place.phase == "step" or (one.parameter and other.parameter)
+    return bool(same and is_update and one.source == other.source == "operation")
 
 
 _MATTERS = {"the loss", "gradients", "a gradient of the input", "parameters", "the optimizer's state"}
