@@ -890,3 +890,52 @@ def test_what_a_loss_computes_of_a_parameter_without_a_gradient_is_no_update() -
     found = sonde.why_nan(model, X, loss)
     assert found.origin is not None
     assert (found.phase, found.origin.parameter) == ("forward", "")
+
+
+# Infinities of the code that meet something
+
+
+def test_a_mask_times_an_infinity_is_said_to_be_zero_times_it() -> None:
+    """Of 20 elements 12 are kept, whose factor is 0."""
+    keep = (torch.arange(20) % 5 > 1).reshape(5, 4).float()
+    found = sonde.why_nan(Calls(lambda h: (h + (1 - keep) * -math.inf).softmax(-1)), X, lambda output: output.sum())
+    assert found.cause is not None
+    assert found.cause.name == "0 x inf"
+    assert found.cause.sentence == "0 × -inf is NaN: 12 of 20 elements are 0, and the code writes -inf"
+    assert found.cause.advice == "write masked_fill(mask, -inf)"
+
+
+def written_below_zero(h: Tensor, number: float) -> Tensor:
+    h = h.clone()
+    h[h < 0] = number
+    return h
+
+
+@pytest.mark.parametrize(
+    ("function", "called"),
+    [
+        (lambda h: written_below_zero(h, math.nan), "setitem"),
+        (lambda h: torch.where(h < 0, math.nan, h), "where"),
+        (lambda h: h.masked_fill(h < 0, math.nan), "masked_fill"),
+        (lambda h: h + torch.full_like(h, math.nan), "full_like"),
+        (lambda h: h.index_fill(0, torch.tensor([1]), math.nan), "index_fill"),
+    ],
+    ids=["index", "where", "masked_fill", "full_like", "index_fill"],
+)
+def test_a_nan_that_the_code_writes_is_said_to_be_written(function: Any, called: str) -> None:
+    found = sonde.why_nan(Calls(function), X, lambda output: output.sum())
+    assert found.cause is not None
+    assert (found.origin.source, found.operation, found.cause.name) == ("constant", called, "NaN in the code")
+    assert found.cause.sentence.startswith(f"{called} was given ")
+
+
+def test_a_tensor_of_the_code_that_is_written_by_an_index_keeps_its_name() -> None:
+    limit = torch.tensor(math.nan)
+
+    def write(h: Tensor) -> Tensor:
+        h = h.clone()
+        h[h < 0] = limit
+        return h
+
+    found = sonde.why_nan(Calls(write), X, lambda output: output.sum())
+    assert (found.origin.source, found.operation) == ("outside", "limit")

@@ -28,7 +28,7 @@ def cause_of(operation: Operation, producers: dict[str, str]) -> Cause:
     """
     given = next(((name, number) for name, number in operation.numbers.items() if not math.isfinite(number)), None)
     if given is not None:
-        return number_cause(operation.name, *given)
+        return _with_infinity(operation) or number_cause(operation.name, *given)
     special = _SPECIAL.get(operation.name)
     with contextlib.suppress(RuntimeError, IndexError, ValueError, TypeError, KeyError):
         found = special(operation, producers) if special is not None else None
@@ -62,6 +62,22 @@ def number_cause(name: str, argument: str, number: float) -> Cause:
     """Return the cause of a bad element where the operation *name* was given a bad *number* for *argument*."""
     sentence = f"{name} was given {argument}={number_text(number)}"
     return Cause(f"{number_text(number)} in the code", sentence, "write a finite number, or keep the infinity away from the loss")
+
+
+def _with_infinity(operation: Operation) -> Cause | None:
+    """Return the cause of a NaN that an infinity of the code makes of what it meets: of 0, or of another infinity."""
+    numbers = [number for number in operation.numbers.values() if math.isinf(number)]
+    held = next(iter(operation.tensors.values()), None)
+    if operation.kind != "NaN" or not numbers or held is None or operation.name not in _OF_TWO or "alpha" in operation.numbers:
+        return None
+    found = _OF_TWO[operation.name](operation, {})
+    if found is None:
+        return None
+    count = int((held == 0).sum()) if found.name == "0 x inf" else int(held.isinf().sum())
+    what = "0" if found.name == "0 x inf" else "infinite"
+    sentence = f"{found.sentence}: {count:,} of {held.numel():,} elements are {what}, and the code writes {number_text(numbers[0])}"
+    advice = f"write masked_fill(mask, {number_text(numbers[0])})" if found.name == "0 x inf" else found.advice
+    return found._replace(sentence=sentence, advice=advice)
 
 
 def _article(kind: str) -> str:
@@ -600,3 +616,6 @@ _SPECIAL: dict[str, Callable[[Operation, dict[str, str]], Cause | None]] = {
     "pow": _pow,
     "sum": _sum,
 }
+
+_OF_TWO = {"mul": _mul, "add": _add, "sub": _add, "rsub": _add, "div": _div}
+"""What an infinity of the code makes a NaN in, and how it is judged."""

@@ -339,7 +339,7 @@ class OperationObserver(OperatorMode):
                 origin = self._given("rank" if is_of_ranks else "outside", shown, tensor, self._place())
                 origin.lines = [] if is_of_ranks else lines
                 origin.is_of_softmax = operation.name in ("softmax", "log_softmax")
-                if tensor.dim() == 0 and operation.name in ("copy", "fill"):  # x[0] = math.nan
+                if tensor.dim() == 0 and (operation.name in ("copy", "fill") or _is_written(lines, tensor)):
                     self._write_down(origin, float(tensor.real), lines)
                 origins = (origin,)
                 self.flow.note(tensor, origins, None)
@@ -473,6 +473,8 @@ class OperationObserver(OperatorMode):
         called = self._call_of(producer)
         name, number = next((name, number) for name, number in operation.numbers.items() if not math.isfinite(number))
         is_inside = bool(called.operation) and not called.node and not _is_call_of(called.operation, operation.name)
+        if operation.name == "scalar_tensor":  # made of a number that another operation is given, as where() is
+            name, is_inside = "value", False
         cause = number_cause(f"{operation.name} in {called.operation}" if is_inside else called.operation, name, number)
         kind: Kind = "NaN" if math.isnan(number) else "inf"
         source: Source = "operation" if called.place.phase == "step" else "constant"
@@ -675,6 +677,12 @@ _SAME = {
 def _is_call_of(called: str, operator: str) -> bool:
     called = called.strip("_")
     return called == operator or operator in _SAME.get(called, "").split()
+
+
+def _is_written(lines: list[SourceLine], tensor: Tensor) -> bool:
+    """Return whether the code writes *tensor*, which it has as a number, into elements of another: ``x[x < 0] = math.nan``."""
+    line = line_of(lines)
+    return line is not None and line.operation == "setitem" and not variable_of(tensor)
 
 
 def _is_mask(operation: Operation) -> bool:
