@@ -368,6 +368,37 @@ class OfTwo(nn.Module):
         return made
 
 
+class Recurrent(nn.Module):
+    """A recurrent layer, and a linear one of what a function takes of its outputs."""
+
+    def __init__(self, take: Callable[[Tensor], Tensor], **kwargs: bool) -> None:
+        super().__init__()
+        self.cells, self.last, self.take = nn.LSTM(6, 16, **kwargs), nn.Linear(16, 3), take
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.last(self.take(self.cells(x)[0]))
+        return made
+
+
+def batch_first_forgotten() -> Case:
+    _, y = data()
+    return Recurrent(lambda h: h[:, -1]), torch.randn(16, 9, 6), classify(y), None
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "target"),
+    [
+        (Recurrent(lambda h: h), torch.randn(9, 16, 6), torch.randn(9, 16, 3)),
+        (Recurrent(lambda h: h), torch.randn(9, 6), torch.randn(9, 3)),
+        (Recurrent(lambda h: h[:, 0]), torch.randn(9, 1, 6), torch.randn(9, 3)),
+    ],
+    ids=["each position", "one sequence", "one sample"],
+)
+def test_time_as_the_first_axis_is_no_batch_whose_samples_are_mixed(model: nn.Module, x: Tensor, target: Tensor) -> None:
+    found = sonde.preflight(model, x, lambda o: functional.mse_loss(o, target), checks=["samples_apart"])["samples_apart"]
+    assert found.verdict == "note"
+
+
 def second_input_without_use() -> Case:
     x, y = data()
     return OfTwo(share=0.0), (x, torch.randn(16, 4)), classify(y), None
@@ -423,6 +454,7 @@ def parameters_without_use() -> Case:
         (targets_not_shifted, "targets_apart", "target_is_input", "warn"),
         (own_predictions, "targets_apart", "target_predicted", "bad"),
         (targets_averaged, "targets_used", "target_unused", "warn"),
+        (batch_first_forgotten, "samples_apart", "samples_mixed", "bad"),
         (one_column_of_six, "input_used", "input_unused", "warn"),
         (one_feature_of_a_sequence, "input_used", "input_unused", "warn"),
         (one_channel_of_three, "input_used", "input_unused", "warn"),

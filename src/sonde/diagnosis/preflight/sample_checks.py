@@ -199,7 +199,7 @@ def samples_apart(subject: Subject) -> Check:
             if place < len(after)
         ]
     worst = max(far, key=lambda pair: pair[0] / pair[1], default=(0.0, 1.0))
-    is_sure = not any(_is_time_first(each) for each in modules)
+    is_sure = _is_of_samples(subject, samples) or not any(_is_time_first(each) for each in modules)
     found = rules.judge("samples_mixed", *worst, is_sure=is_sure)
     if found is not None and not is_sure:
         words = f"{found.message}; a layer has batch_first=False, so that the first axis may be time"
@@ -208,6 +208,21 @@ def samples_apart(subject: Subject) -> Check:
     apart = ", apart from its batch normalisation, which mixes them on purpose" if with_norms else ""
     said = f"exchanging all but one of {samples:,} samples" + (apart if found else f" does not change that one{apart}")
     return Check("samples_apart", said, () if found is None else (found,))
+
+
+def _is_of_samples(subject: Subject, samples: int) -> bool:
+    """Return whether the loss shows that the first axis of the inputs is that of *samples*, and not of time.
+
+    It compares as many outputs with as many targets, and neither has the second axis of the inputs, which would be the samples.
+    """
+    found = [tensor for tensor in inputs_of(subject).values() if tensor.dim() > (2 if is_floating(tensor) else 1)]
+    others = {tensor.shape[1] for tensor in found if tensor.shape[0] == samples}
+    calls = [call for call in subject.first.calls if call.target.dim() and call.input.dim()]
+    if not others or not calls or not others.isdisjoint({1, samples}):
+        return False
+    return all(
+        each.shape[0] == samples and others.isdisjoint(each.shape[1:]) for call in calls for each in (call.input, call.target)
+    )
 
 
 def normalise_apart(trial: Trial) -> None:
