@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -476,3 +477,17 @@ def test_whether_the_future_is_seen_is_judged_only_of_a_model_that_is_to_predict
     masked = x.masked_fill(torch.rand(6, 8) < 0.7, -100)
     found = sonde.preflight(model, x, lambda o: functional.cross_entropy(o.mT, masked), checks=["future_unseen"])["future_unseen"]
     assert found.verdict == "unknown"
+
+
+@pytest.mark.parametrize("check", ["overfit", "learning_rate"])
+def test_a_rate_that_is_too_large_for_a_sum_is_said_to_be_one_of_the_sum(check: str) -> None:
+    """With a mean the same rate is none to speak of; the sum has gradients as large as there are samples."""
+    torch.manual_seed(0)
+    x, y = 3 * torch.randn(64, 6), torch.arange(64) % 3
+    model = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 3))
+    for reduction in ("sum", "mean"):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        loss = functools.partial(functional.cross_entropy, target=y, reduction=reduction)
+        found = sonde.preflight(model, x, loss, optimizer, checks=[check])[check]
+        said = [each.advice for each in found.findings]
+        assert any('cross_entropy has reduction="sum", and adds 64 samples' in each for each in said) is (reduction == "sum"), found

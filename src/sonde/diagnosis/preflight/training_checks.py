@@ -110,7 +110,7 @@ def overfit(subject: Subject) -> Check:
         return Check("overfit", words, (below,))
     is_learnt = subject.learnt is not None or any(each.severity == "warn" for each in found[1:])
     if given and found and found[0].severity == "bad" and is_learnt:
-        advice = "look at the learning rate of the optimizer, and at the parameters that it holds"
+        advice = _summed(subject) or "look at the learning rate of the optimizer, and at the parameters that it holds"
         wrong = replace(found[0], message=f"{found[0].message} with the optimizer; Adam learns it", advice=advice)
         return Check("overfit", words, (wrong,))
     if subject.learnt is not None or not found:
@@ -119,6 +119,17 @@ def overfit(subject: Subject) -> Check:
     if best.severity == "warn" and falls:
         best = replace(best, message=f"{best.message}, and still falls: give more steps=", severity="note")
     return Check("overfit", words, (best,))
+
+
+def _summed(subject: Subject) -> str:
+    """Return the advice about a loss that is the sum over its samples, whose gradients grow with their number; ``""`` of a mean."""
+    call = next((call for call in subject.first.calls if call.kwargs.get("reduction") == "sum" and call.target.numel() > 1), None)
+    if call is None:
+        return ""
+    count = f"{len(call.target):,} samples" if call.target.dim() else "all elements"
+    return (
+        f'{call.name} has reduction="sum", and adds {count}: use "mean", or divide the loss, or the learning rate, by their number'
+    )
 
 
 def _below_bound(subject: Subject) -> Finding | None:
@@ -267,7 +278,7 @@ def learning_rate(subject: Subject) -> Check:
                 words,
                 value=rate,
                 evidence={"rate": rate, "best": rate * best},
-                advice="lower the learning rate, or warm it up",
+                advice=_summed(subject) or "lower the learning rate, or warm it up",
             )
         )
     return Check("learning_rate", said, tuple(found))
