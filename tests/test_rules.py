@@ -108,7 +108,10 @@ def said(found: Finding | None) -> tuple[str, str, str] | None:
         ),
         (rules.judge("input_large", 5e3, 1e3), None),
         (rules.judge("input_large", 0.9, 1e-9), None),
-        (rules.judge("input_large", 1.0, 0.0), ("input_large", "warn", "what goes into it is of size 1, and was 0 before")),
+        (
+            rules.judge("input_large", 1.0, 0.0),
+            ("input_large", "warn", "what goes into it is of size 1, inf x as large as before"),
+        ),
         (
             rules.judge("input_large", 100.0, 1.0),
             ("input_large", "warn", "what goes into it is of size 100, 100 x as large as before"),

@@ -536,6 +536,33 @@ class _LowRank(nn.Module):
         return y
 
 
+def test_what_is_frozen_was_trained_before_and_begins_large_for_a_reason() -> None:
+    model = mlp(outputs=3)
+    with torch.no_grad():
+        for place in (0, 2, 4):
+            model[place].weight *= 6
+    x, y = torch.randn(64, 8), torch.randint(3, (64,))
+    loss: Loss = lambda step: functional.cross_entropy(model(x), y)  # noqa: E731
+    assert "begins_large" in found(model, Adam(model.parameters(), lr=1e-5), loss, steps=6)
+    model[0].requires_grad_(False)
+    assert "begins_large" not in found(model, Adam(model[2:].parameters(), lr=1e-5), loss, steps=6)
+
+
+def test_a_first_layer_whose_bias_makes_its_output_says_nothing_of_its_input() -> None:
+    """The bias is as large as the output at first, and not when the weight has been moved."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2))
+    with torch.no_grad():
+        model[0].bias.fill_(50.0)
+
+    def loss(step: int) -> Tensor:
+        if step == 10:
+            with torch.no_grad():
+                model[0].bias.zero_()
+        return functional.cross_entropy(model(torch.randn(64, 8)), torch.randint(2, (64,)))
+
+    assert "input_large" not in found(model, SGD(model.parameters(), lr=1e-3), loss, steps=20)
+
+
 @pytest.mark.parametrize(("is_adapted", "is_found"), [(True, False), (False, True)])
 def test_weights_are_frozen_on_purpose_where_a_path_of_low_rank_is_trained_beside_one(is_adapted: bool, is_found: bool) -> None:
     model = mlp()

@@ -83,10 +83,11 @@ def input_large(
     """Judge the *size* of the input of the first layer; *before* is that of the steps before, NaN at the beginning."""
     yield ((size >= (some if does_harm else most)) & np.isnan(before)) | (size >= factor * np.maximum(before, 0.01))
     yield size
-    if math.isnan(before):
-        usual = "from the beginning on"
-    else:
-        usual = f"{short(size / before)} x as large as before" if before > 0 else "and was 0 before"
+    usual = (
+        "from the beginning on"
+        if math.isnan(before)
+        else f"{short(size / before if before > 0 else math.inf)} x as large as before"
+    )
     yield f"what goes into it is of size {short(size)}, {usual}"
 
 

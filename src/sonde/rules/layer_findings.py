@@ -174,7 +174,10 @@ class LayerFindings:
         values, inputs = sizes.values, self.history.facts[weight].inputs
         moved = values[:, sizes.groups.updates[sizes.groups.weights == weight]].max(axis=1, initial=0.0)
         added = np.nan_to_num(values[:, bias]) if bias >= 0 else np.zeros(len(steps))
-        made_of_input = np.maximum(values[:, output] - added, 0.0)  # what a bias adds is at most its size
+        made_of_input = (
+            values[:, output] - added
+        )  # what a bias adds is at most its size; where it is most, nothing is known of the rest
+        made_of_input[made_of_input <= added] = np.nan
         for step, made, now, by in zip(steps.tolist(), made_of_input, values[:, weight], moved, strict=True):
             last_step, last = self._last_weight
             of = now if not by > _MOVED * now else last if step == last_step + 1 else math.nan
@@ -414,8 +417,8 @@ class LayerFindings:
         """Yield what the first *loss*, against that of a *guess*, and the first outputs of the model say of the initial weights."""
         history = self.history
         outputs = np.flatnonzero(history.is_output_of_model() & np.isfinite(self._first[: len(history)]))
-        if not len(outputs) or math.isnan(guess):
-            return
+        if not len(outputs) or math.isnan(guess) or any(not fact.trainable for _, fact in self._matrices()):
+            return  # what is frozen was trained before, for other outputs
         last = max(outputs.tolist(), key=history.rank)
         large = np.flatnonzero(history.at("output") & (self._first[: len(history)] >= BEGINS_SIZE)).tolist()
         times = max((each[1] for each in self._heavy), default=0.0)
@@ -531,21 +534,22 @@ class LayerFindings:
     def _has_low_rank_path(self, path: str, frozen: Fact) -> bool:
         """Return whether two trained matrices beside the *frozen* one, in the module around its layer, make a path of low rank."""
         around = path.rpartition(".")[0].rpartition(".")[0]
+        inside = [fact.shape for other, fact in self._matrices() if around and fact.trainable and other.startswith(f"{around}.")]
         shapes = [
-            fact.shape
-            for (of, other), fact in self._facts.parameters.items()
-            if around
-            and of == self.history.sites[0].model
-            and fact.trainable
-            and fact.shape is not None
-            and len(fact.shape) == 2
-            and other.startswith(f"{around}.")
-        ]
+            each for shape in inside if shape is not None for each in (shape, shape[::-1])
+        ]  # a path may be written either way
         return any(
             (into[1], out[0], into[0]) == (frozen.inputs, frozen.units, out[1]) and into[0] < min(frozen.inputs, frozen.units)
             for into in shapes
             for out in shapes
         )
+
+    def _matrices(self) -> Iterator[tuple[str, Fact]]:
+        """Yield the parameters of the model that have two axes, by path."""
+        model = self.history.sites[0].model
+        for (of, path), fact in self._facts.parameters.items():
+            if of == model and fact.shape is not None and len(fact.shape) == 2:
+                yield path, fact
 
     def _of_frozen_later(self, places: Mapping[str, int]) -> Iterator[Finding]:
         """Weights that had a gradient and have none any more, between those that have one; *places* are of trained weights."""
