@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -93,7 +94,9 @@ def installed_with(extras: Iterable[str]) -> set[str]:
 def others_than(extras: Iterable[str]) -> tuple[set[str], set[str]]:
     """The modules, and the distributions, of this environment that ``sonde[extras]`` does not bring."""
     there = installed_with(extras)
-    held = {name: {canonicalize_name(each) for each in each_of} for name, each_of in packages_distributions().items()}
+    with mock.patch.object(sys, "path", [each for each in sys.path if "_vendor" not in each]):  # setuptools adds what it brings
+        found = packages_distributions()
+    held = {name: {canonicalize_name(each) for each in each_of} for name, each_of in found.items()}
     modules = {name for name, of in held.items() if name.isidentifier() and not of & there}
     return modules, set().union(*held.values()) - there
 

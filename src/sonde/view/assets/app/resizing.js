@@ -33,6 +33,7 @@ export const heightOf = (label) => {
 export function resizer(label, now, set) {
   const name = nameOf(label);
   let start = null; // of a drag: where the pointer and the height were
+  let wanted = null; // the height that was last asked for: several keys may come before the picture is drawn with it
   const handle = make("div", {
     class: "resizer",
     role: "separator",
@@ -44,14 +45,18 @@ export function resizer(label, now, set) {
     title: "Drag, or arrow keys: another height; double click, or delete: its own",
   });
   const to = (height) => {
-    set(height === null ? null : Math.round(Math.min(Math.max(height, LOWEST), HIGHEST)));
+    wanted = height === null ? null : Math.round(Math.min(Math.max(height, LOWEST), HIGHEST));
+    set(wanted);
     handle.setAttribute("aria-valuenow", String(Math.round(now())));
   };
   const done = () => {
     start = null;
-    keepHeight(name, Math.round(now()));
+    keepHeight(name, wanted ?? Math.round(now()));
   };
-  handle.addEventListener("focus", () => handle.setAttribute("aria-valuenow", String(Math.round(now()))));
+  handle.addEventListener("focus", () => {
+    wanted = null;
+    handle.setAttribute("aria-valuenow", String(Math.round(now())));
+  });
   handle.setAttribute("aria-valuenow", String(LOWEST));
   handle.addEventListener("pointerdown", (event) => {
     event.stopPropagation();
@@ -82,7 +87,7 @@ export function resizer(label, now, set) {
     event.stopPropagation();
     if (!by) own();
     else {
-      to(now() + by);
+      to((wanted ?? now()) + by);
       done();
     }
   });
