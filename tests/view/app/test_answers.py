@@ -407,6 +407,13 @@ def test_a_run_against_another_is_log2_of_ratios_and_differences_where_both_have
     assert numbers(own)["matched"] is None
 
 
+def test_two_runs_that_differ_in_every_cell_are_shown_as_a_difference() -> None:
+    own, other = beside("own", range(4, 10, 2), ("a",), 3.0), beside("other", range(4, 10, 2), ("a",), 1.0)
+    found = heatmap(Against(own, other), "death@output")
+    np.testing.assert_allclose(cells(found), [[0.3 - 0.1] * 3], rtol=1e-6)  # float32
+    assert cells(found, "marks").tolist() == [[VALUE] * 3]
+
+
 def test_runs_without_a_common_step_or_site_are_not_shown_as_a_difference() -> None:
     own = beside("own", range(0, 4, 2), ("a", "z"), 1.0)
     for steps, layers, said in ((range(1, 5, 2), ("a", "z"), "logged step"), (range(4), ("c", "d"), "site")):

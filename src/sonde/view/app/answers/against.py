@@ -120,8 +120,8 @@ def difference(own: StepGrid, other: StepGrid, name: str) -> DifferenceGrid:
     values = (_logarithm if is_size else _apart)(mine.values, theirs.values)
     defects = np.maximum(mine.defects, theirs.defects)
     found = replace(mine, values=values, defects=defects, described=described_difference(mine.described, name))
-    marks = marks_of(values, defects)
-    marks[marks == ZERO] = VALUE
+    marks = marks_of(values, defects)  # of which a 0 is one value among others; there may be one code for all, not to be written to
+    marks = np.where(marks == ZERO, np.uint8(VALUE), marks) if any(marks.strides) else marks
     return DifferenceGrid(own.id, found, marks, tuple(own.kinds[row] for row in rows))
 
 
