@@ -174,10 +174,8 @@ class LayerFindings:
         values, inputs = sizes.values, self.history.facts[weight].inputs
         moved = values[:, sizes.groups.updates[sizes.groups.weights == weight]].max(axis=1, initial=0.0)
         added = np.nan_to_num(values[:, bias]) if bias >= 0 else np.zeros(len(steps))
-        made_of_input = (
-            values[:, output] - added
-        )  # what a bias adds is at most its size; where it is most, nothing is known of the rest
-        made_of_input[made_of_input <= added] = np.nan
+        rest = values[:, output] - added  # what a bias adds is at most its size; where it is most, nothing is known of the rest
+        made_of_input = np.where(rest > added, rest, np.nan)
         for step, made, now, by in zip(steps.tolist(), made_of_input, values[:, weight], moved, strict=True):
             last_step, last = self._last_weight
             of = now if not by > _MOVED * now else last if step == last_step + 1 else math.nan
@@ -190,9 +188,8 @@ class LayerFindings:
             self._inputs.append(float(size))
             if math.isnan(before) and (is_normalised or len(self._inputs) < _EARLY_INPUTS):
                 continue
-            usual = median(self._inputs)
-            at = usual if usual < _GROWN * self._inputs[0] else self._inputs[0]  # else what makes it has grown, and it is no data
-            at = at if math.isnan(before) else float(size)
+            usual, began = median(self._inputs) if math.isnan(before) else float(size), self._inputs[0]
+            at = began if math.isnan(before) and usual >= _GROWN * began else usual  # what makes it has grown, and it is no data
             found = self._chosen.judge("input_large", at, before)
             first = step if not math.isnan(before) else int(self._first_step[output])
             if found is not None:
