@@ -1,8 +1,9 @@
 // How the elements of one tensor are spread over the powers of two, step by step, beside the limits of number formats.
 import { keep, keepZoom } from "./address.js";
 import { lineChart } from "./chart.js";
-import { code, make, notice, percent, plain, raised, whole } from "./dom.js";
+import { code, make, notice, percent, raised, whole } from "./dom.js";
 import { heatMap, legendOf, rowOfSite, stepsOf } from "./heat.js";
+import { powerNote } from "./histogram.js";
 import { lineColour } from "./scales.js";
 import { middlesOf, withSpikes } from "./source.js";
 import { Span } from "./span.js";
@@ -54,21 +55,9 @@ export async function distributionView({ root, source, run, args, isShown }) {
     guides: () => limits(),
     describe: (data, row, column) => {
       const power = answer.powers[answer.powers.length - 1 - row];
-      const share = data.values[row * data.columns + column];
-      return make(
-        "div",
-        null,
-        make("strong", null, `2${raised(power)} to 2${raised(power + 1)}`),
-        make(
-          "dl",
-          null,
-          make("dt", null, "magnitude"),
-          make("dd", null, `${plain(2 ** power, 3)} to ${plain(2 ** (power + 1), 3)}`),
-          make("dt", null, "share of elements"),
-          make("dd", null, data.marks[row * data.columns + column] ? "none" : percent(share)),
-        ),
-        make("p", { class: "quiet" }, stepsOf(data, column)),
-      );
+      const cell = row * data.columns + column;
+      const share = data.marks[cell] ? "none" : percent(data.values[cell]);
+      return powerNote(power, { "share of elements": share }, make("p", { class: "quiet" }, stepsOf(data, column)));
     },
   });
   map.element.classList.add("plain");

@@ -52,6 +52,23 @@ export function placedTexts(texts, end) {
     });
 }
 
+// What a pointer is told of one power of two: its magnitudes, and texts by name.
+export function powerNote(power, texts, ...behind) {
+  const magnitude = `${plain(2 ** power, 3)} to ${plain(2 ** (power + 1), 3)}`;
+  const lines = Object.entries({ magnitude, ...texts });
+  return make(
+    "div",
+    null,
+    make("strong", null, `2${raised(power)} to 2${raised(power + 1)}`),
+    make(
+      "dl",
+      null,
+      lines.flatMap(([name, text]) => [make("dt", null, name), make("dd", null, text)]),
+    ),
+    ...behind,
+  );
+}
+
 // Return {element, show(answer, usual)}: the distribution of one step, and the shares of the whole training, which are drawn as an outline.
 export function histogram() {
   const svg = draw("svg", { width: "100%", height: HEIGHT });
@@ -95,21 +112,7 @@ export function histogram() {
       const [left, right] = [x.at(power), x.at(power + 1)];
       const share = answer.share[0][place];
       outline += `${outline ? "L" : "M"}${left.toFixed(1)} ${y.at(usual[place]).toFixed(1)}H${right.toFixed(1)}`;
-      const tip = make(
-        "div",
-        null,
-        make("strong", null, `2${raised(power)} to 2${raised(power + 1)}`),
-        make(
-          "dl",
-          null,
-          make("dt", null, "magnitude"),
-          make("dd", null, `${plain(2 ** power, 3)} to ${plain(2 ** (power + 1), 3)}`),
-          make("dt", null, "share of elements"),
-          make("dd", null, percent(share)),
-          make("dt", null, "mean of the training"),
-          make("dd", null, percent(usual[place])),
-        ),
-      );
+      const tip = powerNote(power, { "share of elements": percent(share), "mean of the training": percent(usual[place]) });
       bars.append(
         draw("rect", {
           x: left + 0.5,
