@@ -7,9 +7,9 @@ from typing import Any
 __all__ = ["boxes", "drawn", "fill", "settle"]
 
 
-def settle(page: Any, turn: int = 1) -> None:
-    """Wait until the picture number *turn*, which is the page's count of layouts, is drawn."""
-    page.locator(f'html[data-ready="{turn}"]').wait_for(state="attached")
+def settle(page: Any) -> None:
+    """Wait until all that was asked for is drawn: the page takes its mark away as soon as it begins a picture."""
+    page.locator("html[data-ready]").wait_for(state="attached")
 
 
 def drawn(page: Any, kind: str = "node") -> set[int]:

@@ -93,13 +93,13 @@ def test_one_click_shows_all_copies_of_a_block_and_one_folds_them(opened: Any, g
         "872 params · 8.64 kFLOP", cost(block)
     )
     page.locator(f"#n{block.id} .badge").click()
-    settle(page, 2)
+    settle(page)
     blocks = {gpt[f"h.{number}"][0].id for number in range(12)}
     assert blocks <= drawn(page)
     assert page.locator(f"#n{block.id} .badge").text_content() == "1 of 12"
     page.keyboard.press("Escape")
     page.locator(f"#n{block.id} .badge").click()
-    settle(page, 3)
+    settle(page)
     assert drawn(page) & blocks == {block.id}
 
 
@@ -174,7 +174,7 @@ def test_a_wide_and_a_tall_model_are_whole_at_first(opened: Any, model: nn.Modul
     assert 12.5 * page.evaluate("view.scale") >= 10
     before = boxes(page, "#stage")
     page.locator("#canvas g.node.holds").first.click()  # what is opened keeps the way in which the rest was laid out
-    settle(page, 2)
+    settle(page)
     assert page.evaluate("way === WAYS[0]") == (width == 1400 and isinstance(model, UNet))
     assert boxes(page, "#stage") == before
 
@@ -204,7 +204,7 @@ def test_fit_shows_all_of_an_opened_model(opened: Any, gpt: Graph) -> None:
     """However small the text becomes."""
     page = opened(gpt, gpt.depth)
     page.keyboard.press("r")
-    settle(page, 2)
+    settle(page)
     page.locator("#fit").click()
     (left, top, right, bottom) = boxes(page, "#stage")[0]
     for box in boxes(page, "#canvas g.node"):
@@ -239,7 +239,7 @@ def test_layers_are_closed_until_their_operations_are_asked_for(opened: Any, gpt
     assert page.locator("#level").inner_text().startswith("level ")
     assert page.locator("#canvas .title").all_text_contents() == ["▾ h.0 … 11Block× 12", "▾ mlpSequential"]
     page.locator("#depth").fill(page.locator("#depth").get_attribute("max"))
-    settle(page, 2)
+    settle(page)
     assert page.locator("#level").inner_text() == "operations"
     assert gpt["h.0.ln_1"][0].id not in drawn(page)
 
@@ -253,7 +253,7 @@ def test_bookkeeping_of_batch_norm_is_not_drawn(opened: Any) -> None:
     assert counted not in drawn(page)
     page.locator("#show summary").click()
     page.locator("#constants").check()
-    settle(page, 2)
+    settle(page)
     assert counted in drawn(page)
 
 
@@ -270,7 +270,7 @@ def test_hidden_operations_leave_no_gap(opened: Any) -> None:
     page = opened(graph, 1)
     assert page.locator(f"#e{first.id}_{last.id}").count() == 1
     page.locator("#stage").press("v")
-    settle(page, 2)
+    settle(page)
     assert page.locator(f"#e{first.id}_{last.id}").count() == 0
     assert {graph.by_id[number].name for number in drawn(page)} >= {"view", "transpose"}
 

@@ -208,14 +208,14 @@ def test_a_click_opens_a_module_and_its_name_closes_it(opened: Any, graph: Graph
     (block,) = graph["1"]
     before = page.locator(f"#n{block.id}").bounding_box()
     page.locator(f"#n{block.id}").click()
-    settle(page, 2)
+    settle(page)
     assert page.locator(f"#c{block.id}").count() == 1
     inside = {node.id for node in graph.children[block.id] if node.kind in ("module", "operation")}
     assert inside <= drawn(page)
     after = page.locator(f"#c{block.id}").bounding_box()
     assert abs(before["x"] + before["width"] / 2 - after["x"] - after["width"] / 2) < 2
     page.locator(f"#t{block.id} text").first.click()
-    settle(page, 3)
+    settle(page)
     assert drawn(page) == shown_by_hand(graph, 1)[0]
 
 
@@ -226,7 +226,7 @@ def test_search_opens_what_it_finds(opened: Any, graph: Graph) -> None:
     page.keyboard.type("gelu")
     assert page.locator("#found li").all_inner_texts()[0].startswith("0.mlp.1")
     page.keyboard.press("Enter")
-    settle(page, 2)
+    settle(page)
     page.locator("#details h3").wait_for()
     assert page.locator("#details h3").inner_text() == "0.mlp.1"
     assert graph["0.mlp.1"][0].id in drawn(page)
@@ -261,16 +261,16 @@ def test_the_keyboard_is_enough(opened: Any, graph: Graph) -> None:
     page.keyboard.press("ArrowDown")
     assert page.locator("#details h3").inner_text() == "0"
     page.keyboard.press("Enter")
-    settle(page, 2)
+    settle(page)
     assert page.locator(f"#c{graph['0'][0].id}").count() == 1
     page.keyboard.press("c")
-    settle(page, 3)
+    settle(page)
     assert drawn(page) == shown_by_hand(graph, 1)[0]
     page.keyboard.press("e")
-    settle(page, 4)
+    settle(page)
     assert drawn(page) == shown_by_hand(graph, 2)[0]
     page.keyboard.press("p")
-    settle(page, 5)
+    settle(page)
     assert page.locator("g.node.parameter").count() == 3 * 2 + 2  # of the closed layers; the linear ones in mlp are not drawn
     page.keyboard.press("t")
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
@@ -383,7 +383,7 @@ def test_text_can_be_read_in_both_schemes(opened: Any, graph: Graph, scheme: str
     page = opened(graph, 3, scheme=scheme)
     assert page.evaluate("document.documentElement.dataset.theme") == scheme
     page.keyboard.press("p")
-    settle(page, 2)
+    settle(page)
     for kind in ("operation", "input", "parameter"):
         node = page.locator(f"g.node.{kind}").first
         ink = node.locator("text").first.evaluate("one => getComputedStyle(one).fill")
@@ -446,12 +446,12 @@ def test_three_thousand_nodes(opened: Any) -> None:
     graph = capture(model, torch.ones(2, 4))
     page = opened(graph, 3)
     page.keyboard.press("r")  # all copies of the pair that repeats
-    settle(page, 2)
+    settle(page)
     page.keyboard.press("p")
-    settle(page, 3)
+    settle(page)
     assert len(drawn(page)) == sum(node.kind != "module" for node in graph.nodes)
     page.keyboard.press("p")
-    settle(page, 4)
+    settle(page)
     page.keyboard.press("c")
-    settle(page, 5)
+    settle(page)
     assert len(drawn(page)) == 1000 + 3

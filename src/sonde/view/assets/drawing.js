@@ -108,6 +108,7 @@ async function placed(isKept) {
 // Lay out what is visible and show it; *anchor*, a node, stays where it is on the screen.
 async function draw(anchor) {
   const mine = ++turn;
+  delete document.documentElement.dataset.ready;
   const timer = setTimeout(
     () => {
       busy.hidden = false;
@@ -143,7 +144,7 @@ async function draw(anchor) {
     else view.isFitted = wasFitted && isInside();
   } else if (first || !before) fit(whole() >= WHOLE ? WHOLE : LEGIBLE);
   first = false;
-  document.documentElement.dataset.ready = String(mine);
+  document.documentElement.dataset.ready = "";
   document.documentElement.dataset.layout = found.took.toFixed(1);
   performance.mark("sonde-drawn");
 }
