@@ -40,7 +40,7 @@ check: $(VENV)/.installed
 # runs comes from npm, as pinned.
 check-page: node_modules/.installed
 	node_modules/.bin/prettier --check --log-level warn 'src/sonde/view/assets/**/*.{js,css}' eslint.config.js
-	node_modules/.bin/eslint src/sonde/view/assets/app
+	node_modules/.bin/eslint src/sonde/view/assets
 	node_modules/.bin/tsc --project .
 
 # The site, in docs/_build; a warning is an error, and nothing is asked of a network.

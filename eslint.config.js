@@ -13,7 +13,7 @@ const rules = {
 
 export default [
   {
-    files: ["src/sonde/view/assets/app/*.js"],
+    files: ["src/sonde/view/assets/*/*.js"],
     languageOptions: { ecmaVersion: 2023, sourceType: "module", globals: { ...globals.browser, theme: "readonly" } },
     rules,
   },

@@ -16,7 +16,7 @@ from sonde.answer import html_page, in_frame
 from sonde.errors import ArgumentError
 from sonde.escape import embed_json, escape_html, printable
 
-ASSETS = Path(sonde.view.__file__).parent / "assets"
+ASSETS = Path(sonde.view.__file__).parent / "assets" / "graph"
 HOSTILE = '</script><img src=x onerror="alert(1)">\' & \x00\x1b[31m\udc80 $title'
 
 
@@ -46,7 +46,7 @@ def page() -> str:
         "graph.html",
         assets=ASSETS,
         texts={"model": HOSTILE},
-        scripts=("colours.js",),
+        module="colours.js",
         data={"held": {"x": HOSTILE}},
         libraries={"lib": "let a;"},
     )
@@ -82,5 +82,5 @@ def test_a_library_that_would_end_its_element_is_refused() -> None:
 def test_a_notebook_shows_a_page_in_a_closed_frame() -> None:
     frame = in_frame(page(), HOSTILE, 300)
     assert frame.startswith('<iframe title="&lt;/script&gt;')
-    assert 'sandbox="allow-scripts"' in frame
+    assert 'sandbox="allow-scripts allow-downloads"' in frame
     assert frame.count("<") == 2

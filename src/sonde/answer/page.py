@@ -19,6 +19,8 @@ from sonde.paths import absolute_path
 KIT = Path(__file__).parent / "assets"
 """The folder of the assets that every page has."""
 
+_IMPORT = re.compile(r'^import \{[^}]*\} from "(\.[^"]*\.js)";\n', re.MULTILINE)
+_EXPORT = re.compile(r"^export ", re.MULTILINE)
 _DIGEST = re.compile(r"script-src '(sha256-[A-Za-z0-9+/=]+)'")
 
 
@@ -33,7 +35,7 @@ def html_page(
     data: Mapping[str, Any] | None = None,
     libraries: Mapping[str, str] | None = None,
     body: str = "",
-    more_script: str = "",
+    module: str = "",
     compressed: Mapping[str, bytes] | None = None,
     framed: Sequence[str] = (),
     assets: Path = KIT,
@@ -52,7 +54,7 @@ def html_page(
         data: read in the script by ``JSON.parse(document.getElementById(name).textContent)``; NaN and infinities are texts.
         libraries: script texts of installed packages, for a worker that the page's script makes.
         body: HTML in place of the template.
-        more_script: script behind that of *scripts*.
+        module: name of the asset, a module, that runs behind *scripts*, with all modules that it imports.
         compressed: by name data as gzip, which stand in the page as base64.
         framed: pages of this kit that the page shows in frames by ``srcdoc``; they may do what they may do on their own.
         assets: the folder with the template, *styles* and *scripts*; those that it lacks are the kit's.
@@ -69,7 +71,8 @@ def html_page(
         f'<script id="{name}" type="application/gzip;base64">{base64.b64encode(part).decode()}</script>\n'
         for name, part in (compressed or {}).items()
     ]
-    script = "\n".join([asset("page.js"), *(asset(name, assets) for name in scripts), more_script])
+    joined = [joined_modules(assets / module)] if module else []
+    script = "\n".join([asset("page.js"), *(asset(name, assets) for name in scripts), *joined])
     digests = [found for page in framed for found in _DIGEST.findall(page)[:1]]
     return Template(asset("page.html")).substitute(
         title=escape_html(title),
@@ -88,8 +91,8 @@ def in_frame(page: str, title: str, height: int) -> str:
     """Return HTML that shows *page* in a frame of its own in a notebook; its scripts and styles cannot touch the notebook."""
     frame = "width:100%;border:1px solid rgba(128,128,128,.35);border-radius:8px"
     return (
-        f'<iframe title="{escape_html(title)}" sandbox="allow-scripts" loading="lazy" style="{frame};height:{height}px" '
-        f'srcdoc="{escape_html(page)}"></iframe>'
+        f'<iframe title="{escape_html(title)}" sandbox="allow-scripts allow-downloads" loading="lazy" '
+        f'style="{frame};height:{height}px" srcdoc="{escape_html(page)}"></iframe>'
     )
 
 
@@ -98,6 +101,29 @@ def asset(name: str, assets: Path = KIT) -> str:
     """Return the text of the file *name* in the folder *assets*, or else in the kit."""
     file = assets / name
     return (file if file.is_file() else KIT / name).read_text(encoding="utf-8")
+
+
+@functools.lru_cache(8)
+def joined_modules(main: Path) -> str:
+    """Return the module in the file *main* and all that it imports, directly or not, as one script, each behind what it imports.
+
+    A policy allows such a script by its hash, also in a page that is opened as a file, where no module may be loaded. All modules
+    share one scope, so that a name that is exported and set anew is seen by those that import it. They keep to a form that allows
+    this: names that are unique over all of them, no ``import * as`` and no ``as``, exports where a name is defined.
+    """
+    found: dict[Path, str] = {}
+
+    def add(file: Path) -> None:
+        if file not in found:
+            found[file] = ""
+            text = file.read_text(encoding="utf-8")
+            for imported in _IMPORT.findall(text):
+                add((file.parent / imported).resolve())
+            del found[file]  # behind what it imports
+            found[file] = _EXPORT.sub("", _IMPORT.sub("", text)).strip()
+
+    add(main.resolve())
+    return "(async () => {\n" + "\n".join(found.values()) + "\n})();"
 
 
 def _policy(script: str, *, with_workers: bool, others: Sequence[str] = ()) -> str:

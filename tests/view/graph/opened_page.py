@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["boxes", "drawn", "fill", "settle"]
+__all__ = ["boxes", "drawn", "fill", "scale", "settle"]
 
 
 def settle(page: Any) -> None:
@@ -30,3 +30,9 @@ def boxes(page: Any, selector: str) -> list[tuple[float, float, float, float]]:
         "all => all.map((one) => { const box = one.getBoundingClientRect(); return [box.left, box.top, box.right, box.bottom]; })"
     )
     return [tuple(box) for box in page.locator(selector).evaluate_all(script)]
+
+
+def scale(page: Any) -> float:
+    """How many pixels of the screen a pixel of the picture is."""
+    found: float = page.locator("#canvas svg > g").evaluate("one => one.transform.baseVal.consolidate().matrix.a")
+    return found

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.view.graph.opened_page import boxes, drawn, fill, settle
+from tests.view.graph.opened_page import boxes, drawn, fill, scale, settle
 from tests.view.graph.test_page import data_of
 from torch import Tensor, nn
 
@@ -116,7 +116,7 @@ def test_all_of_a_gpt_fits_and_can_be_read(opened: Any, gpt: Graph, size: tuple[
         assert left <= box[0] < box[2] <= right + 1
         assert top <= box[1] < box[3] <= bottom + 1
     sizes = page.locator("#canvas text").evaluate_all("all => all.map((one) => parseFloat(getComputedStyle(one).fontSize))")
-    assert min(sizes) * page.evaluate("view.scale") >= 12
+    assert min(sizes) * scale(page) >= 12
     texts = boxes(page, "#canvas text")
     assert not [(one, other) for at, one in enumerate(texts) for other in texts[:at] if overlap(one, other)]
 
@@ -171,11 +171,11 @@ def test_a_wide_and_a_tall_model_are_whole_at_first(opened: Any, model: nn.Modul
     for box in boxes(page, "#canvas g.node, #canvas .edge"):
         assert left <= box[0] < box[2] <= right + 1
         assert top <= box[1] < box[3] <= bottom + 1
-    assert 12.5 * page.evaluate("view.scale") >= 10
+    assert 12.5 * scale(page) >= 10
     before = boxes(page, "#stage")
     page.locator("#canvas g.node.holds").first.click()  # what is opened keeps the way in which the rest was laid out
     settle(page)
-    assert page.evaluate("way === WAYS[0]") == (width == 1400 and isinstance(model, UNet))
+    assert (page.locator("#canvas svg").get_attribute("data-way") == "down") == (width == 1400 and isinstance(model, UNet))
     assert boxes(page, "#stage") == before
 
 
@@ -338,7 +338,7 @@ def test_a_frame_that_is_too_tall_goes_on_in_the_next_column(opened: Any) -> Non
     layers = nn.Sequential(*(nn.Linear(2 + at, 3 + at) for at in range(16)))
     graph = capture(nn.Sequential(layers, nn.Linear(18, 1)), torch.ones(2, 2))
     page = opened(graph)
-    assert page.evaluate("view.scale") >= 0.96
+    assert scale(page) >= 0.96
     assert page.locator("#canvas .cluster rect").count() > 1
     (left, top, right, bottom) = boxes(page, "#stage")[0]
     for box in boxes(page, "#canvas g.node"):

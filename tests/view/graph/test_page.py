@@ -168,7 +168,7 @@ def test_in_a_notebook_it_is_a_frame(graph: Graph, monkeypatch: pytest.MonkeyPat
     frame = graph._repr_html_()
     assert frame is not None
     assert frame.startswith("<iframe")
-    assert 'sandbox="allow-scripts"' in frame
+    assert 'sandbox="allow-scripts allow-downloads"' in frame
     monkeypatch.setitem(__import__("sys").modules, "easydot", None)
     assert graph._repr_html_() is None
     with pytest.raises(MissingExtraError, match=r"sonde\[graph\]"):
@@ -321,9 +321,9 @@ def test_the_slider_colours_by_step(opened: Any, graph: Graph) -> None:
     assert {fill(page, block) for block in blocks} == {middle[2]}
     assert not least & set(middle)
     assert page.locator("#low").inner_text() == "1"
-    assert page.locator("#high").inner_text() == "1000"
+    assert page.locator("#high").inner_text() == "1,000"
     page.locator(f"#n{blocks[0]}").hover()
-    assert "1000" in page.locator("#tip").inner_text()
+    assert "1,000" in page.locator("#tip").inner_text()
     assert page.locator("#tip svg.line").count() == 1
 
 
@@ -348,7 +348,7 @@ def test_a_number_that_is_none_stands_out(opened: Any, graph: Graph) -> None:
     values = {"g": {"0:output": [(0, math.nan)], "1:output": [(0, math.inf)], "2:output": [(0, 1.0)]}}
     page = opened(graph, 1, values=values)
     colours = [fill(page, graph[str(block)][0].id) for block in range(3)]
-    assert colours[:2] == ["rgb(224, 17, 157)", "rgb(200, 16, 46)"]
+    assert colours[:2] == ["rgb(224, 17, 157)", "rgb(255, 98, 40)"]
     assert colours[2] not in colours[:2]
     page.locator(f"#n{graph['0'][0].id}").hover()
     assert "NaN" in page.locator("#tip").inner_text()
@@ -373,7 +373,7 @@ def test_nodes_beyond_the_scale_are_marked_and_the_legend_says_how_far(opened: A
     assert page.locator("#marks").inner_text() == "not recorded"
     assert page.locator("g.node.clipped").count() == 0
     page.locator("#step").fill("99")
-    assert page.locator("#marks").inner_text().split("\n") == ["above the scale, up to 1.00e+30", "not recorded"]
+    assert page.locator("#marks").inner_text().split("\n") == ["above the scale, up to 1·10³⁰", "not recorded"]
     assert page.locator("g.node.clipped").count() == 3
 
 

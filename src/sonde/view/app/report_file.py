@@ -27,8 +27,6 @@ from sonde.view.app.followed_runs import FollowedRuns
 _ROOM = 5 << 20  # bytes of compressed answers; a third more as text, and the file stays far below 10 MB
 _DISTRIBUTIONS = 60  # sites
 _ASSETS = Path(__file__).parents[1] / "assets" / "app"
-_IMPORT = re.compile(r'^import .* from "\./(.*\.js)";$', re.MULTILINE)
-_EXPORT = re.compile(r"^export ", re.MULTILINE)
 _BODY = re.compile(r"<!-- body -->\n(.*?)<!-- /body -->", re.DOTALL)
 
 
@@ -77,9 +75,9 @@ def report_html(*runs: Run) -> str:
     return html_page(
         f"{', '.join(each['run']['name'] for each in held)}: report",
         body=_BODY.findall(asset("index.html", _ASSETS))[0],
-        styles=("app.css",),
+        styles=("common.css", "app.css"),
         assets=_ASSETS,
-        more_script=_joined_modules("main.js"),
+        module="main.js",
         compressed={"recording": gzip.compress(json_of({"runs": held, "comparisons": compared}), 6, mtime=0)},
         framed=graphs,
     )
@@ -145,23 +143,3 @@ def _graph(opened: OpenedRun) -> dict[str, str | None]:
         return {"graph": graph_text(opened).decode()}
     except SondeError as error:
         return {"graph": None, "without_graph": str(error)}
-
-
-def _joined_modules(main: str) -> str:
-    """Return the modules of the page as one script, each behind those that it imports.
-
-    The modules keep to a form that allows this: imports in one line from files beside them, and names that are unique over all.
-    """
-    found: dict[str, str] = {}
-
-    def add(name: str) -> None:
-        if name not in found:
-            found[name] = ""
-            text = asset(name, _ASSETS)
-            for imported in _IMPORT.findall(text):
-                add(imported)
-            del found[name]  # behind what it imports
-            found[name] = _EXPORT.sub("", _IMPORT.sub("", text)).strip()
-
-    add(main)
-    return "(async () => {\n" + "\n".join(found.values()) + "\n})();"

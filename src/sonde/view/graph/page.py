@@ -13,8 +13,6 @@ from sonde.number import Number
 from sonde.run import PlainGraph
 from sonde.view.graph.series import Series, join
 
-_SCRIPTS = ("model.js", "colours.js", "layout.js", "drawing.js", "panel.js", "main.js")
-
 
 def to_html(
     graph: PlainGraph,
@@ -35,9 +33,9 @@ def to_html(
         name,
         "graph.html",
         texts={"model": name},
-        styles=("graph.css",),
-        scripts=_SCRIPTS,
-        assets=Path(__file__).parents[1] / "assets",
+        styles=("../app/common.css", "graph.css"),
+        module="main.js",
+        assets=Path(__file__).parents[1] / "assets" / "graph",
         data={"graph": _data(graph) | {"depth": depth, "series": [] if values is None else join(graph, values, described)}},
         libraries={"engine": _engine()},
     )

@@ -6,7 +6,7 @@ export async function graphView({ root, source, run, args, isShown }) {
   const about = await source.ask(run.id, "numbers");
   if (!isShown()) return null;
   let number = about.numbers.some((each) => each.id === args.number) ? args.number : null;
-  const frame = make("iframe", { title: "Execution graph", sandbox: "allow-scripts", class: "graph" });
+  const frame = make("iframe", { title: "Execution graph", sandbox: "allow-scripts allow-downloads", class: "graph" });
   const retheme = () => frame.contentWindow?.postMessage({ theme: document.documentElement.dataset.theme }, "*");
   // The page in the frame chooses the number: of numbers that it does not hold it asks for another page.
   const more = source.isLive

@@ -3,7 +3,7 @@ import { beforeOf } from "./change.js";
 import { draw, make, many, partsOf, plain, rowLabel, shortened, whole } from "./dom.js";
 import { heightOf, resizer } from "./resizing.js";
 import { saveButtons } from "./saving.js";
-import { MARKS, axis, axisText, gradient, hatchOf, isDark, ramp, shareOn, ticks } from "./scales.js";
+import { MARKS, axis, axisText, gradient, groundOf, hatchOf, isDark, ramp, shareOn, ticks } from "./scales.js";
 import { gestures, onWidth, once } from "./span.js";
 import { axisNameOf, ticksOf } from "./timeaxis.js";
 import { hideTip, showTip } from "./tip.js";
@@ -613,7 +613,7 @@ export function legendOf({ scale, unit, label, shownMarks: marks, logged, column
         { class: "sign" },
         make("i", {
           class: place === 1 ? "void" : "",
-          style: mark.colour ? { background: `url(${hatchOf(place).toDataURL()}) rgb(${mark.colour.join(" ")})` } : null,
+          style: mark.colour ? { background: groundOf(place) } : null,
         }),
         (place === 1 && absent) || mark.name,
       ),

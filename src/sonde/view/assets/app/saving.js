@@ -6,6 +6,9 @@ const PAINTED = [
   "stroke",
   "stroke-width",
   "stroke-dasharray",
+  "stroke-linecap",
+  "stroke-linejoin",
+  "fill-opacity",
   "opacity",
   "font",
   "paint-order",
@@ -25,24 +28,19 @@ export function csvOf(rows) {
   return rows.map((row) => row.map(cell).join(",")).join("\n") + "\n";
 }
 
-function save(name, blob) {
+// A text as the beginning of a file's name.
+export const fileNamed = (text) => text.replace(/[^\w.-]+/g, "-").replace(/^-+|-+$/g, "") || "picture";
+
+export function save(name, blob) {
   const link = make("a", { href: URL.createObjectURL(blob), download: name });
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-// What is seen of an element: its canvas, and above it its drawing with the styles that it has on the page.
-async function pictureOfElement(element) {
-  const { width, height } = element.getBoundingClientRect();
-  const sheet = make("canvas", { width: Math.round(width * DENSITY), height: Math.round(height * DENSITY) });
-  const pen = sheet.getContext("2d");
-  pen.scale(DENSITY, DENSITY);
-  pen.fillStyle = getComputedStyle(document.documentElement).getPropertyValue("--card");
-  pen.fillRect(0, 0, width, height);
-  for (const canvas of element.querySelectorAll("canvas"))
-    pen.drawImage(canvas, canvas.offsetLeft, canvas.offsetTop, canvas.offsetWidth, canvas.offsetHeight);
-  const drawing = element.querySelector("svg");
+// A copy of a drawing that stands for itself: with the styles that it has on the page.
+export function styledCopy(drawing, width, height) {
   const copy = /** @type {SVGElement} */ (drawing.cloneNode(true));
+  copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
   copy.setAttribute("width", String(width));
   copy.setAttribute("height", String(height));
   const [from, to] = [drawing, copy].map((one) => [...one.querySelectorAll("*")]);
@@ -51,19 +49,39 @@ async function pictureOfElement(element) {
     for (const name of PAINTED) to[place].setAttribute(name, style.getPropertyValue(name));
     to[place].setAttribute("style", `font:${style.font};paint-order:${style.paintOrder}`);
   });
+  return copy;
+}
+
+export const textOf = (drawing) => new XMLSerializer().serializeToString(drawing);
+export const ground = () => getComputedStyle(document.documentElement).getPropertyValue("--card");
+
+// A drawing as PNG, above what is painted first.
+export async function asPng(drawing, width, height, density = DENSITY, first = (_pen) => {}) {
+  const sheet = make("canvas", { width: Math.round(width * density), height: Math.round(height * density) });
+  const pen = sheet.getContext("2d");
+  pen.scale(density, density);
+  pen.fillStyle = ground();
+  pen.fillRect(0, 0, width, height);
+  first(pen);
   const image = new Image();
-  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(new XMLSerializer().serializeToString(copy))}`;
+  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(textOf(drawing))}`;
   await image.decode();
   pen.drawImage(image, 0, 0, width, height);
   return new Promise((resolve) => sheet.toBlob(resolve, "image/png"));
 }
 
+// What is seen of an element: its canvas, and above it its drawing.
+function pictureOfElement(element) {
+  const { width, height } = element.getBoundingClientRect();
+  return asPng(styledCopy(element.querySelector("svg"), width, height), width, height, DENSITY, (pen) => {
+    for (const canvas of element.querySelectorAll("canvas"))
+      pen.drawImage(canvas, canvas.offsetLeft, canvas.offsetTop, canvas.offsetWidth, canvas.offsetHeight);
+  });
+}
+
 // Buttons that save a picture. `rows` gives its numbers with a head, `name` the name of the files without their ends.
 export function saveButtons(element, name, rows) {
-  const file = () =>
-    name()
-      .replace(/[^\w.-]+/g, "-")
-      .replace(/^-+|-+$/g, "") || "picture";
+  const file = () => fileNamed(name());
   return make(
     "span",
     { class: "save" },

@@ -206,6 +206,9 @@ export function hatchOf(mark, density = 1) {
   return tiles.get(key);
 }
 
+// The ground of a mark in a legend.
+export const groundOf = (mark) => `url(${hatchOf(mark).toDataURL()}) rgb(${MARKS[mark].colour.join(" ")})`;
+
 // Colours of lines that are told apart: also in lightness, for the colour-blind.
 export const LINES = {
   light: ["#3b3fa8", "#d4730a", "#17827a", "#b0327f", "#6b6f1a", "#4a8fd6", "#8c4a2f", "#7a7f8c"],

@@ -1,11 +1,10 @@
 // Holds the recorded graph, which of its modules are open and which repeated blocks are folded, and selects what is visible.
-"use strict";
 
-const recorded = JSON.parse(document.getElementById("graph").textContent);
+export const recorded = JSON.parse(document.getElementById("graph").textContent);
 
-const isSource = (node) => node.kind === "parameter" || node.kind === "buffer" || node.kind === "constant";
+export const isSource = (node) => node.kind === "parameter" || node.kind === "buffer" || node.kind === "constant";
 
-const model = (() => {
+export const model = (() => {
   const nodes = new Map(recorded.nodes.map((node) => [node.id, node]));
   const inside = new Map();
   for (const [place, node] of recorded.nodes.entries()) {
@@ -36,7 +35,7 @@ const model = (() => {
 })();
 
 // Operations on constants and buffers alone, as a mask made of arange: no data of the inputs or parameters reaches them.
-const reached = new Set(
+export const reached = new Set(
   recorded.nodes.filter((node) => node.kind === "input" || node.kind === "parameter").map((node) => node.id),
 );
 for (const pending = [...reached]; pending.length;) {
@@ -47,7 +46,7 @@ for (const pending = [...reached]; pending.length;) {
     }
 }
 
-const state = {
+export const state = {
   open: new Set(),
   unfolded: new Set(),
   parameters: false,
@@ -60,13 +59,13 @@ const state = {
 };
 
 // Groups of equal blocks in a row: member.get(id) is the group, the copy and the place in the copy of each outermost node of a copy.
-const groups = recorded.repeats.map(([count, ...ids]) => ({ count, period: ids.length / count, ids }));
-const member = new Map();
+export const groups = recorded.repeats.map(([count, ...ids]) => ({ count, period: ids.length / count, ids }));
+export const member = new Map();
 for (const [number, group] of groups.entries())
   group.ids.forEach((id, at) => member.set(id, { number, copy: Math.floor(at / group.period), at: at % group.period }));
-const isFolded = (number) => state.repeats && !state.unfolded.has(number);
+export const isFolded = (number) => state.repeats && !state.unfolded.has(number);
 
-const above = (node) => {
+export const above = (node) => {
   const found = [];
   for (let at = node.parent ?? null; at !== null; at = model.nodes.get(at).parent ?? null) found.push(at);
   return found;
@@ -74,7 +73,7 @@ const above = (node) => {
 
 // For each node the node that stands for it (itself, or the same node of the first copy of a folded group), and the folded copies that
 // it lies in, as pairs of group and copy, outermost first.
-function folding() {
+export function folding() {
   const [like, copies, none] = [new Map(), new Map(), []];
   for (const node of recorded.nodes) {
     const { id } = node;
@@ -96,10 +95,10 @@ const isRepeated = (one, other) =>
   one.length > 0 && one.some(([number, copy]) => other.some(([also, as]) => also === number && (copy || as)));
 
 const exact = /^(u?int|bool)/;
-const isHiddenSource = (node) => (node.kind === "parameter" ? !state.parameters : isSource(node) && !state.constants);
+export const isHiddenSource = (node) => (node.kind === "parameter" ? !state.parameters : isSource(node) && !state.constants);
 
 // Operations that say little of a network: they return their input's memory in another form, compute masks or indices, or give nothing on.
-function isHiddenOperation(node) {
+export function isHiddenOperation(node) {
   if (node.kind !== "operation" || node.flags.includes("failed")) return false;
   if (!reached.has(node.id)) return !state.constants;
   if (state.small) return false;
@@ -112,7 +111,7 @@ function isHiddenOperation(node) {
   );
 }
 
-let empty = new Set(); // modules in which every operation is hidden: drawn as one node
+export let empty = new Set(); // modules in which every operation is hidden: drawn as one node
 function findEmpty() {
   empty = new Set(
     recorded.nodes
@@ -124,10 +123,10 @@ function findEmpty() {
   );
 }
 
-const isOpen = (node) => node.opens && state.open.has(node.id) && !empty.has(node.id);
+export const isOpen = (node) => node.opens && state.open.has(node.id) && !empty.has(node.id);
 
 // A level is a number of opened modules around a node; layers, which hold operations only, open at the last level.
-function openTo(level) {
+export function openTo(level) {
   state.open = new Set(
     recorded.nodes
       .filter((node) => node.opens && (level >= model.levels || (node.holds && node.depth < level)))
@@ -136,7 +135,7 @@ function openTo(level) {
 }
 
 // The level that is open; null where modules were opened one by one.
-function levelNow() {
+export function levelNow() {
   for (let level = 0; level <= model.levels; level += 1) {
     if (
       recorded.nodes.every(
@@ -149,14 +148,14 @@ function levelNow() {
 }
 
 // The node that is drawn for a node: itself, or the outermost closed module around the node that stands for it.
-function shownFor(node, like = folding().like) {
+export function shownFor(node, like = folding().like) {
   let shown = like.get(node.id);
   for (const frame of above(model.nodes.get(shown))) if (!isOpen(model.nodes.get(frame))) shown = frame;
   return shown;
 }
 
 // The visible nodes in order, and each pair that an edge joins once, with the values on it. Edges go through hidden operations.
-function visible() {
+export function visible() {
   findEmpty();
   const { like, copies } = folding();
   const shown = new Map();
@@ -221,83 +220,4 @@ function visible() {
     nodes: recorded.nodes.filter((node) => shown.get(node.id) === node.id && !gone.has(node.id)),
     edges: [...edges.values()],
   };
-}
-
-// Words
-
-const shapeOf = (value) => recorded.values[value][0].join("×") || "scalar";
-
-// A module's name as seen from the frame that it is drawn in.
-function shortName(node) {
-  if (node.kind !== "module" && node.kind !== "parameter" && node.kind !== "buffer") return node.name;
-  if (!node.path) return node.type || node.name;
-  const outer = node.parent === undefined ? "" : (model.nodes.get(node.parent).path ?? "");
-  return outer && node.path.startsWith(`${outer}.`) ? node.path.slice(outer.length + 1) : node.path;
-}
-
-// The copies that a node stands for: { number, count, copy, first, last }, or null.
-function copiesOf(node) {
-  const part = member.get(node.id);
-  if (!part || !state.repeats) return null;
-  const group = groups[part.number];
-  return {
-    number: part.number,
-    count: group.count,
-    copy: part.copy,
-    folded: isFolded(part.number),
-    last: model.nodes.get(group.ids[(group.count - 1) * group.period + part.at]),
-  };
-}
-
-// The nodes that a node stands for, in the copies of the outermost folded group that it lies in; else the node alone.
-function analogues(node) {
-  for (const id of [node.id, ...above(node)].reverse()) {
-    const part = member.get(id);
-    if (!part || !isFolded(part.number)) continue;
-    const { ids, count, period } = groups[part.number];
-    const offset = node.place - model.nodes.get(id).place;
-    return Array.from(
-      { length: count },
-      (_, copy) => recorded.nodes[model.nodes.get(ids[copy * period + part.at]).place + offset].id,
-    );
-  }
-  return [node.id];
-}
-
-// A module's name and, of a folded group, that of its last copy: "h.0 … 11".
-function nameOf(node) {
-  const name = shortName(node) + (node.call ? ` (call ${node.call})` : "");
-  const copies = copiesOf(node);
-  if (!copies?.folded || node.kind !== "module" || !node.path) return name;
-  const last = shortName(copies.last);
-  if (last === shortName(node))
-    return copies.last.call ? `${shortName(node)} (calls ${node.call ?? 0} … ${copies.last.call})` : name;
-  const shared = last.slice(0, last.lastIndexOf(".") + 1);
-  return `${name} … ${shared && name.startsWith(shared) ? last.slice(shared.length) : last}`;
-}
-
-// The class of a module. "Sequential" says nothing of a network: a closed one is named by the classes of the modules that it holds.
-function typeOf(node) {
-  if (node.type !== "Sequential" || !node.holds || isOpen(node)) return node.type;
-  const held = model.inside
-    .get(node.id)
-    .filter(({ kind }) => kind === "module")
-    .map(({ type }) => type);
-  const kinds = [...new Set(held)];
-  const words = kinds.length > 1 || held.length === 1 ? kinds.join(", ") : `${held.length} × ${kinds[0]}`;
-  return words.length > LONGEST ? `Sequential of ${held.length}` : words;
-}
-
-function timesOf(node) {
-  const copies = copiesOf(node);
-  const times = (node.repeat ?? 1) * (copies?.folded ? copies.count : 1);
-  return times > 1 ? `× ${times}` : copies && !copies.folded ? `${copies.copy + 1} of ${copies.count}` : "";
-}
-
-// What a module costs: its parameters and FLOPs, of one copy.
-function costOf(node) {
-  if (node.kind !== "module") return "";
-  return [node.parameters ? `${counted(node.parameters)} params` : "", node.flops ? `${count(node.flops)}FLOP` : ""]
-    .filter(Boolean)
-    .join(" · ");
 }

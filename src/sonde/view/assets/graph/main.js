@@ -1,15 +1,19 @@
 // Connects buttons and keys, and draws the first picture.
-"use strict";
+import { amount, byId, make } from "../app/dom.js";
+import { current, numbers, tint } from "./colours.js";
+import { LEGIBLE } from "./columns.js";
+import { boxOf, drawn, elementOf, placed, redraw } from "./drawing.js";
+import { saveAs } from "./file.js";
+import { above, isOpen, levelNow, model, openTo, recorded, state, visible } from "./model.js";
+import { SHOWN, card, details, search, select, tickBoxes, toggle, unfold } from "./panel.js";
+import { centre, fit, fitWhole, picture, stage, view, wholeScale, zoom } from "./view.js";
+import { copiesOf } from "./words.js";
 
-const SHOWN = ["parameters", "constants", "small", "repeats"];
-function boxes() {
-  for (const name of SHOWN) byId(name).checked = state[name];
-}
 for (const name of SHOWN) {
   byId(name).addEventListener("change", (event) => {
     state[name] = event.target.checked;
     if (name === "repeats") state.unfolded.clear();
-    draw(state.selected ?? undefined);
+    redraw(state.selected ?? undefined);
   });
 }
 
@@ -17,7 +21,7 @@ function toLevel(level) {
   openTo(Math.min(Math.max(level, 0), model.levels));
   state.unfolded.clear();
   view.isFitted = true;
-  draw();
+  redraw();
 }
 byId("depth").max = String(model.levels);
 byId("depth").addEventListener("input", (event) => toLevel(Number(event.target.value)));
@@ -40,6 +44,12 @@ function shift(by) {
     by > 0 ? full + 1 : opened - (recorded.nodes.some((node) => node.opens && !node.holds && state.open.has(node.id)) ? 0 : 1),
   );
 }
+for (const kind of ["svg", "png"])
+  byId(`save-${kind}`).onclick = () => {
+    select(null); // its marks are none of the picture
+    byId("save").open = false;
+    saveAs(kind);
+  };
 byId("fit").onclick = () => fit();
 byId("help").onclick = () => byId("keys").showModal();
 
@@ -63,17 +73,12 @@ window.addEventListener("afterprint", () => {
 // Colours and steps
 
 const chooser = byId("number");
-const group = (label, options) => {
-  const made = make("optgroup");
-  made.label = label;
-  made.append(...options);
-  return options.length ? [made] : [];
-};
+const optgroup = (label, options) => (options.length ? [make("optgroup", { label }, options)] : []);
 const option = (number) => new Option(number.label, number.title);
 chooser.append(
   new Option("kind of node", ""),
-  ...group("the run’s numbers", numbers.filter(({ steps }) => steps).map(option)),
-  ...group("the graph’s numbers", numbers.filter(({ steps }) => !steps).map(option)),
+  ...optgroup("the run’s numbers", numbers.filter(({ steps }) => steps).map(option)),
+  ...optgroup("the graph’s numbers", numbers.filter(({ steps }) => !steps).map(option)),
 );
 chooser.onchange = () => {
   const { other } = chooser.selectedOptions[0].dataset;
@@ -94,7 +99,7 @@ window.addEventListener("message", ({ source, data }) => {
   const held = new Set(numbers.map(({ title }) => title.split(" (")[0]));
   const others = data.more.filter(({ id, name, minor }) => typeof id === "string" && !minor && !held.has(name));
   chooser.append(
-    ...group(
+    ...optgroup(
       "other numbers of the run",
       others.map(({ id, label }) => {
         const made = new Option(`${label} …`, id);
@@ -195,7 +200,8 @@ function step(key) {
   if (!next) return;
   select(next);
   const [box, around] = [boxOf(next.id).getBoundingClientRect(), stage.getBoundingClientRect()];
-  if (box.left < around.left || box.right > around.right || box.top < around.top || box.bottom > around.bottom) centre(next.id);
+  if (box.left < around.left || box.right > around.right || box.top < around.top || box.bottom > around.bottom)
+    centre(boxOf(next.id));
 }
 
 const KEYS = {
@@ -267,31 +273,11 @@ document.addEventListener("keydown", (event) => {
 
 // The beginning
 
-const KINDS = [
-  ["module", "module"],
-  ["operation", "operation"],
-  ["input", "input, output"],
-  ["parameter", "parameter"],
-  ["constant", "buffer, constant"],
-];
-function nameKinds() {
-  const there = new Set(drawn.nodes.map(({ kind }) => (kind === "buffer" ? "constant" : kind === "output" ? "input" : kind)));
-  byId("legend").replaceChildren(
-    ...KINDS.filter(([kind]) => there.has(kind)).map(([kind, title]) => {
-      const item = make("span");
-      const swatch = make("i");
-      swatch.style.background = `var(--${kind})`;
-      swatch.style.borderColor = `var(--${kind}-line)`;
-      item.append(swatch, title);
-      return item;
-    }),
-  );
-}
 const outer = recorded.nodes.find((node) => node.kind === "module") ?? {};
 byId("totals").textContent = [
   recorded.error ? `ended by ${recorded.error}` : "",
-  outer.parameters ? `${counted(outer.parameters)} parameters` : "",
-  outer.flops ? `${count(outer.flops)}FLOP` : "",
+  outer.parameters ? `${amount(outer.parameters)} parameters` : "",
+  outer.flops ? amount(outer.flops, "FLOP") : "",
   `${recorded.nodes.filter((node) => node.kind === "module").length} module calls`,
   `${recorded.nodes.filter((node) => node.kind === "operation").length} operations`,
 ]
@@ -311,7 +297,7 @@ async function firstLevel() {
       arrangement: { width, height, isCut },
     } = await placed(true); // a level is open at first only with all that is known of it
     [view.width, view.height] = [width, height];
-    if (whole() < LEGIBLE) continue;
+    if (wholeScale() < LEGIBLE) continue;
     if (!isCut) return level;
     other = Math.max(other, level); // frames in several columns only where else all modules would be closed
   }
@@ -333,7 +319,7 @@ async function begin() {
   openTo(level);
   if (recorded.error)
     for (const node of recorded.nodes) if (node.flags.includes("failed")) for (const frame of above(node)) state.open.add(frame);
-  boxes();
-  await draw();
+  tickBoxes();
+  await redraw();
 }
 begin();

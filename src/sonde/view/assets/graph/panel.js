@@ -1,14 +1,28 @@
 // Reacts to the reader: hover, select, open and close, fold, search.
-"use strict";
+import { amount, byId, draw, make, plain } from "../app/dom.js";
+import { current, duration, markColour, nameKinds, tint } from "./colours.js";
+import { boxOf, drawn, elementOf, elements, redraw } from "./drawing.js";
+import {
+  above,
+  empty,
+  folding,
+  groups,
+  isFolded,
+  isHiddenOperation,
+  isHiddenSource,
+  isOpen,
+  levelNow,
+  member,
+  model,
+  reached,
+  recorded,
+  shownFor,
+  state,
+} from "./model.js";
+import { centre, moved, picture, pointers, stage } from "./view.js";
+import { analogues, copiesOf, shapeOf } from "./words.js";
 
-const byId = (id) => document.getElementById(id);
-const [details, tip, search, found] = ["details", "tip", "search", "found"].map(byId);
-const make = (tag, className, text) => {
-  const element = document.createElement(tag);
-  if (className) element.className = className;
-  if (text !== undefined) element.textContent = text;
-  return element;
-};
+export const [details, tip, search, found] = ["details", "tip", "search", "found"].map(byId);
 
 const nodeAt = (target) => {
   const element = target.closest?.("g.node, g.title");
@@ -17,10 +31,10 @@ const nodeAt = (target) => {
 
 // Details
 
-function card(node, full) {
-  const box = make("div", "card");
+export function card(node, full) {
+  const box = make("div", { class: "card" });
   const called = node.path || node.type || node.name;
-  box.append(make("h3", "", node.kind === "operation" ? node.name : node.kind === "module" ? called : node.name));
+  box.append(make("h3", null, node.kind === "operation" ? node.name : node.kind === "module" ? called : node.name));
   const where =
     node.kind === "operation"
       ? `operation in ${node.path || "the model itself"}`
@@ -33,13 +47,13 @@ function card(node, full) {
     : (node.repeat ?? 1) > 1
       ? `, ${node.repeat} in a row`
       : "";
-  box.append(make("p", "kind", where + (node.call ? `, call ${node.call}` : "") + repeated));
+  box.append(make("p", { class: "kind" }, where + (node.call ? `, call ${node.call}` : "") + repeated));
   const list = make("dl");
   const row = (name, value) => {
     if (value === undefined || value === null || value === "") return;
     const item = make("dd");
-    item.append(make("code", "", value));
-    list.append(make("dt", "", name), item);
+    item.append(make("code", null, String(value)));
+    list.append(make("dt", null, name), item);
   };
   const values = (held) =>
     [...new Set(held)]
@@ -56,9 +70,9 @@ function card(node, full) {
   row("in", values(incoming(node).map(([, value]) => value)));
   row("out", values(node.outputs));
   row("given", node.arguments);
-  row("FLOPs", node.flops ? counted(node.flops) : "");
-  row("parameters", node.parameters ? counted(node.parameters) : "");
-  row("memory", node.bytes ? `${count(node.bytes)}B` : "");
+  row("FLOPs", node.flops ? amount(node.flops) : "");
+  row("parameters", node.parameters ? amount(node.parameters) : "");
+  row("memory", node.bytes ? amount(node.bytes, "B") : "");
   row("time", node.seconds ? duration(node.seconds) : "");
   if (full) row("site", node.site);
   const words = {
@@ -76,30 +90,23 @@ function card(node, full) {
       .join("\n"),
   );
   box.append(list);
-  if (node.flags.includes("failed")) box.append(make("p", "warn", recorded.error));
+  if (node.flags.includes("failed")) box.append(make("p", { class: "warn" }, recorded.error));
   if (number?.steps) box.append(...line(number, node));
   if (full) box.append(...acts(node));
   if (full) {
-    const close = make("button", "close", "×");
-    close.setAttribute("aria-label", "Close the details");
-    close.onclick = () => select(null);
-    box.prepend(close);
-    for (const [title, links] of [
-      ["from", incoming(node)],
-      ["to", outgoing(node)],
-    ]) {
+    box.prepend(make("button", { class: "close", "aria-label": "Close the details", onclick: () => select(null) }, "×"));
+    for (const [title, links] of Object.entries({ from: incoming(node), to: outgoing(node) })) {
       const others = [...new Set(links.map(([other]) => other))].slice(0, 8);
       if (!others.length) continue;
-      const part = make("div", "links");
-      part.append(make("span", "kind", title));
+      const part = make("div", { class: "links" });
+      part.append(make("span", { class: "kind" }, title));
       for (const other of others) {
         const held = model.nodes.get(other);
         const link = make(
           "button",
-          "",
+          { onclick: () => reveal(held) },
           held.kind === "operation" ? `${held.name}${held.path ? ` in ${held.path}` : ""}` : held.path || held.name,
         );
-        link.onclick = () => reveal(held);
         part.append(link);
       }
       box.append(part);
@@ -112,9 +119,7 @@ function card(node, full) {
 function acts(node) {
   const made = [];
   const button = (text, act) => {
-    const one = make("button", "act", text);
-    one.onclick = act;
-    made.push(one);
+    made.push(make("button", { class: "act", onclick: act }, text));
   };
   if (node.opens && !empty.has(node.id))
     button(isOpen(node) ? "close" : node.holds ? "open" : "show its operations", () => toggle(node));
@@ -148,37 +153,39 @@ function line(number, node) {
   const x = (index) => left + (index / (held.length - 1)) * (right - left);
   const y = (value) =>
     high > low ? bottom - ((at(value) - at(low)) / (at(high) - at(low))) * (bottom - top) : (top + bottom) / 2;
-  const made = svg("svg", {
+  const made = draw("svg", {
     viewBox: "0 0 270 98",
     class: "line",
     role: "img",
     "aria-label": `${number.label} from ${plain(low)} to ${plain(high)} over steps ${number.steps[0]} to ${number.steps.at(-1)}`,
   });
-  made.append(svg("path", { class: "axis", d: `M${left} ${top - 4}V${bottom + 4}H${right}` }));
-  const text = (value, atX, atY, anchor) => made.append(svg("text", { x: atX, y: atY, "text-anchor": anchor }, value));
+  made.append(draw("path", { class: "axis", d: `M${left} ${top - 4}V${bottom + 4}H${right}` }));
+  const text = (value, atX, atY, anchor) => made.append(draw("text", { x: atX, y: atY, "text-anchor": anchor }, value));
   if (high > low) text(plain(high), left - 6, top + 5, "end");
   text(plain(low), left - 6, high > low ? bottom + 2 : y(low) + 4, "end");
-  text(`step ${number.steps[0]}`, left, 93, "start");
-  text(String(number.steps.at(-1)), right, 93, "end");
+  text(`step ${plain(number.steps[0])}`, left, 93, "start");
+  text(plain(number.steps.at(-1)), right, 93, "end");
   let path = "";
   let pen = false;
   held.forEach((value, index) => {
     const there = typeof value === "number" && (!log || value > 0);
     if (there) path += `${pen ? "L" : "M"}${x(index).toFixed(1)} ${y(value).toFixed(1)}`;
     else if (value !== null)
-      made.append(svg("path", { class: value === 0 ? "zero" : "defect", d: `M${x(index).toFixed(1)} ${bottom + 1}v6` }));
+      made.append(
+        draw("path", { class: "mark", style: { stroke: markColour(value) }, d: `M${x(index).toFixed(1)} ${bottom + 1}v6` }),
+      );
     if (there || value !== null) pen = there; // a step without a value does not break the curve
   });
-  made.append(svg("path", { class: "curve", d: path }));
+  made.append(draw("path", { class: "curve", d: path }));
   const now = held[state.step];
-  if (typeof now === "number" && (!log || now > 0)) made.append(svg("circle", { cx: x(state.step), cy: y(now), r: 3.5 }));
-  if (log) made.append(svg("text", { x: left + 5, y: top + 2, "text-anchor": "start", class: "kind" }, "logarithmic"));
+  if (typeof now === "number" && (!log || now > 0)) made.append(draw("circle", { cx: x(state.step), cy: y(now), r: 3.5 }));
+  if (log) made.append(draw("text", { x: left + 5, y: top + 2, "text-anchor": "start", class: "kind" }, "logarithmic"));
   return [made];
 }
 
 // Selecting, and what belongs to a selection
 
-function select(node) {
+export function select(node) {
   state.selected = node?.id ?? null;
   tip.hidden = true;
   details.hidden = !node;
@@ -207,7 +214,7 @@ function mark(node) {
   }
 }
 
-function decorate() {
+document.addEventListener("drawn", () => {
   tint();
   highlight();
   const selected = state.selected === null ? null : model.nodes.get(state.selected);
@@ -221,25 +228,31 @@ function decorate() {
       : level === model.levels && model.levels > model.frames
         ? "operations"
         : `level ${level}`;
-}
+});
 
-function toggle(node) {
+export function toggle(node) {
   if (!node.opens) return;
   if (!state.open.delete(node.id)) state.open.add(node.id);
   tip.hidden = true;
-  draw(node.id).then(() => {
+  redraw(node.id).then(() => {
     if (state.selected === node.id) select(node);
   });
 }
 
 // Show all copies of a group of equal blocks, or fold them again.
-function unfold(number) {
+export function unfold(number) {
   if (!state.unfolded.delete(number)) state.unfolded.add(number);
   tip.hidden = true;
   const kept = model.nodes.get(groups[number].ids[0]);
-  draw(kept.id).then(() => {
+  redraw(kept.id).then(() => {
     if (state.selected !== null) select(boxOf(state.selected) ? model.nodes.get(state.selected) : kept);
   });
+}
+
+// Tick what is shown.
+export const SHOWN = ["parameters", "constants", "small", "repeats"];
+export function tickBoxes() {
+  for (const name of SHOWN) byId(name).checked = state[name];
 }
 
 async function reveal(node) {
@@ -266,10 +279,10 @@ async function reveal(node) {
     if (!reached.has(node.id)) state.constants = true;
     isChanged = true;
   }
-  boxes();
-  if (isChanged) await draw();
+  tickBoxes();
+  if (isChanged) await redraw();
   select(node);
-  centre(node.id, 0.95);
+  if (boxOf(node.id)) centre(boxOf(node.id), 0.95);
 }
 
 stage.addEventListener("click", (event) => {
@@ -342,17 +355,16 @@ function seek() {
   found.hidden = !words.length;
   found.replaceChildren(
     ...matches.slice(0, 40).map((node) => {
-      const item = make("li", "", node.kind === "module" ? node.path || node.type : node.name);
-      item.setAttribute("role", "option");
-      item.append(make("span", "", node.kind === "module" ? node.type : `${node.kind}${node.path ? ` · ${node.path}` : ""}`));
+      const item = make("li", { role: "option" }, node.kind === "module" ? node.path || node.type : node.name);
+      item.append(make("span", null, node.kind === "module" ? node.type : `${node.kind}${node.path ? ` · ${node.path}` : ""}`));
       item.onpointerdown = (event) => {
         event.preventDefault();
         go(matches.indexOf(node));
       };
       return item;
     }),
-    ...(matches.length > 40 ? [make("li", "", `… ${matches.length} in all`)] : []),
-    ...(words.length && !matches.length ? [make("li", "", "nothing of that name")] : []),
+    ...(matches.length > 40 ? [make("li", null, `… ${matches.length} in all`)] : []),
+    ...(words.length && !matches.length ? [make("li", null, "nothing of that name")] : []),
   );
   highlight();
 }
