@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -527,6 +528,13 @@ def test_the_graph_follows_the_colours_of_the_page_around_it(browser: Any, tmp_p
         assert "rms of outputs" in chooser.inner_text()
         assert "step 2" in frame.locator("#at").inner_text()  # the last step, as in the other views
         assert frame.locator("#theme").is_hidden()  # the page around has this button
+        with page.expect_download() as saved:  # the frame may do so: the view is saved as other pictures are
+            frame.locator("#save summary").click()
+            frame.locator("#save-png").click()
+        assert saved.value.suggested_filename == "Sequential-run-graph.png"
+        same = """async () => (await import("/assets/app/scales.js")).gradient("sequential")"""
+        ramp = frame.locator("#ramp i").evaluate("(one) => one.style.background")
+        assert re.findall(r"\d+", ramp)[1:] == re.findall(r"\d+", page.evaluate(same))[1:]  # one palette
         chooser.select_option(label="std …")
         sync_api.expect(chooser.locator("option:checked")).to_have_text("std of outputs", timeout=20_000)
         page.wait_for_url("**number=*std*")

@@ -1,5 +1,5 @@
 // The texts on nodes and frames, and the sizes of the boxes around them.
-import { groups, isFolded, isSource, member, model } from "./model.js";
+import { groups, isFolded, isSource, member, model, recorded } from "./model.js";
 import { costOf, nameOf, shapeOf, shortName, abbreviated, timesOf, typeOf } from "./words.js";
 
 const pen = document.createElement("canvas").getContext("2d");
@@ -15,6 +15,7 @@ export function widthOf(text, style) {
 }
 
 export const LINE = 16;
+const BAND = 3; // room below the text for the values of copies, where a run has values
 export const OPENS = 12; // room for the sign of a module that can be opened
 
 // What a node shows: lines of parts (a text and its style), the badge of a folded block, and the size of the box around them.
@@ -37,7 +38,8 @@ export function faceOf(node, { costs }) {
   const width =
     Math.max(wide(lines[0]) + (node.holds ? OPENS : 0) + (badge ? badge + 8 : 0), ...lines.slice(1).map(wide)) +
     (node.kind === "operation" ? 18 : 24);
-  return { lines, times, badge, wide, width, height: lines.length * LINE + (node.kind === "operation" ? 5 : 9) };
+  const height = lines.length * LINE + (node.kind === "operation" ? 5 : 9) + (recorded.series?.length ? BAND : 0);
+  return { lines, times, badge, wide, width, height };
 }
 
 // Whether a folded group of several siblings has a frame around the node, which names the number of copies.
