@@ -3,7 +3,7 @@
 from .run import Run as Run
 from .run import open_run as open_run
 from .runs import Runs as Runs
-from .runs import RunSummary as RunSummary
+from .run_summary import RunSummary as RunSummary
 from .runs import names_apart as names_apart
 from .runs import open_runs as open_runs
 from .heatmap import Heatmap as Heatmap

@@ -23,6 +23,7 @@ from sonde.run.folder.written import Written
 from sonde.run.record import Record
 from sonde.run.recorded_findings import chosen_in, judged_again
 from sonde.run.run import Run, open_run
+from sonde.run.run_summary import keep_summary
 from sonde.run.schema import whole_number
 from sonde.run.store.compaction import Merger, sweep
 from sonde.suggest import unknown_name
@@ -274,6 +275,7 @@ def _prune(run: Run, folder: Path, wish: _Wish) -> PrunedRun:
     done = replace(_planned(folder, plan, dry_run=False, before=before), size=(pruning.size[0], folder_size(folder)))
     pruning = replace(pruning, finished=True, size=done.size)
     replace(description, pruned=(*description.pruned[:-1], pruning)).write(folder, sync=True)
+    keep_summary(folder)
     return done
 
 

@@ -124,7 +124,7 @@ class Record:
             said.append(f"judged up to step {self.step:,} of {last:,}")
         if self.failed:
             said.append(self.failed)
-        return [*said, *self.losses(), *([f"{many(damaged, 'part')} of the run cannot be read"] if damaged else [])]
+        return [*said, *self.losses(), *damage_told(damaged)]
 
     def losses(self) -> list[str]:
         """Return in words how many steps and rows could not be written."""
@@ -136,7 +136,7 @@ class Record:
 
     def health(self, doubts: Sequence[str]) -> Verdict:
         """Return the verdict as a list shows it: ``ok`` only where no shortfalls leave it in doubt."""
-        return "unknown" if doubts and self.verdict == "ok" else self.verdict
+        return health_of(self.verdict, doubts)
 
     def up_to(self, step: int) -> Record:
         """Return the record without what came after *step*."""
@@ -215,6 +215,16 @@ class Record:
             _count(given.get("lost_steps")),
             str(given.get("failed") or ""),
         )
+
+
+def health_of(verdict: Verdict, doubts: Sequence[str]) -> Verdict:
+    """Return the *verdict* as a list shows it: ``ok`` only where no *doubts* are left."""
+    return "unknown" if doubts and verdict == "ok" else verdict
+
+
+def damage_told(parts: int) -> list[str]:
+    """Return in words that so many *parts* of a run cannot be read; nothing for none."""
+    return [f"{many(parts, 'part')} of the run cannot be read"] if parts else []
 
 
 def _one_of_each(parts: Sequence[Sequence[Finding]]) -> tuple[Finding, ...]:

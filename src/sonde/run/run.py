@@ -41,6 +41,7 @@ from sonde.run.record import Record, counted, lines_of
 from sonde.run.run_lines import family_cells, history, of_ranks
 from sonde.run.run_settings import joined_settings
 from sonde.run.run_state import state_of, why_empty
+from sonde.run.run_summary import RunSummary, keep_summary, kept_summary, of_source
 from sonde.run.schema import READ_ORDER, main_families
 from sonde.run.sending import Beginning, Receiver, send
 from sonde.schedule import Steps
@@ -236,7 +237,7 @@ class Run:
     @property
     def pruned(self) -> str:
         """What ``sonde.run.prune`` has taken out of the run, in words; ``""`` for a run that is whole."""
-        return "; ".join(each.words for each in self.description.pruned)
+        return self.description.pruned_words
 
     @property
     def record(self) -> Record:
@@ -267,7 +268,23 @@ class Run:
         >>> print(run.keep_records({0: Record(step=0, steps=1)}))
         the run is being written
         """
-        return self._source.keep_records(records)
+        why = self._source.keep_records(records)
+        if not why and self.path is not None:
+            keep_summary(self.path)
+        return why
+
+    @property
+    def summary(self) -> RunSummary:
+        """What a list shows of the run: as it was kept with the run, or, where it was not or is older than the files, made anew.
+
+        >>> from sonde.run import memory_run
+        >>> writer = memory_run()
+        >>> writer.scalar("loss", 1.5, step=0)
+        >>> writer.run().summary.loss
+        1.5
+        """
+        kept = None if self.path is None else kept_summary(self.path)
+        return of_source(self._source) if kept is None else kept
 
     @property
     def findings(self) -> list[Finding]:

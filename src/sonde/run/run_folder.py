@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from sonde.errors import StoreError
+from sonde.run.folder.end import State
 from sonde.run.folder.files import FILE, folder_size
 from sonde.run.folder.json_file import parse_json, read_bytes
 from sonde.run.folder.run_json import Description
 from sonde.run.folder.source import DiskSource
 from sonde.run.run import Run
-from sonde.run.run_state import changed_at, is_written
+from sonde.run.run_state import changed_at, is_written, state_by
+from sonde.run.run_summary import RunSummary, kept_summary
 from sonde.run.schema import VERSION
 
 
@@ -63,6 +65,15 @@ class RunFolder:
     def is_empty(self) -> bool:
         """Whether the run has ended, and holds nothing beside what was said of it: it was begun in vain."""
         return not self.is_written and not any(each.is_dir() for each in self.path.iterdir())
+
+    @property
+    def kept_summary(self) -> RunSummary | None:
+        """What a list shows of the run, as it was kept with it; None where it was not, or is older than the files."""
+        return kept_summary(self.path)
+
+    def state(self, summary: RunSummary) -> State:
+        """Return the state of the run whose *summary* was kept."""
+        return state_by(summary.ended, summary.end, self.path)
 
     @property
     def changed(self) -> float:

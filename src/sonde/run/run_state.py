@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -20,12 +21,15 @@ def state_of(source: Source) -> tuple[State, End | None]:
     """
     attempts = source.describe().attempts
     end = decisive(source.ends, attempts[-1].attempt) if attempts else None
-    path = source.path if isinstance(source, DiskSource) else None
-    if attempts and attempts[-1].ended is not None:
-        return (end.state if end is not None else "ended"), end
-    if path is None or is_written(path):
-        return "running", end
-    return (end.state if end is not None else "lost"), end
+    has_ended = bool(attempts) and attempts[-1].ended is not None
+    return state_by(has_ended, end, source.path if isinstance(source, DiskSource) else None), end
+
+
+def state_by(has_ended: bool, end: End | None, path: Path | None) -> State:
+    """Return the state of the run at *path* (None: in memory), whose last attempt has an end, or not, and was ended by *end*."""
+    if not has_ended and (path is None or is_written(path)):
+        return "running"
+    return end.state if end is not None else "ended" if has_ended else "lost"
 
 
 def is_written(path: Path) -> bool:
@@ -37,8 +41,8 @@ def is_written(path: Path) -> bool:
 def changed_at(path: Path) -> float:
     """Return when the files of a run were last written, in seconds since 1970."""
     times = [0.0]
-    with suppress(OSError):
-        times += [file.stat().st_mtime for file in path.glob("*.json")]
+    with suppress(OSError), os.scandir(path) as entries:
+        times += [entry.stat().st_mtime for entry in entries if entry.name.endswith(".json")]
     return max(times)
 
 

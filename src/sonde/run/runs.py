@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,9 +19,9 @@ from sonde.run.folder.duckdb_sql import Database, answer_to, check_query, quoted
 from sonde.run.folder.end import STATES, State
 from sonde.run.folder.files import FILE, runs_below
 from sonde.run.folder.source import Answer, Ask, DiskSource, JoinedSource
-from sonde.run.record import Record
 from sonde.run.run import Run
 from sonde.run.run_settings import differing, joined_settings, setting_text
+from sonde.run.run_summary import RunSummary
 from sonde.run.schema import READ_ORDER
 from sonde.suggest import unknown_name
 from sonde.words import many
@@ -137,7 +136,8 @@ class Runs(Sequence[Run]):
 
     @cached_property
     def _settings(self) -> dict[str, dict[str, Any]]:
-        return {name: run.settings for name, run in self._runs.items()}
+        known = self.summaries()
+        return {name: joined_settings(known[name].settings, {}, run.info.get("environment")) for name, run in self._runs.items()}
 
     @property
     def settings(self) -> dict[str, tuple[Any, ...]]:
@@ -244,14 +244,8 @@ class Runs(Sequence[Run]):
         return unknown_name("family", family, families, self._within or "these runs")
 
     def summaries(self) -> dict[str, RunSummary]:
-        """Return by run what its scalars and its record of findings say. Nothing else is read, and nothing is judged."""
-        known = self._ask(_summaries, only=("scalars",))
-        found = {}
-        for name, run in self._runs.items():
-            summary = known.get(name, RunSummary())
-            settings = joined_settings(run.config, summary.settings, None)
-            found[name] = replace(summary, record=run.record, settings=settings)
-        return found
+        """Return :attr:`Run.summary` by run. No other rows are read, and nothing is judged."""
+        return {name: run.summary for name, run in self._runs.items()}
 
     # Showing
 
@@ -269,8 +263,8 @@ class Runs(Sequence[Run]):
         rows = [["run", "state", "steps", "findings", "loss", *settings]]
         for place, (name, run) in enumerate(self._runs.items()):
             about = known[name]
-            steps = run.last_step if about.last is None else about.last
-            row = [name, run.state, f"{steps + 1:,}" if steps >= 0 else "none", _found(about, steps), setting_text(about.loss)]
+            steps = "none" if about.last is None else f"{about.last + 1:,}"
+            row = [name, run.state, steps, _found(about), setting_text(about.loss)]
             rows.append([*row, *(shortened(setting_text(values[place]), _LONGEST) for values in settings.values())])
         cells = [[printable_line(cell) for cell in row] for row in rows]
         widths = [max(len(row[place]) for row in cells) for place in range(len(cells[0]))]
@@ -284,10 +278,9 @@ class Runs(Sequence[Run]):
         return [head, *(lines if self._runs else []), *tail]
 
 
-def _found(about: RunSummary, last: int) -> str:
+def _found(about: RunSummary) -> str:
     """Return how many findings there are, and the rule of the first; ``?`` where there are none, and not all rows were judged."""
-    found = about.record.findings
-    return f"{len(found)} {found[0].rule}".rstrip() if found else "?" if about.record.shortfalls(last, 0) else ""
+    return f"{about.findings} {about.root}".rstrip() if about.findings else "?" if about.shortfalls else ""
 
 
 def names_apart(runs: Sequence[Run]) -> list[str]:
@@ -306,76 +299,6 @@ def names_apart(runs: Sequence[Run]) -> list[str]:
             break
         names = ["/".join(each[-length:]) for each in parts]
     return [f"{name} ({names[: place + 1].count(name)})" if names.count(name) > 1 else name for place, name in enumerate(names)]
-
-
-@dataclass(frozen=True, slots=True)
-class RunSummary:
-    """What the scalars and the record of findings of a run say.
-
-    >>> from sonde.run import RunSummary
-    >>> RunSummary(first=0, last=9, loss=0.5).loss
-    0.5
-
-    Attributes:
-        first, last: the steps of its scalars; None without any.
-        record: the findings; empty where none was written.
-        loss: the last value of ``loss``, or of the scalar that is most like it; None without any.
-        course: means of its finite values over equal parts of its steps, at most 40; NaN for a part without any.
-        scalars: by name the last value, and the least and the greatest finite one; NaN without any.
-        settings: the configuration by dotted names, with the first learning rates, as :attr:`Run.settings` without the environment.
-    """
-
-    first: int | None = None
-    last: int | None = None
-    record: Record = field(default_factory=Record)
-    loss: float | None = None
-    course: tuple[float, ...] = ()
-    scalars: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-
-_PARTS = 40  # of a course
-_FINITE = "FILTER (isfinite(value))"
-_READ = "CREATE OR REPLACE TEMP TABLE sonde_read AS SELECT run, name, step, value FROM scalars"
-_ENDS = (
-    "SELECT run, name, min(step), max(step), arg_max(value, step), "
-    f"coalesce(min(value) {_FINITE}, 'nan'), coalesce(max(value) {_FINITE}, 'nan'), arg_min(value, step) "
-    "FROM sonde_read GROUP BY run, name"
-)
-_COURSES = (
-    f"SELECT run, name, coalesce(avg(value) {_FINITE}, 'nan') FROM (SELECT run, name, value, "
-    f"(step - min(step) OVER each) * {_PARTS} // (max(step) OVER each - min(step) OVER each + 1) AS part "
-    "FROM sonde_read WHERE contains(name, 'loss') WINDOW each AS (PARTITION BY run, name)) "
-    "GROUP BY run, name, part ORDER BY run, name, part"
-)
-"""Two questions about the scalars of all runs, which are read once: each run is a table of its own."""
-
-
-def _summaries(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...]) -> dict[str, RunSummary]:
-    found: dict[str, RunSummary] = {}
-    if "scalars" in families:
-        connection.execute(_READ)
-        ends: dict[str, list[tuple[Any, ...]]] = {}
-        for run, *about in connection.execute(_ENDS).fetchall():
-            ends.setdefault(run, []).append(tuple(about))
-        for run, held in ends.items():
-            losses = sorted((name != "loss", "val" in name, name, last) for name, _, _, last, *_ in held if "loss" in name)
-            found[run] = RunSummary(
-                min(first for _, first, *_ in held),
-                max(last for _, _, last, *_ in held),
-                loss=losses[0][-1] if losses else None,
-                scalars={name: (last, least, most) for name, _, _, last, least, most, _ in held},
-                settings={name: rate for name, *_, rate in held if name == "lr" or name.startswith("lr/")},
-            )
-        courses: dict[tuple[str, str], list[float]] = {}
-        for run, name, mean in connection.execute(_COURSES).fetchall():
-            courses.setdefault((run, name), []).append(mean)
-        connection.execute("DROP TABLE sonde_read")
-        for (run, name), course in courses.items():
-            likely = min((each != "loss", "val" in each, each) for each in found[run].scalars if "loss" in each)
-            if name == likely[-1]:
-                found[run] = replace(found[run], course=tuple(course))
-    return found
 
 
 def _folders_in(path: Path) -> list[str]:

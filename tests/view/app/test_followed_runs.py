@@ -18,7 +18,9 @@ from tests.view.app import made_runs
 from sonde.errors import StoreError, UnknownSiteError
 from sonde.run.folder.json_file import write_json
 from sonde.run.folder.lock import is_locked
+from sonde.run.folder.source import DiskSource
 from sonde.run.run import open_run
+from sonde.run.run_folder import RunFolder
 from sonde.run.schema import VERSION
 from sonde.run.store.memory_writer import memory_run
 from sonde.run.store.open import start_run
@@ -55,8 +57,7 @@ def test_a_writer_is_running_and_then_ended(tmp_path: Path) -> None:
 
 
 def test_a_list_that_takes_long_has_all_names_at_once_and_fills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each piece is one read; a run that was read keeps its entry until it is read again, and readers are told to ask again."""
-    monkeypatch.setattr(followed_runs, "_AT_ONCE", 2)
+    """A run that was read keeps its entry until it is read again, and readers are told to ask again."""
     for name in "abc":
         with start_run(tmp_path / name) as writer:
             writer.scalar("loss", 1.0, step=0)
@@ -66,7 +67,7 @@ def test_a_list_that_takes_long_has_all_names_at_once_and_fills(tmp_path: Path, 
         (name, "ended", "unknown", True) for name in "abc"
     ]
     assert followed.news() == ([], True)
-    clock = iter([0.0, 0.1, 9.9])  # when it begins, and before each piece
+    clock = iter([0.0, 0.1, 0.2, 9.9])  # when it begins, and before each run
     with monkeypatch.context() as patched:
         patched.setattr(followed_runs, "time", SimpleNamespace(monotonic=lambda: next(clock)))
         some = followed.entries(seconds=5.0)
@@ -229,14 +230,17 @@ def test_an_entry_has_the_settings_and_metrics_of_its_run(tmp_path: Path) -> Non
 
 
 def test_only_what_has_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A list of many runs stays quick: the second one reads nothing."""
+    """A list of many runs stays quick: the second one reads nothing, and the first one no rows."""
     for name in range(3):
         made_runs.small_run(tmp_path / f"run-{name}", range(2))
     followed = FollowedRuns(tmp_path)
     first = followed.entries()
-    monkeypatch.setattr("sonde.view.app.followed_runs.Runs.summaries", lambda self: pytest.fail("read again"))
-    followed.refresh()
-    assert followed.entries() == first
+    with monkeypatch.context() as patched:
+        patched.setattr(RunFolder, "kept_summary", property(lambda self: pytest.fail("read again")))
+        followed.refresh()
+        assert followed.entries() == first
+    monkeypatch.setattr(DiskSource, "files", lambda *_: pytest.fail("rows were read"))
+    assert FollowedRuns(tmp_path).entries() == first
 
 
 def test_a_cache_makes_a_thing_once_and_drops_the_oldest() -> None:

@@ -14,6 +14,7 @@ from io import FileIO
 from pathlib import Path
 
 FILE = "run.json"
+SUMMARY = "summary.json"
 
 _TEMPORARY = ".tmp"
 
@@ -47,7 +48,7 @@ def descriptor_of(path: Path, flags: int = os.O_RDONLY) -> int:
         FileNotFoundError: there is none.
         OSError: something else is there, or the file cannot be opened.
     """
-    if path.exists():
+    with suppress(FileNotFoundError):
         check_regular(path)
     descriptor = os.open(path, flags | _AT_ONCE, 0o666)
     try:
@@ -129,12 +130,15 @@ def is_leftover(path: Path) -> bool:
 
 def folder_size(folder: Path) -> int:
     """Return the bytes of all files in *folder*, however deep, but for locks, which go; of one that is not there, 0."""
-    total = 0
-    for at, _, files in os.walk(folder):
-        for name in files:
-            with suppress(OSError):
-                status = Path(at, name).stat()
-                total += status.st_size if stat.S_ISREG(status.st_mode) and not name.startswith(".lock-") else 0
+    total, folders = 0, [os.fspath(folder)]
+    while folders:
+        with suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                elif entry.is_file() and not entry.name.startswith(".lock-"):
+                    with suppress(OSError):
+                        total += entry.stat().st_size
     return total
 
 

@@ -79,6 +79,11 @@ class Description:
         """By attempt, the step from which its rows are superseded."""
         return cutoffs([(attempt.attempt, attempt.first_step) for attempt in self.attempts])
 
+    @property
+    def pruned_words(self) -> str:
+        """What was taken out, in words; ``""`` where nothing was."""
+        return "; ".join(each.words for each in self.pruned)
+
     def begun(self, first_step: int) -> Description:
         """Return the same run with one more attempt."""
         number = 1 + max((attempt.attempt for attempt in self.attempts), default=0)

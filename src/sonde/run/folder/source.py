@@ -16,7 +16,7 @@ from sonde.paths import is_inside, short_path
 from sonde.run.folder.alone import alone
 from sonde.run.folder.duckdb_sql import damage, joined_rows_of, literal, quoted, rows_of
 from sonde.run.folder.end import End
-from sonde.run.folder.files import FILE
+from sonde.run.folder.files import FILE, SUMMARY
 from sonde.run.folder.json_file import read_json
 from sonde.run.folder.parts import Part, gaps, live_parts, parts_in
 from sonde.run.folder.records import PATTERN as PATTERN_OF_RECORDS
@@ -85,10 +85,11 @@ class Source(Protocol):
 
 
 class DiskSource:
-    """Reads a folder, whether or not somebody is writing to it."""
+    """Reads a folder, whether or not somebody is writing to it; *warns* of damage that it finds."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, warns: bool = True) -> None:
         self.path = path
+        self._warns = warns
         self.lost: dict[str, list[str]] = {}
         self._damaged: set[Path] = set()
         self._checked: dict[Path, tuple[int, int]] = {}  # size and time of change of each part when it was checked
@@ -103,11 +104,11 @@ class DiskSource:
 
     @property
     def version(self) -> str:
-        """Sizes and times of the files that each flush writes anew, shortened. Nothing is read."""
+        """Sizes and times of the files that each flush writes anew, shortened; a summary says nothing new. Nothing is read."""
         seen = []
         with suppress(OSError), os.scandir(self.path) as entries:
             for entry in entries:
-                if entry.name.endswith(".json") and not entry.name.startswith("."):
+                if entry.name.endswith(".json") and not entry.name.startswith(".") and entry.name != SUMMARY:
                     status = entry.stat()
                     seen.append((entry.name, status.st_size, status.st_mtime_ns))
         return hashlib.blake2b(repr(sorted(seen)).encode(), digest_size=8).hexdigest()
@@ -178,7 +179,7 @@ class DiskSource:
 
     def _warn(self, text: str) -> None:
         """Warn of *text*, once."""
-        if text not in self._warned:
+        if self._warns and text not in self._warned:
             self._warned.add(text)
             warn_user(text)
 

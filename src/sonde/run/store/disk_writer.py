@@ -30,6 +30,7 @@ from sonde.run.folder.run_json import Description
 from sonde.run.folder.verify import class_of, kind_of, kinds_of
 from sonde.run.folder.written import Written
 from sonde.run.record import Record
+from sonde.run.run_summary import keep_summary
 from sonde.run.store.compaction import Merger, sweep
 from sonde.run.store.last_error import LastError
 from sonde.run.store.tables import Lines, tables_of
@@ -45,6 +46,8 @@ _FAN_IN = 64  # parts of one generation that become one while the run is written
 _TRIES = 5  # of a table that cannot be written for another reason than the disk's
 _AT_THE_END = 3  # how often the end of a run is tried to be written
 _PAUSE = 0.1  # seconds between
+_BETWEEN_SUMMARIES = 10.0  # seconds, at least, while the run is written, and
+_SHARE = 100.0  # so many times what a summary takes
 _TEXTS = (*KEYS, "name")  # columns whose values come again and again
 _NEEDED_AT_EXIT = ("duckdb", "pyarrow.parquet")  # loaded with the first part: 0.3 s, which a rank without rows need not spend
 
@@ -159,6 +162,7 @@ class DiskWriter(RunWriter):
         self._recorded = Record() if known is None else known  # what the file holds
         self._numbers: dict[str, int] = {}  # the last flush of each family
         self._unwritten: list[_Unwritten] = []  # in order; of the thread alone
+        self._next_summary = time.monotonic() + _BETWEEN_SUMMARIES
         if lock is not None:
             self._begin()
         self.thread = WriterThread()
@@ -301,7 +305,16 @@ class DiskWriter(RunWriter):
             with self._changing:
                 self._written = self._written.reached(last, time.time())
         self._note_written(sync=False)
+        self._summarise()
         return sum([each.table.nbytes for each in self._unwritten])
+
+    def _summarise(self) -> None:
+        """Keep a summary for lists of runs, after ten seconds and from then on as often as it takes a hundredth of the time."""
+        now = time.monotonic()
+        if self.rank == 0 and now >= self._next_summary:
+            keep_summary(self.path)
+            end = time.monotonic()
+            self._next_summary = end + max(_BETWEEN_SUMMARIES, _SHARE * (end - now))
 
     def _give_up(self, item: RowBlock | Lines, error: Exception) -> None:
         """Count the rows of *item*, which no table can be made of: arrow refuses what the checks let through."""
@@ -415,6 +428,8 @@ class DiskWriter(RunWriter):
             self._note_written(sync=self._flushing.sync)
             if self.rank == 0:
                 self._write_end()
+            if self._has_begun:
+                keep_summary(self.path)
             if self._lock is not None:
                 self._lock.release()
             atexit.unregister(self._close_at_exit)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from sonde.errors import ArgumentError, StoreError
 from sonde.paths import absolute_path
-from sonde.run.folder.files import FILE, remove_leftovers
+from sonde.run.folder.files import FILE, SUMMARY, remove_leftovers
 from sonde.run.folder.lock import Lock, is_locked
 from sonde.run.folder.parts import parts_in, prefix_of
 from sonde.run.folder.run_json import Description, is_run
@@ -190,7 +190,8 @@ def _clear(folder: Path) -> None:
             document.unlink(missing_ok=True)
     for written in folder.glob(PATTERN):
         written.unlink(missing_ok=True)
-    (folder / FILE).unlink(missing_ok=True)
+    for name in (SUMMARY, FILE):
+        (folder / name).unlink(missing_ok=True)
 
 
 def _next_step(folder: Path) -> int:

@@ -6,7 +6,8 @@ import hashlib
 import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +17,7 @@ import numpy as np
 from sonde.errors import StoreError, UnknownSiteError
 from sonde.escape import printable_line
 from sonde.paths import absolute_path, short_path
-from sonde.run import Run, RunFolder, Runs, RunSummary, counted, runs_below, setting_text
+from sonde.run import Run, RunFolder, RunSummary, runs_below, setting_text
 from sonde.run import State as RunState
 from sonde.suggest import nearest
 from sonde.view.app.answers.covered import lost_parts
@@ -30,7 +31,6 @@ State = Literal[RunState, "damaged", "newer"]
 
 _SEARCH = 2.0  # seconds between two searches for new folders, and
 _SHARE = 20.0  # at least so many times what a search takes
-_AT_ONCE = 200  # runs whose scalars are one read
 _NO_METRICS = ("overhead", "epoch", "loss_scale")
 _THREADS = 1  # work on one question to a run, and several questions are answered at once: each more would hold some 16 MB
 _NUMBERS = 768 << 20  # bytes of numbers of all runs that stay in memory
@@ -47,16 +47,52 @@ class _Followed:
     version: str = ""
     error: str = ""
     state: State = "running"
-    end: dict[str, Any] | None = None
     opened: OpenedRun | None = None
-    summary: RunSummary = field(default_factory=RunSummary)
+    summary: RunSummary | None = None
     entry: dict[str, Any] = field(default_factory=dict)
     entry_of: tuple[Any, ...] = ()
 
     @property
     def known(self) -> tuple[Any, ...]:
         """What the entry of the list depends on; damage is found where rows are asked for, and no file changes."""
-        return self.version, self.state, self.error, () if self.run is None else lost_parts(self.run)
+        return self.version, self.state, self.error, self.lost
+
+    @property
+    def lost(self) -> list[str]:
+        """The parts that were found damaged so far, in words."""
+        return [] if self.run is None else lost_parts(self.run)
+
+    def open(self) -> None:
+        """Open the run, unless it is open; or note why it cannot be read."""
+        try:
+            if self.run is None and self.folder is not None:
+                self.run = self.folder.open(threads=_THREADS)
+            self.error = ""
+        except StoreError as error:
+            self.run, self.error = None, str(error)
+
+    def summarise(self) -> None:
+        """Make the summary, where none is kept of the files that are there."""
+        if self.summary is None and self.run is not None:
+            try:
+                self.summary = self.run.summary
+            except StoreError as error:
+                self.error, self.summary = str(error), RunSummary()
+
+    def look(self) -> None:
+        """Take the summary that is kept, if it is of the files that are there, and open the run if not; note its state."""
+        self.summary = None if self.folder is None else self.folder.kept_summary
+        if self.folder is not None and self.summary is not None:
+            self.error, self.state = "", self.folder.state(self.summary)
+            return
+        self.open()
+        try:
+            if self.run is not None:
+                self.state = self.run.state
+        except StoreError as error:
+            self.run, self.error = None, str(error)
+        if self.run is None:
+            self.state = "newer" if self.folder is not None and self.folder.is_newer else "damaged"
 
 
 class FollowedRuns:
@@ -116,10 +152,9 @@ class FollowedRuns:
                 is_new = version != each.version
                 if is_new:
                     each.version, each.opened = version, None
-                    self._open(each)
                     self._changed[each.id] = None
                 if is_new or (state == "running" and each.folder is not None and not each.folder.is_written):
-                    _look_at(each)
+                    each.look()
                 found |= each.state != state
             self._has_list_changed |= found
 
@@ -140,15 +175,6 @@ class FollowedRuns:
 
     def _version(self, each: _Followed) -> str:
         return each.folder.version if each.folder is not None else each.run.version if each.run is not None else ""
-
-    def _open(self, each: _Followed) -> None:
-        """Open the run, unless it is open; or note why it cannot be read."""
-        try:
-            if each.run is None and each.folder is not None:
-                each.run = each.folder.open(threads=_THREADS)
-            each.error = ""
-        except StoreError as error:
-            each.run, each.error = None, str(error)
 
     def __len__(self) -> int:
         return len(self._followed)
@@ -171,6 +197,7 @@ class FollowedRuns:
         """
         with self._lock:
             each = self._of(asked)
+            each.open()
             if each.run is None:
                 raise StoreError(each.error)
             if each.opened is None:
@@ -194,29 +221,13 @@ class FollowedRuns:
         with self._lock:
             end = time.monotonic() + seconds
             followed = list(self._followed.values())
-            stale = [each for each in followed if each.entry_of != each.known]
+            stale = deque(each for each in followed if each.entry_of != each.known)
             while stale and time.monotonic() < end:
-                piece, stale = stale[:_AT_ONCE], stale[_AT_ONCE:]
-                self._summarise([each for each in piece if each.run is not None and each.folder is not None])
-                for each in piece:
-                    each.entry, each.entry_of = _entry(each), each.known
+                each = stale.popleft()
+                each.summarise()
+                each.entry, each.entry_of = _entry(each), each.known
             self._has_list_changed |= bool(stale)
             return [each.entry or {**_about(each), "health": "unknown", "unread": True} for each in followed]
-
-    def _summarise(self, followed: Sequence[_Followed]) -> None:
-        """Read the scalars and records of findings of runs, all at once; where that fails, one by one."""
-        for some in (followed, *([each] for each in followed)):
-            runs = {each.id: each.run for each in some if each.run is not None}
-            try:
-                known = Runs(runs).summaries() if runs else {}
-            except StoreError as error:
-                if len(runs) == 1:
-                    some[0].error = str(error)
-                continue
-            for each in some:
-                each.summary = known.get(each.id, RunSummary())
-            if some is followed:
-                return
 
 
 def _id(name: str) -> str:
@@ -225,20 +236,6 @@ def _id(name: str) -> str:
 
 def _name(path: Path, top: Path) -> str:
     return path.relative_to(top).as_posix() if path != top else path.name
-
-
-def _look_at(each: _Followed) -> None:
-    """Note the state of a run, and the error that ended it."""
-    if each.run is not None:
-        try:
-            end = each.run.end
-            each.state = each.run.state
-            each.end = None if end is None else {**end.to_data(), "words": printable_line(end.words)}
-        except StoreError as error:
-            each.run, each.error = None, str(error)
-    if each.run is None:
-        is_newer = each.folder is not None and each.folder.is_newer
-        each.state, each.end = "newer" if is_newer else "damaged", None
 
 
 _SMALLER = ("loss", "err", "perplexity", "ppl", "mse", "mae", "rmse", "bpb", "bits")
@@ -259,51 +256,45 @@ def _plain(value: Any) -> str | float | int | bool:
 
 
 def _about(each: _Followed) -> dict[str, Any]:
+    end = None if each.summary is None else each.summary.end
     return {
         "id": each.id,
         "name": printable_line(each.name),
         "path": "" if each.folder is None else printable_line(short_path(each.folder.path)),
         "state": each.state,
-        "end": each.end,
+        "end": None if end is None else {**end.to_data(), "words": printable_line(end.words)},
         "version": each.version,
     }
 
 
 def _entry(each: _Followed) -> dict[str, Any]:
-    about = _about(each)
-    if each.run is None:
+    about, summary = _about(each), each.summary
+    if summary is None:
         return {**about, "error": printable_line(each.error), "health": "unknown"}
-    run, summary = each.run, each.summary
-    if each.folder is None:
-        summary = RunSummary(record=run.record)
-    attempts = run.description.attempts
-    modules = run.info.get("model")
-    lines = [line for line in modules if isinstance(line, dict)] if isinstance(modules, list) else []
-    last = run.last_step if summary.last is None else summary.last
-    record = summary.record
-    doubts = record.shortfalls(last, len(lost_parts(run)))
+    lost = each.lost
+    doubts = summary.doubts(len(lost))
     return {
         **about,
-        "health": record.health(doubts),
-        "findings": len(record.findings),
-        "counted": counted(record.findings),
-        "root": next((each.rule for each in record.findings), ""),
+        "health": summary.health(doubts),
+        "findings": summary.findings,
+        "counted": summary.counted,
+        "root": summary.root,
         "shortfalls": doubts,
-        "judged": record.step if record.step >= 0 else None,
+        "judged": summary.judged if summary.judged >= 0 else None,
         "first": summary.first,
-        "last": last if last >= 0 else None,
-        "started": attempts[0].started if attempts else None,
+        "last": summary.last,
+        "started": summary.started,
         "updated": None if each.folder is None else each.folder.changed,
-        "attempts": len(attempts),
-        "pruned": run.pruned,
-        "model": str(lines[0].get("type", "")) if lines else "",
-        "layers": len(lines),
+        "attempts": summary.attempts,
+        "pruned": summary.pruned,
+        "model": summary.model,
+        "layers": summary.layers,
         "loss_last": None if summary.loss is None else listed(np.array([summary.loss]))[0],
         "loss_last_mark": MISSING if summary.loss is None else int(marks_of(np.array([summary.loss]))[0]),
         "course": listed(np.array(summary.course, np.float64)),
         "settings": {name: _plain(value) for name, value in summary.settings.items()},
         "metrics": dict(_metrics(summary)),
         "size_bytes": 0 if each.folder is None else each.folder.size,
-        "lost": [*record.losses(), *lost_parts(run)],
+        "lost": [*summary.losses, *lost],
         **({"error": each.error} if each.error else {}),
     }
