@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -193,3 +194,30 @@ def test_the_whole_picture_is_saved_as_a_file(opened: Callable[..., Any], gpt: G
         found = text.bounding_box()
         assert 0 <= found["x"] <= found["x"] + found["width"] <= width
         assert 0 <= found["y"] <= found["y"] + found["height"] <= height
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [(1300, 850), (390, 800)])
+def test_the_page_keeps_the_rules_of_wcag_aa(opened: Callable[..., Any], gpt: Graph, scheme: str, size: tuple[int, int]) -> None:
+    """As far as axe judges them, with marks, with details, and with both lists open; and every control lies in the window."""
+    spec = importlib.util.find_spec("axe_playwright_python")
+    if spec is None or spec.origin is None:
+        pytest.skip("axe is not installed: pip install axe-playwright-python")
+    values = {
+        "rms": {"wte:output": [(0, float("nan"))], "wpe:output": [(0, 0.0)], "ln_f:output": [(0, 1.0)], "head:output": [(0, 9.0)]}
+    }
+    page = opened(gpt, 1, scheme=scheme, size=size, values=values)
+    page.locator("g.node.module").last.click()
+    for lists in ("#show summary", "#save summary"):
+        page.locator(lists).click()
+    page.evaluate(Path(spec.origin).with_name("axe.min.js").read_text(encoding="utf-8"))
+    passed, broken = page.evaluate("""async () => {
+        const found = await axe.run(document, { runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"] });
+        return [found.passes.length, found.violations.flatMap(({ help, nodes }) => nodes.map(({ html }) => `${help}: ${html}`))];
+    }""")
+    assert passed > 5
+    assert broken == []
+    for control in page.locator("header :is(input, button, summary), footer :is(select, button)").all():
+        box = control.bounding_box()
+        assert box is None or 0 <= box["x"] <= box["x"] + box["width"] <= size[0], control.evaluate("one => one.outerHTML")

@@ -86,6 +86,7 @@ export async function redraw(anchor) {
 }
 
 const FULL = 250; // edges up to which each tensor has its shape beside it
+const TRACED = 1000; // edges up to which titles stand where no edge runs
 
 function show({ next, faces, arrangement }) {
   const { boxes, frames, edges } = arrangement;
@@ -98,7 +99,7 @@ function show({ next, faces, arrangement }) {
     titles: draw("g", { class: "titles" }),
   };
   const isSmall = edges.length <= FULL;
-  const lines = isSmall ? edges.map(sampled) : [];
+  const lines = edges.length <= TRACED ? edges.map(sampled) : [];
   const titles = [];
   for (const [frame, parts] of frames) {
     const [box] = parts;
@@ -125,7 +126,7 @@ function show({ next, faces, arrangement }) {
       forms[form],
       x,
       box.top + 16,
-      !free && isSmall,
+      !free,
     );
     titles.push({ left: x - 2, right: x + forms[form].wide, top: box.top + 2, bottom: box.top + TITLE });
     layers.titles.append(title);
