@@ -87,7 +87,7 @@ def percent(share: float, decimals: int = 0) -> str:
     return f"{math.floor(scaled / step + 0.5) * step:.{decimals}f} %"
 
 
-def shape_text(shape: Sequence[int]) -> str:
+def shape_text(shape: Sequence[int | str]) -> str:
     """Return the shape of a tensor; ``scalar`` for one without dimensions.
 
     >>> shape_text((2, 64)), shape_text(())

@@ -43,9 +43,9 @@ def folded(
     graph, inside = _tree(rows, key)
     hidden: set[int] = set()
     instead: dict[int, Row] = {}
-    for run, count in graph.repeated():
-        period = len(run) // count
-        blocks = [run[at : at + period] for at in range(0, len(run), period)]
+    for repeated in graph.repeated():
+        run = repeated.outermost
+        blocks = [run[at : at + repeated.period] for at in range(0, len(run), repeated.period)]
         if not all(node.name.isdecimal() for node in run) or any(at in hidden for node in run for at in inside[node.id]):
             continue
         held = [[at for node in block for at in inside[node.id]] for block in blocks]

@@ -86,6 +86,41 @@ def test_blocks_inside_blocks_fold_in_every_copy() -> None:
     assert paths == [[4, "0", "1", "2", "3"], *([3, f"{at}.0", f"{at}.1", f"{at}.2"] for at in range(4))]
 
 
+class Decoder(nn.Module):
+    """Four steps of one module, which attends to all tokens so far: the first makes its own state, the others read that before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.mix, self.head = nn.LSTMCell(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, cache = None, x.new_zeros(1, 3, 4)
+        for step in range(4):
+            state = self.cell(x[step], state)
+            cache = torch.cat([cache, self.mix(state[0])[None]], 1)
+        out: Tensor = self.head(cache.sum(1))
+        return out
+
+
+def test_a_loop_is_one_step_with_all_its_sizes_and_counters(opened: Any) -> None:
+    """As the library folds it: one cell, though the first call makes zeros; sizes and numbers from the first to the last."""
+    graph = capture(Decoder(), torch.randn(4, 1, 4))
+    page = opened(graph, 9)
+    folded = graph.fold()
+    assert [len(run.alone) for run in graph.repeated()] == [1]
+    left = folded.hide(views=True, constants=True, parameters=True)
+    assert drawn(page) == {node.id for node in left.nodes} - {node.parent for node in left.nodes if node.kind == "operation"}
+    (cell, later) = (node for node in folded.nodes if node.path in ("cell", "mix") and node.kind == "module")
+    assert page.locator(f"#t{cell.id}").text_content() == "▾ cell (calls 0 … 3)LSTMCell"
+    assert page.locator(f"#t{later.id}").text_content() == "▾ mix (calls 0 … 3)Linear"
+    assert "1×7×4" in page.locator(".shapes").text_content()  # what flows out comes from the last copy
+    cat = next(node for node in folded.nodes if node.name == "cat")
+    assert page.evaluate(f"model.nodes.get({cat.id}).outputs.map(shapeOf)") == [str(folded.values[cat.outputs[0]])] == ["1×4…7×4"]
+    said = "JSON.stringify(recorded.nodes.filter(({ name }) => name === 'getitem').map(argumentsOf))"
+    assert '"0…3"' in page.evaluate(said)
+    assert next(node.arguments for node in folded.nodes if node.name == "getitem") == "0…3"
+
+
 def test_one_click_shows_all_copies_of_a_block_and_one_folds_them(opened: Any, gpt: Graph) -> None:
     page = opened(gpt, 1)
     (block,) = gpt["h.0"]

@@ -34,7 +34,8 @@ _MEMBERS = ("format", "version", "model", "error", "values", "nodes", "edges")
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One tensor: its shape, dtype (``float32``) and device (``cpu``).
+    """One tensor: its shape, dtype (``float32``) and device (``cpu``). Of alike blocks that :meth:`fold` made one, where sizes
+    differ: the least sizes, and in ``most`` the largest.
 
     >>> import sonde, torch
     >>> sonde.capture(torch.nn.ReLU(), torch.ones(1, 2)).values[0]
@@ -44,9 +45,19 @@ class Value:
     shape: tuple[int, ...]
     dtype: str
     device: str = "cpu"
+    most: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        return shape_text(self.shape)
+        sizes = [
+            str(one) if one == other else f"{one}…{other}" for one, other in zip(self.shape, self.most or self.shape, strict=True)
+        ]
+        return shape_text(sizes)
+
+    def or_as(self, other: Value) -> Value:
+        """Return a value that stands for both: the least and the most of each size."""
+        most = tuple(map(max, self.most or self.shape, other.most or other.shape))
+        shape = tuple(map(min, self.shape, other.shape))
+        return Value(shape, self.dtype, self.device, () if most == shape else most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +241,9 @@ class GraphData:
             "version": _VERSION,
             "model": self.model,
             "error": self.error,
-            "values": [[list(value.shape), value.dtype, value.device] for value in self.values],
+            "values": [
+                [list(value.shape), value.dtype, value.device, *([list(value.most)] if value.most else [])] for value in self.values
+            ],
             "nodes": [_node_to_json(node) for node in self.nodes],
             "edges": [[edge.source, edge.target, edge.value, round(edge.seconds, 7)] for edge in self.edges],
         }
@@ -318,7 +331,15 @@ _NODE: Mapping[str, Form] = {
 }
 _REQUIRED = form.members(**{name: _NODE[name] for name in ("id", "kind", "name")})
 _EDGE = form.row(source=form.count, target=form.count, value=form.count, seconds=form.number)
-_VALUE = form.row(shape=form.listed(form.count), dtype=form.text, device=form.text)
+_TENSOR: Mapping[str, Form] = {"shape": form.listed(form.count), "dtype": form.text, "device": form.text}
+_VALUE, _RANGE = form.row(**_TENSOR), form.row(**_TENSOR, most=form.listed(form.count))
+
+
+def _value(held: Any, where: str) -> Value:
+    value = Value(*(_RANGE if isinstance(held, list | tuple) and len(held) == 4 else _VALUE)(held, where))
+    if value.most and (len(value.most) != len(value.shape) or value.or_as(value) != value):
+        raise StoreError(f"{where}.most holds no largest sizes for the least sizes {value.shape}")
+    return value
 
 
 def _node(held: Any, where: str) -> Node:
@@ -333,6 +354,6 @@ _GRAPH = form.members(
     model=form.text,
     nodes=form.listed(_node),
     edges=form.listed(lambda held, where: Edge(*_EDGE(held, where))),
-    values=form.listed(lambda held, where: Value(*_VALUE(held, where))),
+    values=form.listed(_value),
     error=form.text,
 )

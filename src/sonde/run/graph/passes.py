@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from sonde.errors import ArgumentError
 from sonde.run.graph.check import order, reach
-from sonde.run.graph.data import SOURCES, Edge, GraphData, Node
-from sonde.run.graph.repeats import repeats
+from sonde.run.graph.data import SOURCES, Edge, GraphData, Node, Value
+from sonde.run.graph.repeats import Repeats, ranged, repeats
 from sonde.suggest import unknown_name
 
 AnyGraph = TypeVar("AnyGraph", bound=GraphData)
@@ -221,8 +221,10 @@ def _frames_of(graph: GraphData, found: Iterable[Node]) -> set[int]:
 def fold(graph: AnyGraph, *, least: int = 2) -> AnyGraph:
     """Return the graph with equal blocks in a row as the first of them; its ``repeat`` is their number.
 
-    Blocks are equal if they hold the same classes, operations, shapes and inner edges. The edges from one block to the next
-    are removed; other edges into or out of any block are edges of the one that is left.
+    Blocks are equal if they hold the same classes, operations, arguments, dtypes, parameters and inner edges. What may differ is a
+    counter among the arguments (which expert, which step), and sizes: the block that is left shows both from the least to the
+    most, ``0…5``. The first block may also hold what the later ones get from the block before, as a state of zeros.
+    The edges from one block to the next are removed; other edges into or out of any block are edges of the one that is left.
 
     Raises:
         ArgumentError: *least* is below 2.
@@ -231,23 +233,42 @@ def fold(graph: AnyGraph, *, least: int = 2) -> AnyGraph:
         raise ArgumentError(f"least={least}: blocks are folded from 2 on")
     while (found := repeats(graph, least)).counts:
         copy_of = found.copy_of
-        same_value = {
-            value: like
-            for number, first in found.stands_for.items()
-            for value, like in zip(graph.by_id[number].outputs, graph.by_id[first].outputs, strict=True)
-        }
-        edges = tuple(
+        edges = tuple([edge for edge in graph.edges if not _joins_copies(copy_of.get(edge.source), copy_of.get(edge.target))])
+        values, same_value = _together(graph, found)
+        edges = tuple([replace(edge, value=same_value.get(edge.value, edge.value)) for edge in edges])
+        merged = _merge(
+            replace(graph, edges=edges, values=values), {number: found.stands_for.get(number, number) for number in graph.by_id}
+        )
+        arguments: dict[int, list[str]] = {}
+        for number, first in found.stands_for.items():
+            arguments.setdefault(first, [graph.by_id[first].arguments]).append(graph.by_id[number].arguments)
+        nodes = tuple(
             [
-                replace(edge, value=same_value.get(edge.value, edge.value))
-                for edge in graph.edges
-                if not _joins_copies(copy_of.get(edge.source), copy_of.get(edge.target))
+                replace(
+                    node,
+                    repeat=node.repeat * found.counts.get(node.id, 1),
+                    arguments=ranged(arguments.get(node.id, [node.arguments])),
+                    outputs=tuple(dict.fromkeys([same_value.get(value, value) for value in node.outputs])),
+                )
+                for node in merged.nodes
             ]
         )
-        merged = _merge(replace(graph, edges=edges), {number: found.stands_for.get(number, number) for number in graph.by_id})
-        counts = found.counts
-        nodes = tuple([replace(node, repeat=node.repeat * counts.get(node.id, 1)) for node in merged.nodes])
         graph = replace(merged, nodes=nodes)
     return graph
+
+
+def _together(graph: GraphData, found: Repeats) -> tuple[tuple[Value, ...], dict[int, int]]:
+    """Return the values, those of a first copy with the sizes of all copies, and, for each value of a later copy, the first's."""
+    maker: dict[int, int] = {}
+    for edge in graph.edges:
+        maker[edge.value] = min(edge.source, maker.get(edge.value, edge.source))  # later ones have handed it on
+    values, same_value = list(graph.values), {}
+    for number, first in found.stands_for.items():
+        for value, like in zip(graph.by_id[number].outputs, graph.by_id[first].outputs, strict=False):
+            if found.stands_for.get(maker.get(value, number)) == maker.get(like, first):  # and not handed on from elsewhere
+                same_value[value] = like
+                values[like] = values[like].or_as(values[value])
+    return tuple(values), same_value
 
 
 def _joins_copies(one: tuple[int, int] | None, other: tuple[int, int] | None) -> bool:

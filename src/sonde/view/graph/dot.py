@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from sonde.escape import printable
 from sonde.run import Kind, Node, PlainGraph
-from sonde.words import large_text, shape_text
+from sonde.words import large_text
 
 FONT = "Helvetica,Arial,sans-serif"
 
@@ -117,7 +117,7 @@ def label_lines(graph: PlainGraph, node: Node) -> list[str]:
         lines = [f"{node.path}{call}{times}", node.type] if node.path else [f"{node.type}{call}{times}"]
     else:
         lines = [node.name + times]
-    shapes = [shape_text(graph.values[value].shape) for value in node.outputs]
+    shapes = [str(graph.values[value]) for value in node.outputs]
     if node.kind == "output":
         return lines
     if node.kind == "parameter" and node.parameters:

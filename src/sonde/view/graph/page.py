@@ -43,14 +43,15 @@ def to_html(
 
 def _data(graph: PlainGraph) -> dict[str, Any]:
     """Return the graph as the page's script reads it: as ``to_data``, without the times of edges."""
-    held = graph.to_data()
+    held, repeated = graph.to_data(), list(graph.repeated())
     return {
         "model": graph.model,
         "error": graph.error,
         "values": held["values"],
         "nodes": held["nodes"],
         "edges": [edge[:3] for edge in held["edges"]],
-        "repeats": [[count, *(node.id for node in run)] for run, count in graph.repeated()],
+        "repeats": [[len(run.copies), *(node.id for node in run.outermost)] for run in repeated],
+        "alone": [node.id for run in repeated for node in run.alone],
     }
 
 

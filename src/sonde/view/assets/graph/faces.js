@@ -23,7 +23,7 @@ export function faceOf(node, { costs }) {
   const times = isInGroup(node) ? "" : timesOf(node);
   const lines = [];
   if (node.kind === "module") {
-    const name = { text: abbreviated(isInGroup(node) ? shortName(node) : nameOf(node)), style: "name" };
+    const name = { text: abbreviated(nameOf(node)), style: "name" };
     const type = node.path ? [{ text: abbreviated(typeOf(node)), style: "quiet" }] : [];
     if (type.length && widthOf(name.text, "name") + widthOf(type[0].text, "quiet") > 210) lines.push([name], type);
     else lines.push([name, ...type]);
@@ -49,7 +49,7 @@ export function isInGroup(node) {
 }
 
 const titleOf = (node) => ({
-  name: abbreviated(isInGroup(node) ? shortName(node) : nameOf(node)),
+  name: abbreviated(nameOf(node)),
   type: node.path ? abbreviated(node.type) : "",
   times: isInGroup(node) ? "" : timesOf(node),
 });

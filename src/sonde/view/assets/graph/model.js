@@ -2,16 +2,20 @@
 
 export const recorded = JSON.parse(document.getElementById("graph").textContent);
 
+// Nodes that only the first of alike blocks holds, as a state of zeros. All others have the same place in each copy of a block.
+export const alone = new Set(recorded.alone);
+const inCopies = recorded.nodes.filter((node) => !alone.has(node.id));
+
 export const isSource = (node) => node.kind === "parameter" || node.kind === "buffer" || node.kind === "constant";
 
 export const model = (() => {
   const nodes = new Map(recorded.nodes.map((node) => [node.id, node]));
   const inside = new Map();
-  for (const [place, node] of recorded.nodes.entries()) {
+  for (const [place, node] of inCopies.entries()) node.place = place;
+  for (const node of recorded.nodes) {
     const parent = node.parent ?? null;
     if (!inside.has(parent)) inside.set(parent, []);
     inside.get(parent).push(node);
-    node.place = place;
     node.depth = parent === null ? 0 : nodes.get(parent).depth + 1;
     node.flags ??= [];
     node.outputs ??= [];
@@ -71,6 +75,9 @@ export const above = (node) => {
   return found;
 };
 
+// The node that has the same place in the copy around `other` as a node has in the one around `own`.
+export const sibling = (node, own, other) => inCopies[node.place + model.nodes.get(other).place - model.nodes.get(own).place].id;
+
 // For each node the node that stands for it (itself, or the same node of the first copy of a folded group), and the folded copies that
 // it lies in, as pairs of group and copy, outermost first.
 export function folding() {
@@ -82,7 +89,7 @@ export function folding() {
     const part = member.get(id);
     if (part && isFolded(part.number)) around = [...around, [part.number, part.copy]];
     if (parent !== null && like.get(parent) !== parent) {
-      held = like.get(recorded.nodes[model.nodes.get(like.get(parent)).place + node.place - model.nodes.get(parent).place].id);
+      held = like.get(alone.has(id) ? parent : sibling(node, parent, like.get(parent)));
     } else if (part && isFolded(part.number) && part.copy) held = groups[part.number].ids[part.at];
     like.set(id, held);
     copies.set(id, around);
@@ -154,10 +161,40 @@ export function shownFor(node, like = folding().like) {
   return shown;
 }
 
+// The node that gave each tensor; those after it have handed it on.
+const maker = new Map();
+for (const [source, , value] of recorded.edges) maker.set(value, Math.min(source, maker.get(value) ?? source));
+
+// The least and the most of each size of a tensor that stands for those of all copies.
+const sizes = new Map();
+function findSizes(like) {
+  sizes.clear();
+  for (const node of recorded.nodes) {
+    const first = model.nodes.get(like.get(node.id));
+    if (first === node || alone.has(node.id)) continue;
+    for (const [at, value] of node.outputs.entries()) {
+      const own = first.outputs[at];
+      if (own === undefined || like.get(maker.get(value) ?? node.id) !== (maker.get(own) ?? first.id)) continue; // handed on
+      const [shape, , , most = shape] = recorded.values[value];
+      sizes.set(
+        own,
+        spans(own).map(([least, largest], axis) => [Math.min(least, shape[axis]), Math.max(largest, most[axis])]),
+      );
+    }
+  }
+}
+
+// The least and the most of each size of a tensor, over all copies that it stands for.
+export function spans(value) {
+  const [shape, , , most = shape] = recorded.values[value];
+  return sizes.get(value) ?? shape.map((size, axis) => [size, most[axis]]);
+}
+
 // The visible nodes in order, and each pair that an edge joins once, with the values on it. Edges go through hidden operations.
 export function visible() {
   findEmpty();
   const { like, copies } = folding();
+  findSizes(like);
   const shown = new Map();
   for (const node of recorded.nodes) {
     const parent = node.parent ?? null;

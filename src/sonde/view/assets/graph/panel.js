@@ -20,7 +20,7 @@ import {
   state,
 } from "./model.js";
 import { centre, moved, picture, pointers, stage } from "./view.js";
-import { analogues, copiesOf, shapeOf } from "./words.js";
+import { analogues, argumentsOf, copiesOf, shapeOf } from "./words.js";
 
 export const [details, tip, search, found] = ["details", "tip", "search", "found"].map(byId);
 
@@ -43,7 +43,7 @@ export function card(node, full) {
         : `${node.kind}${node.path ? ` ${node.path}` : ""}`;
   const copies = copiesOf(node);
   const repeated = copies?.folded
-    ? `, the first of ${copies.count} equal blocks up to ${copies.last.path || copies.last.name}`
+    ? `, the first of ${copies.count} alike blocks up to ${copies.last.path || copies.last.name}`
     : (node.repeat ?? 1) > 1
       ? `, ${node.repeat} in a row`
       : "";
@@ -69,7 +69,7 @@ export function card(node, full) {
   }
   row("in", values(incoming(node).map(([, value]) => value)));
   row("out", values(node.outputs));
-  row("given", node.arguments);
+  row("given", argumentsOf(node));
   row("FLOPs", node.flops ? amount(node.flops) : "");
   row("parameters", node.parameters ? amount(node.parameters) : "");
   row("memory", node.bytes ? amount(node.bytes, "B") : "");

@@ -1,11 +1,33 @@
 // Says what a node of the graph is: its name, class, copies and costs.
 import { amount } from "../app/dom.js";
-import { above, groups, isFolded, isOpen, member, model, recorded, state } from "./model.js";
+import { above, alone, folding, groups, isFolded, isOpen, member, model, recorded, sibling, spans, state } from "./model.js";
 
 const LONGEST = 34; // characters of a name on a node
 export const abbreviated = (text) => (text.length > LONGEST ? `${text.slice(0, 14)}…${text.slice(3 - LONGEST + 14)}` : text);
 
-export const shapeOf = (value) => recorded.values[value][0].join("×") || "scalar";
+const spanOf = (one, other) => (one === other ? `${one}` : `${one}…${other}`);
+
+export const shapeOf = (value) =>
+  spans(value)
+    .map(([least, most]) => spanOf(least, most))
+    .join("×") || "scalar";
+
+// The arguments of the operations that a node stands for, as one text: "0…5" for a number that is not the same in all.
+const COUNTS = /(?<![\w.'-])-?\d+(?![\w.'])/g;
+export function argumentsOf(node) {
+  const { like } = folding();
+  const texts = recorded.nodes
+    .filter((other) => other.kind === node.kind && like.get(other.id) === node.id)
+    .map((other) => other.arguments ?? "");
+  if (!texts.length) return "";
+  const parts = texts.at(-1).split(COUNTS);
+  const rows = texts.filter((text) => text.replace(COUNTS, "0") === parts.join("0")).map((text) => text.match(COUNTS) ?? []);
+  const span = (held) => {
+    const ends = [Math.min(...held), Math.max(...held)];
+    return spanOf(...(Number(held[0]) > Number(held.at(-1)) ? ends.reverse() : ends));
+  };
+  return parts.map((part, at) => part + (at < parts.length - 1 ? span(rows.map((row) => row[at])) : "")).join("");
+}
 
 // A module's name as seen from the frame that it is drawn in.
 export function shortName(node) {
@@ -35,25 +57,25 @@ export function analogues(node) {
     const part = member.get(id);
     if (!part || !isFolded(part.number)) continue;
     const { ids, count, period } = groups[part.number];
-    const offset = node.place - model.nodes.get(id).place;
-    return Array.from(
-      { length: count },
-      (_, copy) => recorded.nodes[model.nodes.get(ids[copy * period + part.at]).place + offset].id,
-    );
+    return alone.has(node.id)
+      ? [node.id]
+      : Array.from({ length: count }, (_, copy) => sibling(node, id, ids[copy * period + part.at]));
   }
   return [node.id];
 }
 
-// A module's name and, of a folded group, that of its last copy: "h.0 … 11".
+// A module's name and, of a folded block, that of its last copy, "h.0 … 11", or the calls that it stands for.
 export function nameOf(node) {
-  const name = shortName(node) + (node.call ? ` (call ${node.call})` : "");
+  const short = shortName(node);
   const copies = copiesOf(node);
-  if (!copies?.folded || node.kind !== "module" || !node.path) return name;
-  const last = shortName(copies.last);
-  if (last === shortName(node))
-    return copies.last.call ? `${shortName(node)} (calls ${node.call ?? 0} … ${copies.last.call})` : name;
-  const shared = last.slice(0, last.lastIndexOf(".") + 1);
-  return `${name} … ${shared && name.startsWith(shared) ? last.slice(shared.length) : last}`;
+  const last = copies?.folded ? copies.last : model.nodes.get(analogues(node).at(-1));
+  if (node.kind === "module" && last.path === node.path && last.call !== node.call)
+    return `${short} (calls ${node.call ?? 0} … ${last.call ?? 0})`;
+  const name = short + (node.call ? ` (call ${node.call})` : "");
+  if (!copies?.folded || node.kind !== "module" || !node.path || last.path === node.path) return name;
+  const end = shortName(last);
+  const shared = end.slice(0, end.lastIndexOf(".") + 1);
+  return `${name} … ${shared && name.startsWith(shared) ? end.slice(shared.length) : end}`;
 }
 
 // The class of a module. "Sequential" says nothing of a network: a closed one is named by the classes of the modules that it holds.
