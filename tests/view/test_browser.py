@@ -119,7 +119,10 @@ def test_no_text_of_a_model_or_a_run_becomes_markup(page: Any, tmp_path: Path) -
     assert len(found) == 1 + frames == 5
     for frame in found[1:]:
         frame.locator("html[data-ready]").wait_for(state="attached")
-        details = "recorded.nodes.map((node) => (select(node), document.body.innerText)).join()"  # of every node
+        frame.locator("#depth").evaluate("one => { one.value = one.max; one.dispatchEvent(new Event('input')); }")
+        frame.locator("html[data-ready]").wait_for(state="attached")
+        asked = "one.dispatchEvent(new MouseEvent('contextmenu', { bubbles: true, cancelable: true })), document.body.innerText"
+        details = f"[...document.querySelectorAll('#canvas g.node')].map((one) => ({asked})).join()"  # of every node
         assert "onerror=alert(1)" in frame.evaluate(details)
     assert "onerror=alert(1)" in page.locator("body").inner_text()
     for frame in found:
