@@ -1,5 +1,6 @@
 // Reacts to the reader: hover, select, open and close, fold, search.
 import { amount, byId, draw, make, plain } from "../app/dom.js";
+import { hideTip, showTip } from "../app/tip.js";
 import { current, duration, markColour, nameKinds, tint } from "./colours.js";
 import { boxOf, drawn, elementOf, elements, redraw } from "./drawing.js";
 import {
@@ -22,7 +23,7 @@ import {
 import { centre, moved, picture, pointers, stage } from "./view.js";
 import { analogues, argumentsOf, copiesOf, shapeOf } from "./words.js";
 
-export const [details, tip, search, found] = ["details", "tip", "search", "found"].map(byId);
+export const [details, search, found] = ["details", "search", "found"].map(byId);
 
 const nodeAt = (target) => {
   const element = target.closest?.("g.node, g.title");
@@ -187,7 +188,7 @@ function line(number, node) {
 
 export function select(node) {
   state.selected = node?.id ?? null;
-  tip.hidden = true;
+  hideTip();
   details.hidden = !node;
   if (node) details.replaceChildren(card(node, true));
   mark(node);
@@ -233,7 +234,7 @@ document.addEventListener("drawn", () => {
 export function toggle(node) {
   if (!node.opens) return;
   if (!state.open.delete(node.id)) state.open.add(node.id);
-  tip.hidden = true;
+  hideTip();
   redraw(node.id).then(() => {
     if (state.selected === node.id) select(node);
   });
@@ -242,7 +243,7 @@ export function toggle(node) {
 // Show all copies of a group of equal blocks, or fold them again.
 export function unfold(number) {
   if (!state.unfolded.delete(number)) state.unfolded.add(number);
-  tip.hidden = true;
+  hideTip();
   const kept = model.nodes.get(groups[number].ids[0]);
   redraw(kept.id).then(() => {
     if (state.selected !== null) select(boxOf(state.selected) ? model.nodes.get(state.selected) : kept);
@@ -311,26 +312,19 @@ stage.addEventListener("contextmenu", (event) => {
     select(node);
   }
 });
+let note = { key: "", card: null }; // the card under the pointer
 stage.addEventListener("pointermove", (event) => {
   const node = pointers.size ? null : nodeAt(event.target);
-  tip.hidden = !node || node.id === state.selected;
-  if (!node) {
-    if (state.selected === null) mark(null);
+  if (state.selected === null) mark(node);
+  if (!node || node.id === state.selected) {
+    hideTip();
     return;
   }
-  if (tip.dataset.node !== `${node.id} ${state.step} ${state.number}`) {
-    tip.dataset.node = `${node.id} ${state.step} ${state.number}`;
-    tip.replaceChildren(card(node, false));
-  }
-  if (state.selected === null) mark(node);
-  const { innerWidth, innerHeight } = window;
-  const box = tip.getBoundingClientRect();
-  tip.style.left = `${Math.min(event.clientX + 14, innerWidth - box.width - 8)}px`;
-  tip.style.top = `${Math.min(event.clientY + 14, innerHeight - box.height - 8)}px`;
+  const key = `${node.id} ${state.step} ${state.number}`;
+  if (note.key !== key) note = { key, card: card(node, false) };
+  showTip(event, note.card);
 });
-stage.addEventListener("pointerleave", () => {
-  tip.hidden = true;
-});
+stage.addEventListener("pointerleave", hideTip);
 
 // Searching
 
