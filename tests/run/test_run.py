@@ -261,6 +261,20 @@ def test_several_scalars_are_added_or_none(writer: RunWriter) -> None:
     assert [values.tolist() for values in writer.run().scalar("loss")] == [[0, 1, 2], [0.0, 0.5, 1.0]]
 
 
+def test_what_a_reader_changes_in_what_a_run_says_changes_no_run(writer: RunWriter) -> None:
+    writer.describe(config={"lr": 0.1, "betas": [0.9, 0.99]}, model=[{"type": "Net"}])
+    writer.document("coverage", {"missing": ["fc:output"]})
+    run = writer.run()
+    for held in (run.info["config"], run.config, run.description.about["config"]):
+        held["betas"].append(1)
+        held["lr"] = 7
+    run.info["model"][0]["type"] = "another"
+    run.document("coverage")["missing"].clear()
+    assert run.info == {"config": {"lr": 0.1, "betas": [0.9, 0.99]}, "model": [{"type": "Net"}]}
+    assert run.settings == {"lr": 0.1, "betas": [0.9, 0.99]}
+    assert run.document("coverage") == {"missing": ["fc:output"]}
+
+
 def test_alerts_documents_and_description(writer: RunWriter) -> None:
     writer.describe(model=[{"site": "fc", "type": "Linear"}], environment={"torch": "2.13"})
     writer.describe(environment={"torch": "2.14"})

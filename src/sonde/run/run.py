@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,7 @@ from sonde.run.folder.duckdb_sql import (
     quoted,
 )
 from sonde.run.folder.end import End, State
-from sonde.run.folder.run_json import Description
+from sonde.run.folder.run_json import Description, copied
 from sonde.run.folder.source import Answer, Ask, DiskSource, Source
 from sonde.run.graph.plain_graph import PlainGraph
 from sonde.run.heatmap import Heatmap, Reduce, heatmap_of
@@ -98,8 +99,9 @@ class Run:
 
     @property
     def info(self) -> Mapping[str, Any]:
-        """The description in run.json: the modules of the model, the environment, how lenses are shown."""
-        return self._source.describe().about
+        """The description in run.json, the caller's own: the modules of the model, the environment, how lenses are shown."""
+        held: Mapping[str, Any] = copied(self._source.describe().about)
+        return held
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -125,7 +127,7 @@ class Run:
     @property
     def description(self) -> Description:
         """The attempts that wrote this run, and ``info``."""
-        return self._source.describe()
+        return replace(self._source.describe(), about=self.info)
 
     @property
     def version(self) -> str:
@@ -163,7 +165,7 @@ class Run:
         Rows have no time of their own. A run in memory has none of these.
         """
         noted = tuple(self._source.times)
-        begun = [(each.first_step, each.started) for each in self.description.attempts] if noted else []
+        begun = [(each.first_step, each.started) for each in self._source.describe().attempts] if noted else []
         found: list[tuple[int, float]] = []
         for step, seconds in sorted([*noted, *begun], key=lambda each: each[::-1]):
             while found and found[-1][0] >= step:  # superseded by an attempt that began anew from there
@@ -237,7 +239,7 @@ class Run:
     @property
     def pruned(self) -> str:
         """What ``sonde.run.prune`` has taken out of the run, in words; ``""`` for a run that is whole."""
-        return self.description.pruned_words
+        return self._source.describe().pruned_words
 
     @property
     def record(self) -> Record:
@@ -578,7 +580,7 @@ class Run:
         return connection
 
     def _unknown_family(self, family: str, families: tuple[str, ...]) -> UnknownSiteError:
-        gone = next((each.words for each in self.description.pruned if family in each.dropped), "")
+        gone = next((each.words for each in self._source.describe().pruned if family in each.dropped), "")
         return UnknownSiteError(f"{self._source.name}: {gone}") if gone else self._unknown("family", family, family, families)
 
     def _known(self, family: str, families: tuple[str, ...]) -> str:
@@ -622,7 +624,7 @@ class Run:
         described = self._ask(lambda connection, families: [family_cells(connection, family) for family in families])
         widths = [max((len(row[place]) for row in described), default=0) for place in range(3)]
         rows = ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]) for row in described]
-        (state, end), path, past = state_of(self._source), self.path, history(self.description)
+        (state, end), path, past = state_of(self._source), self.path, history(self._source.describe())
         head = ["Run in memory", state + past] if path is None else [f"Run {path.name}", state + past, short_path(path)]
         said = [line for line in (end.words if end else "", self.described_ranks, self.pruned) if line]
         found = self.findings

@@ -1015,7 +1015,7 @@ def test_flow_and_sweep_are_saved_and_the_last_of_a_metric_is_a_column(browser: 
 
 @slow
 def test_a_picture_has_the_height_that_its_reader_gave_it(browser: Any, address: str) -> None:
-    """By keys and by dragging; after a reload, too; delete gives it back its own."""
+    """By keys and by dragging; after a reload and for who follows the link, too; delete gives it back its own."""
     with opened(browser, address) as page:
         go(page, f"#/run/{ids(page)['small']}")
         for place in (".chart", ".heat"):
@@ -1037,9 +1037,12 @@ def test_a_picture_has_the_height_that_its_reader_gave_it(browser: Any, address:
             page.reload()
             page.locator("#view .view:not([aria-busy])").wait_for(state="attached")
             is_high(before + 100)
+            with opened(browser, page.url) as other:
+                sync_api.expect(other.locator(place).first).to_have_js_property("offsetHeight", before + 100)
             handle.focus()
             page.keyboard.press("Delete")
             is_high(before)
+            assert "heights" not in page.url
 
 
 @slow

@@ -160,6 +160,13 @@ class Description:
         return cls(attempts, about, fits is True, pruned)
 
 
+def copied(held: Any) -> Any:
+    """Return plain data with lists and mappings of its own."""
+    if isinstance(held, Mapping):
+        return {name: copied(each) for name, each in held.items()}
+    return [copied(each) for each in held] if isinstance(held, list | tuple) else held
+
+
 def is_run(folder: Path) -> bool:
     """Whether *folder* holds a run that this version reads."""
     try:

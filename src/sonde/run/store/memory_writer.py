@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sonde.rows import RowBlock
 from sonde.run.folder.end import End
-from sonde.run.folder.run_json import Description
+from sonde.run.folder.run_json import Description, copied
 from sonde.run.folder.source import Answer, Ask
 from sonde.run.record import Record
 from sonde.run.store.tables import Lines, tables_of
@@ -65,7 +65,7 @@ class MemorySource:
         return self.description
 
     def document(self, name: str, rank: int) -> Any:
-        return self.documents.get(name) if rank == 0 else None
+        return copied(self.documents.get(name)) if rank == 0 else None
 
     def records(self) -> Mapping[int, Record]:
         return {} if self.record is None else {0: self.record}

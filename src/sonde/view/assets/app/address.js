@@ -16,7 +16,7 @@ export function here() {
 }
 
 // What goes along every link within a run, unless the link says otherwise.
-const GOES_ALONG = ["against", "smooth", "axis"];
+const GOES_ALONG = ["against", "smooth", "axis", "heights"];
 
 export function linkTo(view, run = "", args = {}, rest = "") {
   const given = new URLSearchParams();

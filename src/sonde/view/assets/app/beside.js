@@ -3,7 +3,7 @@ import { keep, linkTo } from "./address.js";
 import { lineChart } from "./chart.js";
 import { fill, make, many, partsOf, plain, searchField } from "./dom.js";
 import { heatMap, legendOf, stepsOf } from "./heat.js";
-import { columnsFor, firstNumber, numberChooser } from "./layers.js";
+import { columnsFor, firstNumber, numberField } from "./layers.js";
 import { MARKS } from "./scales.js";
 import { matrixOf, middlesOf, rowOf } from "./source.js";
 import { commonScale, joinedOrder, onRows } from "./together.js";
@@ -277,16 +277,11 @@ export function besideEachOther({ source, span, args, isShown, partOf, swatch, a
         bar.replaceChildren(
           title,
           make("span", { class: "space" }),
-          make(
-            "label",
-            null,
-            "number ",
-            numberChooser(numbers, number, (id) => {
-              number = id;
-              keep({ number });
-              pictures();
-            }),
-          ),
+          numberField(numbers, number, (id) => {
+            number = id;
+            keep({ number });
+            pictures();
+          }),
           filter,
         );
       layersThatDiffer();

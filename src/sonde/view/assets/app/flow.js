@@ -2,7 +2,7 @@
 import { here, keep, linkTo } from "./address.js";
 import { draw, make, many, notice, partsOf, plain, rowLabel, shortened, whole } from "./dom.js";
 import { stepsOf } from "./heat.js";
-import { nothingYet, numberChooser } from "./layers.js";
+import { nothingYet, numberField } from "./layers.js";
 import { player } from "./player.js";
 import { saveButtons } from "./saving.js";
 import { MARKS, axis, ends, lineColour, ticks } from "./scales.js";
@@ -51,18 +51,13 @@ export async function flowView({ root, source, run, args, isShown }) {
     make(
       "div",
       { class: "bar" },
-      make(
-        "label",
-        null,
-        "number ",
-        numberChooser(about.numbers, number, (id) => {
-          number = id;
-          keep({ number });
-          args.step = steps()[column];
-          control = null;
-          read();
-        }),
-      ),
+      numberField(about.numbers, number, (id) => {
+        number = id;
+        keep({ number });
+        args.step = steps()[column];
+        control = null;
+        read();
+      }),
       place,
     ),
     make("figure", null, make("figcaption", null, title, facts), picture, legend),

@@ -49,6 +49,10 @@ export function numberChooser(numbers, chosen, onchange) {
   return select;
 }
 
+// The same with its word in front.
+export const numberField = (numbers, chosen, onchange) =>
+  make("label", null, "number ", numberChooser(numbers, chosen, onchange));
+
 // The number that is shown first: the size of outputs, which every layer has.
 export const firstNumber = (about) =>
   (
@@ -176,17 +180,12 @@ export async function layersView({ root, source, run, args, isShown, ready }) {
     make(
       "div",
       { class: "bar" },
-      make(
-        "label",
-        null,
-        "number ",
-        numberChooser(about.numbers, number, (id) => {
-          number = id;
-          pinned = [];
-          keep({ number, pinned: "" });
-          read();
-        }),
-      ),
+      numberField(about.numbers, number, (id) => {
+        number = id;
+        pinned = [];
+        keep({ number, pinned: "" });
+        read();
+      }),
       make("label", null, "as ", mode),
       filter,
       folding,

@@ -1,32 +1,27 @@
-// A handle below a picture: dragged, or moved by keys, it makes the picture higher or lower. The browser keeps the height.
+// A handle below a picture: dragged, or moved by keys, it makes the picture higher or lower. The address has the height, as "heights=Losses:420".
+import { here, keep } from "./address.js";
 import { make } from "./dom.js";
 
-const SHELF = "sonde heights";
 const [LOWEST, HIGHEST, NOTCH] = [90, 1600, 20]; // pixels
 
-function heights() {
-  try {
-    return JSON.parse(localStorage.getItem(SHELF) ?? "{}") ?? {};
-  } catch {
-    return {}; // what another program has put there, or no storage at all
-  }
-}
+const heights = () =>
+  new Map((here().args.heights ?? "").split(",").map((each) => /** @type {[string, string]} */ (each.split(":"))));
 
 function keepHeight(name, height) {
-  try {
-    const { [name]: _, ...others } = heights();
-    localStorage.setItem(SHELF, JSON.stringify(height === null ? others : { ...others, [name]: height }));
-  } catch {
-    /* the height is that of this visit alone */
-  }
+  const held = heights();
+  held.delete("");
+  if (height === null) held.delete(name);
+  else held.set(name, height);
+  keep({ heights: [...held].map((each) => each.join(":")).join(",") });
 }
 
-// Of the words that a picture has for those who do not see it, the first sentence.
-const nameOf = (label) => label.split(".")[0];
+// The name of a picture in the address: of the words for those who do not see it the first sentence.
+const nameOf = (label) => label.split(".")[0].replaceAll(/[^\p{L}\p{N}]+/gu, "-");
 
+// The height of a picture that the address has; null without one.
 export const heightOf = (label) => {
-  const kept = heights()[nameOf(label)];
-  return typeof kept === "number" && kept >= LOWEST && kept <= HIGHEST ? kept : null;
+  const kept = Number(heights().get(nameOf(label)));
+  return kept >= LOWEST && kept <= HIGHEST ? kept : null;
 };
 
 // The handle of a picture with a label. `now` gives its height, `set` changes it; null is the height that it has by itself.
@@ -39,7 +34,7 @@ export function resizer(label, now, set) {
     role: "separator",
     tabindex: 0,
     "aria-orientation": "horizontal",
-    "aria-label": `Height of: ${name}`,
+    "aria-label": `Height of: ${label.split(".")[0]}`,
     "aria-valuemin": LOWEST,
     "aria-valuemax": HIGHEST,
     title: "Drag, or arrow keys: another height; double click, or delete: its own",
