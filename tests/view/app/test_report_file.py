@@ -61,6 +61,28 @@ def test_a_report_of_several_runs_holds_each_and_compares_the_first_with_the_oth
     assert [len(each["heatmap"]) > 0 for each in held["runs"]] == [True] * 3
 
 
+def test_a_report_against_another_run_holds_its_differences_and_both_runs(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Sizes of alike runs are the same: log2 of their ratio is 0. Against a run without common sites there is no report."""
+    made_runs.small_run(tmp_path / "other", range(0, 10, 2))
+    file = tmp_path / "report.html"
+    given = ["report", str(runs / "small"), "-o", str(file), "--against"]
+    assert main([*given, str(tmp_path / "other")]) == 0
+    own, other = held_in(file.read_text())["runs"]
+    found = own["against"][other["run"]["id"]]
+    values = unpacked(found["heatmap"]["moments.rms@output"]["values"], "f4")
+    assert values.tolist() == [0.0] * (3 * 5)
+    assert found["numbers"]["matched"] == {"both": 5, "own": 10, "other": 5}
+    assert {"overview", "numbers", "heatmap", "ratio"} == found.keys()
+    assert "against" not in other
+    assert len(own["heatmap"]["moments.rms@output"]["steps"]) == 11
+    assert main([*given, str(runs / "deep" / "defects")]) != 0
+    assert "no number at a site and step of" in capsys.readouterr().err
+    with pytest.raises(ArgumentError, match="2 runs are to be shown against another one"):
+        save_report([open_run(runs / "small")] * 2, file, against=open_run(runs / "small"))
+
+
 def test_nothing_in_a_report_can_run_code(runs: Path) -> None:
     """The script is the page's own, by its hash; the run's text is compressed data."""
     text = report_html(open_run(runs / "hostile"))

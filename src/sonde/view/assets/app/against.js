@@ -21,8 +21,11 @@ export function sourceAgainst(source, other) {
 }
 
 // The runs that a run can be shown against.
-export const siblingsOf = (run, runs) =>
-  runs.filter(({ id, state, last }) => id !== run.id && !["damaged", "newer"].includes(state) && typeof last === "number");
+export const siblingsOf = (source, run, runs) =>
+  runs.filter(
+    ({ id, state, last }) =>
+      id !== run.id && !["damaged", "newer"].includes(state) && typeof last === "number" && source.hasDifference(run.id, id),
+  );
 
 // Fills the line above the views: what differences are, and, as soon as the two are compared, what could not be matched.
 export async function sayAgainst(place, { view, run, other, source, leave }) {

@@ -99,8 +99,7 @@ function header(address, run) {
 }
 
 // The run whose numbers are taken from those of the run that is shown: of an address, if it is there.
-const otherOf = (run, args) =>
-  (run && source.isLive && siblingsOf(run, listed.runs).find(({ id }) => id === args.against)) || null;
+const otherOf = (run, args) => (run && siblingsOf(source, run, listed.runs).find(({ id }) => id === args.against)) || null;
 
 function against(address, run) {
   const other = otherOf(run, address.args);
@@ -109,7 +108,7 @@ function against(address, run) {
     header(here(), run);
     show();
   };
-  const siblings = run && source.isLive ? siblingsOf(run, listed.runs) : [];
+  const siblings = run ? siblingsOf(source, run, listed.runs) : [];
   fill(
     byId("sibling"),
     siblings.length
@@ -215,9 +214,11 @@ async function load() {
     !listed.runs.some((each) => each.id === address.run) &&
     (address.view !== "compare" || listed.runs.length === 1)
   ) {
+    const [first] = listed.runs;
+    const [other] = siblingsOf(source, first, listed.runs);
     location.replace(
-      listed.runs.length === 1
-        ? linkTo("overview", listed.runs[0].id)
+      listed.runs.length === 1 || other
+        ? linkTo("overview", first.id, { against: other?.id })
         : linkTo("compare", "", { runs: listed.runs.map(({ id }) => id).join(",") }),
     );
     return;

@@ -101,6 +101,10 @@ export class Live {
     return this.get(`api/runs/${encodeURIComponent(run)}/${name}${query(settings)}`, signal);
   }
 
+  hasDifference() {
+    return true;
+  }
+
   compare(a, b) {
     return this.get(`api/compare${query({ a, b })}`);
   }
@@ -166,7 +170,8 @@ export class Recording {
 
   /** @param {string} run @param {string} name @param {any} settings */
   async ask(run, name, settings = {}) {
-    const held = this.held.runs.find((each) => each.run.id === run);
+    const own = this.held.runs.find((each) => each.run.id === run);
+    const held = settings.against ? { ...own, ...own.against[settings.against] } : own;
     const given = {
       heatmap: () => held.heatmap?.[settings.number],
       numbers: () => ({ ...held.numbers, numbers: held.numbers.numbers.filter((number) => held.heatmap?.[number.id]) }),
@@ -185,6 +190,11 @@ export class Recording {
           .join("")}. The live page does: sonde ui`,
       );
     return name === "heatmap" && settings.layers ? chosen(matrixOf(answer), settings.layers) : answer;
+  }
+
+  // Whether the report has the differences of a run from another one.
+  hasDifference(run, other) {
+    return Boolean(this.held.runs.find((each) => each.run.id === run)?.against?.[other]);
   }
 
   distribution(held, { site, step }) {
