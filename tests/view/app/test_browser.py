@@ -1014,6 +1014,28 @@ def test_flow_and_sweep_are_saved_and_the_last_of_a_metric_is_a_column(browser: 
 
 
 @slow
+def test_minus_infinity_stands_on_the_lower_edge_of_a_chart_and_infinity_on_the_upper(browser: Any, tmp_path: Path) -> None:
+    for name, value in (("down", -np.inf), ("up", np.inf)):
+        with start_run(tmp_path / name) as writer:
+            for step in range(5):
+                writer.scalar("loss", value if step == 2 else 1.0 + step, step=step)
+    with LivePage(tmp_path) as served, opened(browser, served.address) as page:
+        runs = ids(page)
+        for name, is_low in (("down", True), ("up", False)):
+            go(page, f"#/run/{runs[name]}")
+            chart, mark = (page.locator(place).first.bounding_box() for place in (".chart", ".chart .mark rect"))
+            assert (mark["y"] - chart["y"] > chart["height"] / 2) is is_low
+
+
+@slow
+def test_on_a_phone_the_buttons_stand_beside_the_name_of_the_run(browser: Any, address: str) -> None:
+    with opened(browser, address, width=390) as page:
+        go(page, f"#/run/{ids(page)['small']}")
+        name, buttons, against = (page.locator(place).bounding_box() for place in ("#which", "header .buttons", "#sibling"))
+        assert buttons["y"] < name["y"] + name["height"] <= against["y"] + 1
+
+
+@slow
 def test_a_picture_has_the_height_that_its_reader_gave_it(browser: Any, address: str) -> None:
     """By keys and by dragging; after a reload and for who follows the link, too; delete gives it back its own."""
     with opened(browser, address) as page:

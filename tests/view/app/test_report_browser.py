@@ -48,3 +48,25 @@ def test_a_report_shows_every_view_offline(browser: Any, tmp_path: Path) -> None
             page.frame_locator("iframe").locator("svg text").first.wait_for()
     context.close()
     assert said == []
+
+
+@pytest.mark.slow
+def test_a_report_against_another_run_opens_on_the_differences(browser: Any, tmp_path: Path) -> None:
+    runs = [trained(tmp_path / name) for name in ("own", "other")]
+    file = save_report(runs[0], tmp_path / "report.html", against=runs[1])
+    context = browser.new_context(offline=True)
+    page = context.new_page()
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.goto(file.as_uri())
+    page.locator("#against", has_text="own against other").wait_for()
+    for name in ("Layers", "Flow", "Updates", "Findings"):
+        page.locator("nav#views a", has_text=name).first.click()
+        page.locator("#view .busy").wait_for(state="detached")
+        assert "against=" in page.url
+        assert "does not hold" not in page.locator("#view").inner_text()
+    page.get_by_role("button", name="this run alone").click()
+    page.locator("#against").wait_for(state="hidden")
+    context.close()
+    assert said == []

@@ -11,6 +11,7 @@ import { hideTip, showTip } from "./tip.js";
 const MARGINS = [66, 14];
 let charts = 0; // drawn so far, each with a name of its own
 const LANE = 5; // pixels: the marks of each line have a lane of their own
+const isBelow = (mark) => mark === 4 || mark === 5; // minus infinity and, on a logarithmic axis, zero
 
 const tenth = (pixel) => Math.round(pixel * 10) / 10; // far cheaper than toFixed
 
@@ -153,8 +154,8 @@ export function lineChart(
   let [x, y] = [axis(0, 1, left, left + 1), axis(0, 1, 1, 0)];
   const hasLane = ({ values, marks }) =>
     marks
-      ? marks.some((mark) => mark > 1 && mark !== 5)
-      : values.some((value) => typeof value === "number" && !Number.isFinite(value));
+      ? marks.some((mark) => mark > 1 && !isBelow(mark))
+      : values.some((value) => Number.isNaN(value) || value === Number.POSITIVE_INFINITY);
   const top = () => (data.markers?.length ? 20 : 8) + laned;
   let bottom = height - 24;
   let [lanes, laned] = [0, 0];
@@ -322,7 +323,7 @@ export function lineChart(
     };
   }
 
-  // What is no number stands on the upper edge, exact zeros on the lower one: off the axis.
+  // What is no number stands on the upper edge, minus infinity and exact zeros on the lower one: off the axis.
   function marksOf({ steps, values, marks }, own) {
     const found = [];
     let last = null;
@@ -344,10 +345,10 @@ export function lineChart(
     }
     if (!found.length) return [];
     const lane = lanes;
-    if (found.some(({ mark }) => mark !== 5)) lanes += 1;
+    if (found.some(({ mark }) => !isBelow(mark))) lanes += 1;
     return found.map(({ mark, from, to }, place) => {
       const { colour, glyph } = MARKS[mark];
-      const edge = mark === 5 ? bottom - LANE + 1 : top() - laned + lane * LANE;
+      const edge = isBelow(mark) ? bottom - LANE + 1 : top() - laned + lane * LANE;
       const isNew = !named.has(mark);
       named.add(mark);
       return draw(
@@ -359,9 +360,9 @@ export function lineChart(
           ? draw(
               "text",
               {
-                x: mark === 5 ? Math.max(from, left + 2) : Math.max(from - 8, left + 2),
-                y: mark === 5 ? bottom - 7 : from < left + 60 ? top() + 9 : edge + 8,
-                "text-anchor": mark === 5 || from < left + 60 ? "start" : "end",
+                x: isBelow(mark) ? Math.max(from, left + 2) : Math.max(from - 8, left + 2),
+                y: isBelow(mark) ? bottom - 7 : from < left + 60 ? top() + 9 : edge + 8,
+                "text-anchor": isBelow(mark) || from < left + 60 ? "start" : "end",
               },
               glyph,
             )

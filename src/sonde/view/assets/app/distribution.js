@@ -172,14 +172,18 @@ export async function distributionView({ root, source, run, args, isShown }) {
       sites.map((site) => make("option", { value: site })),
     ),
     make(
-      "button",
-      { "data-key": "back", "aria-label": "The site before", title: "The site before ([)", onclick: () => step(-1) },
-      "‹",
-    ),
-    make(
-      "button",
-      { "data-key": "forward", "aria-label": "The next site", title: "The next site (])", onclick: () => step(1) },
-      "›",
+      "span",
+      { class: "pair" },
+      make(
+        "button",
+        { "data-key": "back", "aria-label": "The site before", title: "The site before ([)", onclick: () => step(-1) },
+        "‹",
+      ),
+      make(
+        "button",
+        { "data-key": "forward", "aria-label": "The next site", title: "The next site (])", onclick: () => step(1) },
+        "›",
+      ),
     ),
     make("span", { class: "quiet" }, ` ${whole(sites.length)} sites, in the order of execution`),
   );
