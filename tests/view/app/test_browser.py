@@ -1014,6 +1014,37 @@ def test_flow_and_sweep_are_saved_and_the_last_of_a_metric_is_a_column(browser: 
 
 
 @slow
+def test_a_link_shows_what_its_sender_has_set(browser: Any, tmp_path: Path) -> None:
+    """The tensor of several of a kind, counts, the rows of the overview, and the filter of the coverage."""
+    expect = sync_api.expect
+    parameters = Layout(["fc.bias:param", "fc.weight:param", "head.weight:param"])
+    with start_run(tmp_path / "run") as writer:
+        for step in range(4):
+            writer.append("moments", parameters, {"rms": [1.0, 2.0, 3.0], "count": [4.0, 16.0, 8.0]}, step=step)
+        writer.document("coverage", {"missing": [{"site": f"{name}:output", "reason": "never called"} for name in ("fc", "head")]})
+    with LivePage(tmp_path) as served, opened(browser, served.address) as page:
+        run = ids(page)["run"]
+        go(page, f"#/run/{run}/layer/fc")
+        page.locator("tr[data-number*='fc.weight']").first.click()
+        page.get_by_label("counts, too").check()
+        with opened(browser, page.url) as other:
+            expect(other.locator("tr.picked")).to_have_attribute("data-number", "moments.rms@param fc.weight:param")
+            expect(other.get_by_label("counts, too")).to_be_checked()
+        go(page, f"#/run/{run}/coverage")
+        page.get_by_label("Filter sites").fill("head")
+        with opened(browser, page.url) as other:
+            expect(other.locator("td.name")).to_have_text(["head"])
+        go(page, f"#/run/{run}")
+        box = page.locator(".heat").bounding_box()
+        x, y, high = box["x"] + box["width"] * 0.7, box["y"], box["height"]
+        page.mouse.move(x, y + 6)
+        page.mouse.down()
+        page.mouse.move(x + 2, y + high / 3, steps=4)
+        page.mouse.up()
+        page.wait_for_url("**rows=*")
+
+
+@slow
 def test_minus_infinity_stands_on_the_lower_edge_of_a_chart_and_infinity_on_the_upper(browser: Any, tmp_path: Path) -> None:
     for name, value in (("down", -np.inf), ("up", np.inf)):
         with start_run(tmp_path / name) as writer:

@@ -1,5 +1,6 @@
 // What was observed, what was not, and why.
-import { make, notice, partsOf, whole } from "./dom.js";
+import { here, keep } from "./address.js";
+import { make, notice, partsOf, searchField, whole } from "./dom.js";
 
 export async function coverageView({ root, source, run, isShown, lacks }) {
   async function read() {
@@ -16,7 +17,8 @@ export async function coverageView({ root, source, run, isShown, lacks }) {
     }
     const held = answer.coverage ?? answer;
     lacks(held.lost);
-    const filter = make("input", { type: "search", placeholder: "Filter sites", "aria-label": "Filter sites" });
+    const filter = searchField("Filter sites", "Filter sites", here().args.filter);
+    filter.addEventListener("input", () => keep({ filter: filter.value }));
     const table = (rows, title, column, empty) => {
       const body = make("tbody");
       const fill = () => {

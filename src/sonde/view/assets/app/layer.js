@@ -15,7 +15,7 @@ const ORDER = ["input", "output", "grad_output", "grad_input", "param", "grad", 
 export async function layerView({ root, source, run, rest, args, isShown }) {
   const span = Span.of(run, args);
   let step = span.held; // whose values stand in the table; null: the last one's
-  let number = args.number;
+  let number = args.of ? `${args.number} ${args.of}` : args.number; // and the tensor that it is of: a layer may have several of a kind
   let held = null;
   const [head, findings, tables, title] = [
     make("div"),
@@ -23,7 +23,16 @@ export async function layerView({ root, source, run, rest, args, isShown }) {
     make("div", { class: "tables" }),
     make("h3"),
   ];
-  const counts = make("input", { type: "checkbox", onchange: () => tables.classList.toggle("with-counts", counts.checked) });
+  const withCounts = () => tables.classList.toggle("with-counts", counts.checked);
+  const counts = make("input", {
+    type: "checkbox",
+    checked: args.counts === "1",
+    onchange: () => {
+      withCounts();
+      keep({ counts: counts.checked ? 1 : "" });
+    },
+  });
+  withCounts();
   const chart = lineChart(span, {
     height: 260,
     label: "History of one number of this layer. A click shows all numbers at that step.",
@@ -243,7 +252,7 @@ export async function layerView({ root, source, run, rest, args, isShown }) {
     const mark = (step === null ? entry.last_mark : entry.shown_mark) ?? 0;
     const choose = () => {
       number = key;
-      keep({ number: entry.number });
+      keep({ number: entry.number, of: entry.site });
       history();
     };
     return make(

@@ -94,6 +94,15 @@ const rowsOf = (text) => {
   return found && Number(found[1]) < Number(found[2]) ? [Number(found[1]), Number(found[2])] : null;
 };
 
+// The options of a heat-map by which the address has the rows that it shows.
+export const rowsKept = (args, then = (_) => {}) => ({
+  shownRows: rowsOf(args.rows),
+  onrows: (some) => {
+    then(some);
+    keepZoom({ rows: some ? some.join("-") : "" });
+  },
+});
+
 export async function layersView({ root, source, run, args, isShown, ready }) {
   const about = await source.ask(run.id, "numbers");
   if (!about.numbers.length) {
@@ -154,12 +163,10 @@ export async function layersView({ root, source, run, args, isShown, ready }) {
       histories();
     },
     onhold: (site) => keep({ site }),
-    shownRows,
-    onrows: (some) => {
+    ...rowsKept(args, (some) => {
       shownRows = some;
       all.hidden = isAll();
-      keepZoom({ rows: some ? some.join("-") : "" });
-    },
+    }),
     open: (at, column) => {
       if (found.folds?.[at] > 1) {
         unfold(true);

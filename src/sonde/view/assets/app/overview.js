@@ -5,7 +5,7 @@ import { isSameLine, lineChart } from "./chart.js";
 import { badge, fill, make, many, plain, since, whole } from "./dom.js";
 import { pictureOf } from "./findings.js";
 import { heatMap, legendOf } from "./heat.js";
-import { cellsOf, firstNumber, nothingYet, numberChooser } from "./layers.js";
+import { cellsOf, firstNumber, nothingYet, numberChooser, rowsKept } from "./layers.js";
 import { MARKS, lineColour } from "./scales.js";
 import { smoothingSlider } from "./smoothing.js";
 import { matrixOf } from "./source.js";
@@ -87,6 +87,7 @@ export async function overviewView({ root, source, run, args, isShown, ready, la
       for (const { chart } of charts.values()) chart.again();
     },
     onhold: (site) => keep({ site }),
+    ...rowsKept(args),
     open: (row, column) => {
       const [site, unfold] = [found.sites[row], found.folds?.[row] > 1 ? 1 : ""];
       location.hash = linkTo("layers", run.id, {

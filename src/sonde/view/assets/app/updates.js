@@ -3,7 +3,7 @@ import { keep, keepZoom, linkTo } from "./address.js";
 import { lineChart } from "./chart.js";
 import { make, many, notice, partsOf } from "./dom.js";
 import { heatMap, legendOf } from "./heat.js";
-import { cellsOf, standingOut } from "./layers.js";
+import { cellsOf, rowsKept, standingOut } from "./layers.js";
 import { lineColour } from "./scales.js";
 import { matrixOf, rowOf } from "./source.js";
 import { Span } from "./span.js";
@@ -22,6 +22,7 @@ export async function updatesView({ root, source, run, args, isShown, ready }) {
       histories();
     },
     onhold: (site) => keep({ site }),
+    ...rowsKept(args),
     open: (at, column) => {
       location.hash = linkTo(
         "layer",
