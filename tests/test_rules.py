@@ -418,7 +418,7 @@ def test_what_an_entry_names_is_there() -> None:
 def test_a_rule_must_hold_as_often_as_its_condition_says(name: str) -> None:
     """In 3 of 5 logged steps, for example, and so often where nothing is said; docs/rules.md names a dead layer, in 2 of 3."""
     said = re.search(r"(\d) of (\d) (logged steps|medians|evaluations)", rules.RULES[name].condition)
-    unsaid = {"dead": (2, 3), "update_huge": (1, 1), "update_small": (4, 5)}
+    unsaid = {"dead": (2, 3), "update_huge": (1, 1), "gradient_alone": (1, 1), "update_small": (4, 5)}
     window = rules.RULES[name].window
     assert window is not None
     assert (window.most, window.of) == ((int(said[1]), int(said[2])) if said else unsaid.get(name, (3, 5)))
@@ -441,6 +441,7 @@ def test_every_rule_is_listed_with_its_condition_and_source() -> None:
         "attention_large", "weight_large", "one_index", "gradient_kept", "gradient_cleared", "input_large",
         "rank_collapse", "would_overflow", "would_underflow", "begins_large", "input_same", "overwritten",
         "loss_rising", "loss_unbounded", "loss_stuck", "overfitting",
+        "rate_negative", "decay_large", "momentum_large", "rate_grown", "gradient_alone", "target_large", "bounded",
         "eval_mode", "labels_outside", "loss_broadcast", "softmax_twice", "initial_loss", "initial_error", "cut_off",
         "missing_in_optimizer", "step_lost", "not_overfit", "zeroed_as_good", "input_unused", "samples_mixed",
         "random_output",

@@ -487,3 +487,46 @@ def zero_regression(seed: int) -> Training:
     training.model[7] = nn.Sigmoid()
     nn.init.zeros_(training.model[8].weight)
     return training
+
+
+@control("a learning rate below zero, and maximize=True", "mlp")
+def maximized(seed: int) -> Training:
+    training = base("mlp", seed)
+    training.use(SGD, lr=0.1, maximize=True)
+    training.optimizer.param_groups[0]["lr"] = -0.1
+    return training
+
+
+@control("momentum 0.999 at a rate that is lower by as much", "mlp")
+def long_momentum(seed: int) -> Training:
+    training = base("mlp", seed)
+    training.use(SGD, lr=1e-4, momentum=0.999)
+    training.steps = 300
+    return training
+
+
+@control("prices: targets of 200,000, and a bias that begins at their mean", "mlp")
+def prices(seed: int) -> Training:
+    model, batch = nn.Linear(20, 1), data.lines(seed, scale=8e4)
+    nn.init.constant_(model.bias, 2e5)
+    loss = functional.mse_loss
+    return Training(model, SGD(model.parameters(), 0.1), batch, lambda out, y: loss(out, y + 2e5))
+
+
+@control("an autoencoder of zeros and ones, with a sigmoid at its end", "mlp")
+def binary_autoencoder(seed: int) -> Training:
+    training = base("mlp", seed)
+    training.model = networks.mlp(2, outputs=20).append(nn.Sigmoid())
+    training.use(AdamW, lr=3e-3)
+    training.loss = functional.mse_loss
+    training.spoil = lambda step, x, y: ((x > 0).float(), (x > 0).float())
+    training.steps = 300
+    return training
+
+
+@control("a layer is unfrozen at step 40, and the optimizer holds it from the beginning on", "mlp")
+def unfrozen_and_held(seed: int) -> Training:
+    training = base("mlp", seed)
+    layer = training.model[2].requires_grad_(False)
+    training.before.append(lambda step: layer.requires_grad_(step >= 40))
+    return training

@@ -50,6 +50,13 @@ RULE_SYMPTOMS = {
     "begins_large": "scale",
     "overwritten": "growth",
     "input_same": "constant",
+    "rate_negative": "loss",
+    "rate_grown": "large steps",
+    "momentum_large": "large steps",
+    "decay_large": "growth",
+    "gradient_alone": "exploding",
+    "target_large": "scale",
+    "bounded": "saturated",
 }
 
 

@@ -161,3 +161,39 @@ def test_a_loop_that_says_its_steps_itself_has_no_such_findings() -> None:
             model(torch.ones(2, 4)).sum().backward()
             inspector.step()
     assert not {"unmoved", "unreached"} & {each.rule for each in inspector.findings}
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_a_layer_that_is_unfrozen_later_is_unmoved_unless_an_optimizer_holds_it(is_held: bool) -> None:
+    model = deep()
+    model[2].requires_grad_(False)
+    steps = iter(range(100))
+
+    def before() -> None:
+        model[2].requires_grad_(next(steps) >= 20)
+
+    optimizer = SGD(model.parameters() if is_held else but(model, "2."), 0.1)
+    of = [(each.rule, each.site, each.severity, each.first_step) for each in found(model, optimizer, steps=40, before=before)]
+    assert of == ([] if is_held else [("unmoved", "2.weight:param", "bad", 20)])
+
+
+class Adapted(nn.Module):
+    """A frozen layer, and a trained path of low rank beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(4, 4).requires_grad_(False)
+        self.into, self.out = (nn.Parameter(torch.randn(shape)) for shape in ((2, 4), (4, 2)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.base(x) + x @ self.into.T @ self.out.T
+        return y
+
+
+def test_adapters_of_no_optimizer_are_unmoved_though_they_are_most_of_what_is_trained() -> None:
+    """What is frozen shows that the rest is meant to be trained; where nothing is, a head that is trained alone may be meant."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Adapted(), nn.Tanh(), Adapted(), nn.Tanh(), nn.Linear(4, 2))
+    assert [each.severity for each in found(model, SGD(model[4].parameters(), 0.1)) if each.rule == "unmoved"] == ["bad"]
+    model = deep(nn.Linear(4, 4))
+    assert [each.severity for each in found(model, SGD(model[-1].parameters(), 0.1)) if each.rule == "unmoved"] == ["note"]

@@ -24,10 +24,10 @@ def mlp(inputs: int = 8, outputs: int = 2) -> nn.Sequential:
 
 
 def trained(
-    model: nn.Module, optimizer: Optimizer, loss: Loss, steps: int = 40, after: Callable[[], object] = lambda: None
+    model: nn.Module, optimizer: Optimizer, loss: Loss, steps: int = 40, after: Callable[[], object] = lambda: None, **options: Any
 ) -> Inspector:
     """Train under ``watch``; *after* is called between backward and step."""
-    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False) as inspector:
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False, **options) as inspector:
         for step in range(steps):
             optimizer.zero_grad()
             value = loss(step)
@@ -571,3 +571,142 @@ def test_weights_are_frozen_on_purpose_where_a_path_of_low_rank_is_trained_besid
         model.insert(3, nn.Linear(16, 16, bias=False).requires_grad_(False))  # which has no such path, and is as frozen
     every = found(model, Adam([each for each in model.parameters() if each.requires_grad]), classes(model), steps=12)
     assert ("frozen" in every) is is_found
+
+
+def test_a_gradient_that_is_multiplied_on_its_way_is_the_root_of_the_steps_that_it_makes() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), *mlp(16))
+    model[2].weight.register_hook(lambda gradient: gradient * 1e5)
+    root = next(iter(found(model, SGD(model.parameters(), 0.05), classes(model), 12, bad_steps=None).values()))
+    assert (root.rule, root.site, root.first_step) == ("gradient_alone", "2.weight:grad", 0)
+
+
+class Added(nn.Module):
+    """Residual branches whose last weights begin at zero: at first no gradient comes to the others of a branch."""
+
+    def __init__(self, *, head: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 2)
+        self.branches = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16)) for _ in range(2))
+        for zeros in (*[branch[2] for branch in self.branches], *([self.last] if head else [])):
+            nn.init.zeros_(zeros.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for branch in self.branches:
+            x = x + branch(x)
+        y: Tensor = self.last(x)
+        return y
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Added(head=False),
+        lambda: Added(head=True),
+        lambda: nn.Sequential(nn.Linear(8, 256), nn.ReLU(), nn.Linear(256, 2), nn.Linear(2, 256), nn.ReLU(), nn.Linear(256, 2)),
+    ],
+)
+def test_gradients_that_differ_as_layers_do_are_healthy(make: Callable[[], nn.Module]) -> None:
+    model = make()
+    assert "gradient_alone" not in found(model, SGD(model.parameters(), 0.05), classes(model), 12)
+
+
+def of_bits(model: nn.Module, sign: float = 1.0) -> Loss:
+    def loss(step: int) -> Tensor:
+        x = torch.randn(64, 8)
+        return sign * functional.binary_cross_entropy_with_logits(model(x)[:, 0], (x[:, 0] > 0).float())
+
+    return loss
+
+
+def test_a_binary_cross_entropy_with_the_wrong_sign_is_the_root_though_the_training_soon_breaks() -> None:
+    model = mlp(outputs=1)
+    root = next(iter(found(model, SGD(model.parameters(), 0.3), of_bits(model, -1.0), bad_steps=None).values()))
+    assert root.rule == "loss_unbounded"
+    model = mlp(outputs=1)
+    assert "loss_unbounded" not in found(model, SGD(model.parameters(), 0.3), of_bits(model))
+
+
+def towards(model: nn.Module, scale: float, offset: float = 0.0) -> Loss:
+    weight = torch.randn(8, generator=torch.Generator().manual_seed(2))
+
+    def loss(step: int) -> Tensor:
+        x = torch.randn(64, 8)
+        return functional.mse_loss(model(x)[:, 0], x @ weight * scale + offset)
+
+    return loss
+
+
+def test_targets_that_are_far_larger_than_outputs_are_the_root_of_steps_that_are_too_large() -> None:
+    model = mlp(outputs=1)
+    root = next(iter(found(model, SGD(model.parameters(), 1e-2), towards(model, 1e4), 12, bad_steps=None).values()))
+    assert (root.rule, root.first_step, root.follows) == ("target_large", 0, "")
+
+
+def test_large_targets_that_are_learnt_well_are_healthy() -> None:
+    """Prices: a network that begins at their mean, and one linear layer."""
+    model = nn.Linear(8, 1)
+    nn.init.constant_(model.bias, 2e5)
+    assert found(model, SGD(model.parameters(), 0.1), towards(model, 8e4, 2e5), 100) == {}
+
+
+class Sequences(nn.Module):
+    """A recurrent layer that reads its input first."""
+
+    def __init__(self, kind: Callable[..., nn.Module]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.head = kind(8, 16, batch_first=True), nn.Linear(16, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.head(self.layer(x[:, None].expand(-1, 4, -1))[0][:, -1])
+        return y
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize(("scale", "is_found"), [(1e4, True), (1.0, False), (30.0, False)])
+def test_what_goes_into_a_recurrent_layer_is_known_by_the_gradients_of_its_weight_and_bias(
+    kind: Callable[..., nn.Module], scale: float, is_found: bool
+) -> None:
+    model = Sequences(kind)
+    of = found(model, Adam(model.parameters(), 1e-3), classes(model, lambda step, x: x * scale), 8)
+    assert ("input_large" in of) is is_found
+    assert not is_found or (of["input_large"].first_step, of["input_large"].follows) == (0, "")
+
+
+@pytest.mark.parametrize(("scale", "norm", "is_found"), [(100.0, False, True), (100.0, True, False), (1.0, False, False)])
+def test_an_embedding_that_begins_large_is_found_where_no_normalisation_follows(scale: float, norm: bool, is_found: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(20, 8), *([nn.LayerNorm(8)] if norm else []), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+    with torch.no_grad():
+        model[0].weight.mul_(scale)
+
+    def loss(step: int) -> Tensor:
+        x = torch.randint(20, (64,))
+        return functional.cross_entropy(model(x), x % 2)
+
+    assert ("weight_large" in found(model, Adam(model.parameters(), 1e-3), loss, 8)) is is_found
+
+
+@pytest.mark.parametrize(("scale", "is_found"), [(3.0, True), (None, False)])
+def test_outputs_of_a_sigmoid_that_cannot_reach_their_targets_are_found(scale: float | None, is_found: bool) -> None:
+    """An autoencoder of numbers far beyond 0 and 1; of zeros and ones it stands at both ends as well, and its loss is small."""
+    model = mlp(outputs=8).append(nn.Sigmoid())
+
+    def loss(step: int) -> Tensor:
+        x = torch.randn(64, 8)
+        target = (x > 0).float() if scale is None else x * scale
+        return functional.mse_loss(model(x if scale is None else target), target)
+
+    assert ("bounded" in found(model, Adam(model.parameters(), 1e-2), loss, 110)) is is_found
+
+
+def test_an_input_that_another_model_has_made_large_was_not_so_from_the_beginning_on() -> None:
+    """The biases hide what goes in at the first step; it cannot have been large then."""
+    model = mlp()
+    with torch.no_grad():
+        model[0].bias.fill_(1.0)
+    optimizer = SGD(model.parameters(), 1e-4)
+    of = found(model, optimizer, classes(model, lambda step, x: x * (1e-2 if step == 0 else 5e3)), 10)
+    assert "from the beginning" not in "".join(each.message for each in of.values() if each.rule == "input_large")

@@ -405,3 +405,16 @@ def test_a_loss_that_crosses_zero_falls_without_bound_where_something_grows_with
     found = {each.rule: each for each in sonde.check(writer.run()).findings}
     assert ("loss_unbounded" in found) is is_found
     assert not is_found or found["output_growth"].follows == "loss_unbounded"
+
+
+@pytest.mark.parametrize(("last", "is_found"), [(0.95, True), (0.5, False)])
+def test_targets_that_are_far_larger_than_outputs_are_found_where_the_loss_does_not_fall(last: float, is_found: bool) -> None:
+    """The first loss is a hundred million, of 64 outputs of size 0.1; what is learnt in spite of that is healthy."""
+    layout = Layout(["0:output"])
+    writer = memory_run()
+    for step in range(220):
+        writer.append("moments", layout, {"rms": [0.1], "count": [64.0], "nan": 0, "inf": 0}, step=step)
+        writer.scalar("loss", 1e8 * (1 - (1 - last) * step / 220), step=step)
+    found = {each.rule: each for each in sonde.check(writer.run()).findings}
+    assert ("target_large" in found) is is_found
+    assert not is_found or (found["target_large"].first_step, found["target_large"].site) == (0, "0:output")

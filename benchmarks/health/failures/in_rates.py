@@ -135,3 +135,28 @@ def summed(kind: str, seed: int) -> tuple[Training, Truth]:
     if kind == "cnn":
         training.use(SGD, lr=0.5, momentum=0.9)
     return training, truth(DIVERGES, FOLLOWS, step=0, until=training.steps)
+
+
+@failure("learning rate below zero", "mlp rnn")
+def below_zero(kind: str, seed: int) -> tuple[Training, Truth]:
+    training = base(kind, seed)
+    for group in training.optimizer.param_groups:
+        group["lr"] *= -1
+    return training, truth(["loss"], (*DIVERGES, *FOLLOWS), step=0, until=training.steps)
+
+
+@failure("momentum 0.9999", "mlp")
+def long_momentum(kind: str, seed: int) -> tuple[Training, Truth]:
+    training = base(kind, seed)
+    training.use(SGD, lr=0.1, momentum=0.9999)
+    training.steps = 200
+    return training, truth(DIVERGES, FOLLOWS, step=0, until=training.steps)
+
+
+@failure("binary cross-entropy with the wrong sign", "mlp")
+def binary_sign(kind: str, seed: int) -> tuple[Training, Truth]:
+    training = base(kind, seed)
+    training.model = networks.mlp(outputs=1)
+    training.use(SGD, lr=0.1)
+    training.loss = lambda out, y: -nn.functional.binary_cross_entropy_with_logits(out[:, 0], (y == 0).float())
+    return training, truth(DIVERGES, FOLLOWS, step=0, until=training.steps)

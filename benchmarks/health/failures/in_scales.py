@@ -187,3 +187,51 @@ def collapse(kind: str, seed: int) -> tuple[Training, Truth]:
 
     training = Training(model, AdamW(model.parameters(), 1e-2), batch, together, steps=300, lenses=[lens.EffectiveRank(one_in=1)])
     return training, truth({"rank": "", "constant": "", "vanishing": "", "growth": ""}, [*SMALL, "large steps"], step=0, until=300)
+
+
+@failure("the gradient of one layer is multiplied by 10,000", "mlp")
+def one_gradient(kind: str, seed: int) -> tuple[Training, Truth]:
+    training = base(kind, seed)
+    name, layer = blocks_of(training.model)[1]
+    layer.weight.register_hook(lambda gradient: gradient * 1e4)
+    training.use(SGD, lr=0.05)
+    return training, truth({"exploding": rf"{name}(\..*)?"}, (*DIVERGES, *LARGE), step=0)
+
+
+@failure("targets not scaled: a regression towards values of 10,000, with clipped gradients", "mlp")
+def clipped_targets(kind: str, seed: int) -> tuple[Training, Truth]:
+    model = networks.mlp(outputs=1)
+    training = Training(
+        model, SGD(model.parameters(), 1e-2), data.lines(seed, scale=1e4), nn.functional.mse_loss, steps=220, clip=1.0
+    )
+    return training, truth(["scale", "loss", "small steps"], [*DIVERGES, *FOLLOWS], step=0)
+
+
+@failure("inputs of size 10,000 into a recurrent layer", "lstm gru")
+def recurrent_inputs(kind: str, seed: int) -> tuple[Training, Truth]:
+    layer = {"lstm": nn.LSTM, "gru": nn.GRU}[kind]
+    model = _Sequences(layer(20, 32, batch_first=True))
+    batch = data.blobs(seed)
+    training = Training(model, AdamW(model.parameters(), 1e-3), batch)
+    training.spoil = lambda step, x, y: (x * 1e4, y)
+    return training, truth(["spike"], [*DIVERGES, *LARGE, "saturated"], step=0)
+
+
+class _Sequences(nn.Module):
+    """A recurrent layer that reads four copies of a vector."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(32, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.head(self.layer(x[:, None].expand(-1, 4, -1))[0][:, -1])
+        return y
+
+
+@failure("an embedding that begins a hundred times too large", "rnn")
+def large_embedding(kind: str, seed: int) -> tuple[Training, Truth]:
+    training = base(kind, seed)
+    with torch.no_grad():
+        training.model.embedding.weight.mul_(100)
+    return training, truth({"scale": r"embedding(\..*)?"}, [*DIVERGES, *LARGE, "saturated"], step=0)

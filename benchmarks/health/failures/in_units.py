@@ -196,3 +196,35 @@ def broken_tie(kind: str, seed: int) -> tuple[Training, Truth]:
     with torch.no_grad():
         model.head.weight.mul_(1.0)
     return training, truth({"small steps": r"head\.weight"}, step=0)
+
+
+@failure("a sigmoid at the end, and targets far beyond 0 and 1", "mlp")
+def beyond_the_ends(kind: str, seed: int) -> tuple[Training, Truth]:
+    training = base(kind, seed)
+    training.model = networks.mlp(3, outputs=20).append(nn.Sigmoid())
+    training.use(AdamW, lr=3e-3)
+    training.loss = nn.functional.mse_loss
+    training.spoil = lambda step, x, y: (x, x)
+    training.steps = 200
+    return training, truth(["saturated", "loss"], BEHIND)
+
+
+@failure("a layer is unfrozen at step 40, and no optimizer holds it", "mlp")
+def unfrozen(kind: str, seed: int) -> tuple[Training, Truth]:
+    training = base(kind, seed)
+    name, layer = blocks_of(training.model)[1]
+    layer.requires_grad_(False)
+    training.use(SGD, without=layer.parameters(), lr=0.1)
+    training.before.append(lambda step: layer.requires_grad_(step >= 40))
+    training.steps = 180
+    return training, truth({"small steps": rf"{name}\..*"}, step=40)
+
+
+@failure("paths of low rank beside frozen layers, which no optimizer holds", "mlp")
+def adapters_left_out(kind: str, seed: int) -> tuple[Training, Truth]:
+    training = base(kind, seed)
+    for place in (2, 4, 6):
+        training.model[place] = networks.LowRank(training.model[place])
+    training.model[0].requires_grad_(False)
+    training.use(SGD, without=[each for place in (2, 4, 6) for each in training.model[place].parameters()], lr=0.1)
+    return training, truth({"small steps": r"[246]\..*"}, ["loss"], step=0)

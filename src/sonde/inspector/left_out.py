@@ -59,6 +59,7 @@ class LeftOut:
     def __init__(self, chosen: Chosen) -> None:
         self._chosen = chosen
         self._left: list[_Left] | None = None
+        self._frozen: list[SiteHook] = []  # of parameters that are not trained so far
         self._looks = 0
         self._first = (0, 0)  # epoch and step of the first look
         self._layers = 0  # that have trainable parameters
@@ -68,7 +69,7 @@ class LeftOut:
     @property
     def looks(self) -> bool:
         """Whether further logged steps matter."""
-        return self._looks < _LOOKS and self._left != []
+        return (self._looks < _LOOKS and self._left != []) or any(hook.target.requires_grad for hook in self._frozen)
 
     def look_at_gradients(self, hooks: Sequence[SiteHook]) -> None:
         """Note which parameters a backward pass of the step has left a gradient."""
@@ -88,7 +89,12 @@ class LeftOut:
             self._left = []
         elif self._left is None:
             self._first = epoch, step
+            self._frozen = [hook for hook in hooks if not hook.is_on_module and not hook.target.requires_grad]
             self._left = list(self._first_left(hooks, held))
+        elif thawed := [hook for hook in self._frozen if hook.target.requires_grad]:
+            self._frozen = [hook for hook in self._frozen if not hook.target.requires_grad]
+            self._first, self._looks = (epoch, step), 0
+            self._left = [*self._left, *self._first_left(thawed, held)]
         self._left = [each for each in self._left or () if each.is_left(had)]
         self._looks += 1
         if self._looks == _LOOKS:
@@ -96,7 +102,7 @@ class LeftOut:
 
     def _first_left(self, hooks: Sequence[SiteHook], held: frozenset[int]) -> Iterator[_Left]:
         trained = [hook for hook in hooks if not hook.is_on_module and _is_trained(hook.target)]
-        self._layers = len({id(hook.module) for hook in trained})
+        self._layers += len({id(hook.module) for hook in trained})
         for hook in trained:
             is_held = id(hook.target) in held
             if hook.target.grad is None if is_held else not hook.was_stepped():
@@ -108,7 +114,7 @@ class LeftOut:
         if not left:
             return
         loose = [each for each in left if not each.is_held and not each.hook.was_stepped()]
-        are_most = len({id(each.hook.module) for each in loose}) > _MOST * self._layers
+        are_most = len({id(each.hook.module) for each in loose}) > _MOST * self._layers and not _adapts_frozen(loose, hooks)
         unmoved = self._judged("unmoved", loose, ran)
         cleared = [each for each in left if 2 * each.had > each.steps]
         found = [replace(unmoved, severity="note") if unmoved is not None and are_most else unmoved]
@@ -119,7 +125,7 @@ class LeftOut:
         if copied := _copied(cut, reached):
             cut = [each for each in cut if id(each.hook.module) not in copied and _has_matrices(each.hook)]
         found += self._unreached(cut, reached, ran)
-        self._found = tuple([each for each in found if each is not None])
+        self._found = (*self._found, *[each for each in found if each is not None])
 
     def _unreached(self, cut: Sequence[_Left], reached: Sequence[SiteHook], ran: Mapping[str, Ran]) -> Iterator[Finding | None]:
         """Yield a finding about parameters that a gradient must come to, and a note about those that may be unused.
@@ -212,6 +218,19 @@ def _is_near(one: SiteHook, other: SiteHook) -> bool:
         if type(a) is not Tensor or type(b) is not Tensor or a.device != b.device or not a.is_floating_point():
             return False
         return bool(torch.linalg.vector_norm(a.float() - b.float()) < _NEAR * torch.linalg.vector_norm(a.float()))
+
+
+def _adapts_frozen(left: Sequence[_Left], hooks: Iterable[SiteHook]) -> bool:
+    """Return whether most of these matrices are beside a frozen one, in its module or the one around: they are to be trained."""
+    frozen = {around for hook in hooks if hook.target.dim() > 1 and not hook.target.requires_grad for around in _around(hook)}
+    matrices = [each.hook for each in left if each.hook.target.dim() > 1]
+    return bool(matrices) and sum(bool(frozen.intersection(_around(hook))) for hook in matrices) > _MOST * len(matrices)
+
+
+def _around(hook: SiteHook) -> set[str]:
+    """Return the names of the parameter's module and of the one around, but for the model."""
+    own = hook.name.rpartition(".")[0]
+    return {own, own.rpartition(".")[0]} - {""}
 
 
 def _has_matrices(hook: SiteHook) -> bool:

@@ -362,8 +362,8 @@ class WatchedTraining:
 
     def _seen_so_far(self) -> Sequence[Finding]:
         """Return what the training knows and no row holds: in the writer thread. What is new of a rule is an alarm."""
-        rows = [watched.rows for watched in self.watched]
-        for each in [found for taker in rows for found in (*taker.left_out.found(), *taker.kept.found(), *taker.same.found())]:
+        known = [each for of in self.watched for each in (of.rows.left_out, of.rows.kept, of.rows.same, of.rows.settings)]
+        for each in [found for one in known for found in one.found()]:
             if (each.identity, each.step) not in self._seen:
                 self._see(each, max(each.step, self._writer.findings.step))
                 self._alarm(self._seen[each.identity, each.step])

@@ -14,6 +14,10 @@ fourteen healthy trainings 5-fold at most, and 401-fold towards targets of size 
 DEPTH = 1e4
 """Size of the gradients of the first quarter of the weights against those of the last quarter, both medians. A weight's gradient is
 taken as root mean square of gradient x root mean square of weight, in which a scale common to a weight and its inputs cancels."""
+ALONE = 1e3
+"""Size of the gradient of one inner weight against that of every other one, taken as above, times the root of its elements: that is
+between what it may be where gradient and weight point one way, and where they point anywhere. The product, summed over a layer, is
+alike from layer to layer, since what goes through one comes out of it; a factor in one backward pass is seen."""
 ALONG = 0.7
 """Rank correlation of a size with the depth, above which it changes from layer to layer."""
 
@@ -115,3 +119,22 @@ def gradient_exploding(first: float, last: float, along: float = -1.0, *, factor
     yield (last > 0) & (first >= factor * last) & (along < -ALONG)
     yield first / last
     yield f"gradients explode towards the input: {short(first / last)} x those of the last layers"
+
+
+@entry(
+    f"the gradient of one weight, neither the first nor the last, {ALONE:g} x as large as that of any other, at the "
+    "first logged step",
+    "Du et al., Algorithmic regularization, 2018, theorem 2.1: gradient x weight, summed over a layer, is alike in all of them",
+    "look at what changes this gradient alone: a hook, a custom backward, a factor on one output",
+    needs=("rms:grad", "rms:param"),
+    evidence=("gradient", "largest"),
+    at="inner",
+    window=Window(1, 1),
+    brings=("update_small",),
+    about=("gradient", "large"),
+)
+def gradient_alone(size: float, largest: float, *, factor: float = ALONE) -> Judged:
+    """Judge the *size* of the gradient of a weight; *largest* is that of all others."""
+    yield (largest > 0) & (size >= factor * largest)
+    yield size / largest
+    yield f"its gradient is {short(size / largest)} x as large as that of any other weight"

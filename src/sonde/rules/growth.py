@@ -19,12 +19,17 @@ OUTPUT_LARGE = 1000.0
 WEIGHT_LARGE = 300.0
 """Size of a weight as training begins, against that of PyTorch's own initialisation, 1 / sqrt(3 inputs). He's initialisation is
 2.5 x as large, and a standard deviation of 1, as in the head of T5, 111 x with 4,096 inputs."""
+TABLE_LARGE = 20.0
+"""Size of an embedding as training begins: PyTorch's own is normal, of size 1."""
 INPUT_LARGE, INPUT_UNSCALED, INPUT_GROWTH = 1000.0, 30.0, 100.0
 """Size of what goes into the first layer as training begins, by itself and where another finding shows that it does harm; and in
 one step, against the steps before. Pixels from 0 to 255 are 150 in size. torch initialises a layer for inputs of size 1."""
 BEGINS_LARGE, BEGINS_FAR, BEGINS_WEIGHT, BEGINS_SIZE = 2.0, 4.0, 5.0, 3.0
 """First loss against that of a guess, where a weight begins so many times as large as torch would initialise it, and where none
 does; that multiple; and the size of the outputs, which are 1 at most in the usual initialisations."""
+TARGET_LARGE = 1e4
+"""First loss over the number of elements of the outputs, against the square of their size, or 1: targets are of size 100 at least
+where the loss is the sum of all squared errors, and of more where it is their mean."""
 OUTPUT_SMALL = 1e3
 """Sizes of the outputs of the first quarter of the layers against those of the last, both medians, at the first logged step."""
 
@@ -109,16 +114,23 @@ def weight_growth(size: float, before: float, *, factor: float = WEIGHT_GROWTH) 
 
 
 @entry(
-    f"a weight that begins {WEIGHT_LARGE:g} x as large as PyTorch's own initialisation",
+    f"a weight that begins {WEIGHT_LARGE:g} x as large as PyTorch's own initialisation; the table of an embedding that runs first, "
+    f"and before no normalisation, {TABLE_LARGE:g} x",
     "our own; He et al., 2015, is 2.5 x as large",
     "scale its initial values by 1 / sqrt(inputs)",
     needs=("rms:param", "rms:update"),
+    evidence=("size", "usual", ""),
     brings=("begins_large",),
     about=("initialisation", "large"),
 )
-def weight_large(size: float, usual: float, *, factor: float = WEIGHT_LARGE) -> Judged:
-    """Judge the *size* of a weight at the first logged step; *usual* is that of PyTorch's own initialisation."""
-    yield (usual > 0) & (size >= factor * usual)
+def weight_large(
+    size: float, usual: float, tables: float = 0.0, *, factor: float = WEIGHT_LARGE, table: float = TABLE_LARGE
+) -> Judged:
+    """Judge the *size* of a weight at the first logged step; *usual* is that of PyTorch's own initialisation.
+
+    *tables* is 1 for the table of an embedding: nothing divides what it gives by the root of its inputs.
+    """
+    yield (usual > 0) & (size >= (table * tables + factor * (1 - tables)) * usual)
     yield size / usual
     yield f"begins with weights of size {short(size)}, {short(size / usual)} x as large as usual"
 
@@ -175,3 +187,20 @@ def weight_shrinking(size: float, before: float, *, factor: float = WEIGHT_GROWT
     yield (before > 0) & (size * factor <= before)
     yield size / before
     yield f"weight shrank to {short(size)}, 1/{short(before / size) if size > 0 else 'inf'} of what it was"
+
+
+@entry(
+    f"the first loss is {TARGET_LARGE:g} x the square of the outputs' size, or of 1, for each element of the outputs, and another "
+    "finding shows harm, or the loss has not fallen by a fifth in 200 steps",
+    "Karpathy, A recipe for training neural networks, 2019: init well; the factor is our own",
+    "scale the targets to mean 0 and deviation 1, or begin with the last bias at their mean and a last weight of their deviation",
+    needs=("loss", "rms:output"),
+    evidence=("loss", "output", ""),
+    brings=("gradient_growth", "output_growth", "loss_stuck"),
+    about=("input", "large"),
+)
+def target_large(loss: float, size: float, count: float, *, factor: float = TARGET_LARGE) -> Judged:
+    """Judge the first *loss* of a *count* of outputs of a *size*."""
+    yield loss >= factor * count * np.maximum(size, 1.0) ** 2
+    yield loss
+    yield f"outputs begin at a size of {short(size)}, and the first loss is {short(loss)}: targets are far larger"

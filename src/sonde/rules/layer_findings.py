@@ -64,7 +64,7 @@ class LayerFindings:
         self._outputs = Growth(chosen.limit("output_growth", "factor"))
         self._weights = Growth(chosen.limit("weight_growth", "factor"))
         self._first = np.empty(0)  # the first value of each column, and its step
-        self._first_step = np.empty(0)
+        self._first_step = self._first_count = np.empty(0)  # of elements
         on = [name for name, rule in chosen.applied().items() if rule.at in PLACES or name == "update_small"]
         self._held = {name: chosen.held(name) for name in on}
         self._marks = np.empty((4, 0))  # of each update: how many, update / weight at the last two powers of 2, and the largest
@@ -75,6 +75,7 @@ class LayerFindings:
         self._stepped = 0  # logged steps that moved several weights
         self._last_weight = -1, math.nan  # of the first layer: the last logged step, and the size behind it
         self._inputs: deque[float] = deque(maxlen=_INPUTS)  # sizes of what went into the first layer
+        self._first_input = math.nan  # what went into the first layer at first is no larger
         self._large_input: Finding | None = None
         self._unscaled: Finding | None = None  # about an input that is too large only where it does harm
         self._heavy: list[tuple[int, float]] = []  # weights that begin large, and how large they are beside torch's own
@@ -165,9 +166,19 @@ class LayerFindings:
     def _look_at_input(self, sizes: Sizes, steps: Steps) -> None:
         """Judge what goes into the first layer: the median of the first sizes by itself, each later one against those before.
 
+        That of a recurrent layer is as much larger as the gradient of its input weight is than that of the bias beside it.
+
         A weight is recorded behind the step, and an output is of the weight before it: where the step moves the weight by more than
         a tenth, that of the step before counts, and nothing is known of the input where that was not logged.
         """
+        if sizes.groups.first_recurrent is not None and len(self._inputs) < _EARLY_INPUTS:
+            output, *gradients = sizes.groups.first_recurrent
+            ratio = np.divide(*sizes.values[:, gradients].T)
+            self._inputs.extend(ratio[np.isfinite(ratio)][: _EARLY_INPUTS - len(self._inputs)].tolist())
+            found = self._chosen.judge("input_large", median(self._inputs)) if len(self._inputs) >= _EARLY_INPUTS else None
+            if found is not None:
+                found = replace(found, step=int(steps[-1]), first_step=int(self._first_step[output]))
+                (self._large_input,) = joined(self.history, [(output, found)])
         if sizes.groups.first_layer is None or self._large_input is not None:
             return
         output, weight, bias, is_normalised = sizes.groups.first_layer
@@ -176,11 +187,13 @@ class LayerFindings:
         added = np.nan_to_num(values[:, bias]) if bias >= 0 else np.zeros(len(steps))
         rest = values[:, output] - added  # what a bias adds is at most its size; where it is most, nothing is known of the rest
         made_of_input = np.where(rest > added, rest, np.nan)
-        for step, made, now, by in zip(steps.tolist(), made_of_input, values[:, weight], moved, strict=True):
+        sums = values[:, output] + added
+        for step, at_most, made, now, by in zip(steps.tolist(), sums, made_of_input, values[:, weight], moved, strict=True):
             last_step, last = self._last_weight
             of = now if not by > _MOVED * now else last if step == last_step + 1 else math.nan
             self._last_weight = step, float(now)
-            size = made / (of * inputs**0.5) if of > 0 else math.nan
+            most, size = ((each / (of * inputs**0.5) if of > 0 else math.nan) for each in (at_most, made))
+            self._first_input = most if math.isnan(self._first_input) else self._first_input
             if not math.isfinite(size):
                 continue
             is_known = len(self._inputs) >= _EARLY_INPUTS
@@ -188,7 +201,7 @@ class LayerFindings:
             self._inputs.append(float(size))
             if math.isnan(before) and (is_normalised or len(self._inputs) < _EARLY_INPUTS):
                 continue
-            usual, began = median(self._inputs) if math.isnan(before) else float(size), self._inputs[0]
+            usual, began = median(self._inputs) if math.isnan(before) else float(size), min(self._inputs[0], self._first_input)
             at = began if math.isnan(before) and usual >= _GROWN * began else usual  # what makes it has grown, and it is no data
             found = self._chosen.judge("input_large", at, before)
             first = step if not math.isnan(before) else int(self._first_step[output])
@@ -276,6 +289,21 @@ class LayerFindings:
             line = np.isfinite(values).argmax(axis=0)
             self._first[new] = values[line, np.arange(width)][new]
             self._first_step[new] = steps[line][new]
+            self._first_count = extended(self._first_count, width)
+            self._first_count[new] = self.history.of("count")[line, np.arange(width)][new]
+            self._look_at_tables(np.flatnonzero(new & self.history.at("param")).tolist())
+
+    def _look_at_tables(self, columns: list[int]) -> None:
+        """Judge the first sizes of parameters: of embeddings, where one runs first and no normalisation comes next."""
+        history = self.history
+        outputs = sorted(np.flatnonzero(history.at("output")).tolist(), key=history.rank)[:2]
+        kinds = [history.facts[column].kind for column in outputs]
+        own = [c for c in columns if history.facts[c].kind == "Embedding" and history.facts[c].trainable]
+        if kinds[:1] == ["Embedding"] and "Norm" not in kinds[-1]:
+            found = [(c, self._chosen.judge("weight_large", float(self._first[c]), 1.0, 1.0)) for c in own]
+            self._begins += joined(
+                history, [(c, replace(each, step=int(self._first_step[c]))) for c, each in found if each is not None]
+            )
 
     def _look_at_updates(self, sizes: Sizes, block: RowBlock) -> None:
         groups, values, steps = sizes.groups, sizes.values, block.moments[:, 1]
@@ -425,6 +453,15 @@ class LayerFindings:
                 found = replace(found, quantity="output")
             columns = sorted([column for column, _ in self._heavy] or large, key=history.rank)
             yield from joined(history, [(column, replace(found, step=int(self._first_step[column]))) for column in columns])
+
+    def targets_large(self, loss: float) -> Iterator[Finding]:
+        """Yield what the first *loss* says of the targets, beside the first outputs of the model."""
+        history = self.history
+        outputs = np.flatnonzero(history.is_output_of_model() & np.isfinite(self._first[: len(history)]))
+        if len(outputs):
+            last = max(outputs.tolist(), key=history.rank)
+            found = self._chosen.judge("target_large", loss, float(self._first[last]), float(self._first_count[last]))
+            yield from joined(history, [(last, replace(each, step=0)) for each in (found,) if each is not None])
 
     def _of_steps(self) -> Iterator[Finding]:
         if self._step is None:

@@ -31,9 +31,11 @@ class Groups:
         deep: columns of weights and of their gradients, in the order of execution.
         scored: which of these make queries or keys.
         tanh, sigmoid, relu, dropout: hidden activations by their kind.
+        ends: a sigmoid that runs last.
         halves: which of the updates are of weights in a half precision.
         queries, keys: outputs of attention, pair by pair.
         lookups: the gradients and the outputs of embeddings, pair by pair: the largest, and others of a quarter of its rows.
+        first_recurrent: output and the gradients of the input weight and bias of the layer that runs first, if it is recurrent.
         first_layer: output, weight and bias (or -1) of the layer that runs first, if it mixes inputs; whether a norm runs next.
         float16: outputs, parameters or gradients in this format.
     """
@@ -49,6 +51,7 @@ class Groups:
     scored: Mask
     tanh: Columns
     sigmoid: Columns
+    ends: Columns
     zeros: Columns
     dropout: Columns
     float16: Columns
@@ -56,6 +59,7 @@ class Groups:
     queries: Columns
     keys: Columns
     lookups: tuple[Columns, Columns]
+    first_recurrent: tuple[int, int, int] | None
     first_layer: tuple[int, int, int, bool] | None
 
     @staticmethod
@@ -74,6 +78,8 @@ class Groups:
             zip(*[each.tolist() for each in history.beside("param", "grad")], strict=True), key=lambda two: history.rank(two[0])
         )
         deep = np.array(by_depth, np.intp).reshape(-1, 2).T
+        last = max(np.flatnonzero(outputs).tolist(), key=history.rank, default=-1)
+        ends = np.array([last] if last >= 0 and kinds[last] == "Sigmoid" else [], np.intp)
         dropout = np.array([c for c in ordered.tolist() if kinds[c].startswith("Dropout")], np.intp)
         first = {(history.sites[c].path, history.calls[c]): c for c in sorted(ordered.tolist(), reverse=True)}
         main = np.array(sorted(first.values(), key=history.rank), np.intp)
@@ -88,8 +94,8 @@ class Groups:
         scored = np.array([each in scoring for each in layers], bool)
         return Groups(
             inner, main, updates, weights, gradients, moved, usual, deep, scored, of_kind("Tanh", "RNN"),
-            of_kind("Sigmoid"), zeros, dropout, half, in_half, queries, keys, _lookups(history),
-            _first_layer(history),
+            of_kind("Sigmoid"), ends, zeros, dropout, half, in_half, queries, keys, _lookups(history),
+            _first_recurrent(history), _first_layer(history),
         )  # fmt: skip
 
 
@@ -123,13 +129,28 @@ def _key_of(path: str) -> str:
     return parent + dot + "_".join(_QUERY.get(part, part) for part in name.split("_"))
 
 
+def _first_outputs(history: History) -> list[int]:
+    """Return the columns of the outputs of first calls, in the order of execution."""
+    return sorted([c for c in np.flatnonzero(history.at("output")).tolist() if history.calls[c] <= 0], key=history.rank)
+
+
+def _first_recurrent(history: History) -> tuple[int, int, int] | None:
+    """Return the columns of a recurrent layer that runs first: its output, and the gradients of what takes its input."""
+    for output in _first_outputs(history)[:1]:
+        path = history.sites[output].path
+        gradients = {history.sites[c].path: c for c in np.flatnonzero(history.at("grad")).tolist()}
+        weight, bias = (gradients.get(f"{path}.{name}_ih_l0") for name in ("weight", "bias"))
+        if weight is not None and bias is not None:
+            return output, weight, bias
+    return None
+
+
 def _first_layer(history: History) -> tuple[int, int, int, bool] | None:
     """Return the columns of output, weight and bias of the layer that runs first; None where its output is no size of its input.
 
     That is where it is no layer with a weight that mixes inputs. The last tells whether a normalisation runs next.
     """
-    outputs = [c for c in np.flatnonzero(history.at("output")).tolist() if history.calls[c] <= 0]
-    outputs.sort(key=history.rank)
+    outputs = _first_outputs(history)
     if not outputs:
         return None
     site = history.sites[outputs[0]]

@@ -31,6 +31,9 @@ LOSS_VALUES = SMOOTH + 3
 """The fewest values of a loss that may rise: the first median is the beginning, and three of the last five must be above it."""
 UNBOUNDED_VALUES = 30
 """The fewest values of a loss that tell whether its fall slows down."""
+NEGATED_VALUES, NEGATED_FALL = 9, 3.0
+"""The fewest values of a loss that begins at minus the cross-entropy of a guess, and its fall, of its first value, from which on so
+few tell that it goes on."""
 FASTER = 1.5
 """Fall of a loss from the middle third to the last, of that from the first to the middle one. What falls by logarithms of a scale
 falls evenly at most (1); the product of two weights that grow evenly has 2, that of four 6.8 (thirds of a run around 1/6, 1/2 and
@@ -123,14 +126,15 @@ def loss_rising(
 
 
 @entry(
-    "a loss that was never above zero falls below ten times its first value, or begins at minus ln(outputs) and falls by half of "
-    "that; one that was, below minus a hundred times (ten where an output or a weight has grown too large); all below -1, and "
-    f"{FASTER:g} x as fast in the last third as in the middle one (from minus ln(outputs): no slower)",
+    "a loss that was never above zero falls below ten times its first value, or begins at minus ln(outputs) or ln 2 and falls by "
+    "half of that (twice, in fewer than 30 values); one that was, below minus a hundred times (ten where an output or a weight "
+    f"has grown too large); all below -1, and {FASTER:g} x as fast in the last third as in the middle one (from minus ln(outputs): "
+    "no slower)",
     "our own: outputs grow by a product of weights, each of which grows evenly at most; the loss of a density falls by logarithms "
     "of a scale, evenly at most, and then slower; a score ends at -1",
     "look at the sign of the loss",
     needs=("loss",),
-    evidence=("loss", "middle", "early", "first", "", "", "highest", ""),
+    evidence=("loss", "middle", "early", "first", "", "", "highest", "", ""),
     window=Window(3, 5),
     least=UNBOUNDED_VALUES + 2,
     about=("setup", "large"),
@@ -145,6 +149,7 @@ def loss_unbounded(
     chance: float = math.nan,
     highest: float = 0.0,
     now: float = math.nan,
+    count: float = math.inf,
     *,
     factor: float = 10.0,
     faster: float = FASTER,
@@ -154,7 +159,8 @@ def loss_unbounded(
 
     *first* is the median of the first values, and *scatter* their standard deviation: a loss that begins around 0, as that of a
     policy or of a critic, has the size of its scatter. One that begins at minus *chance*, the cross-entropy of a guess, is a
-    cross-entropy with the wrong sign: it need not fall that far, and may do so at last, *now*. *highest* is the largest value:
+    cross-entropy with the wrong sign: it need not fall that far, and may do so at last, *now*; among few, a *count* of values, it
+    must have fallen further. *highest* is the largest value:
     where a loss crosses 0, its first value may have been near 0 by chance, and says less of its size, unless another finding says
     that an output or a weight *grows* too large: a part of such a loss has the wrong sign.
     """
@@ -163,8 +169,9 @@ def loss_unbounded(
     far = (late < -np.where(is_below | grows, factor, factor**2) * size) & (late < 2 * first)
     speeds_up = far & (middle - late >= faster * (early - middle))
     lowest: Any = np.fmin(late, np.where(is_negated, now, late))
-    goes_on = is_negated & (lowest < 1.5 * first) & (middle - lowest >= early - middle)
-    yield (speeds_up | goes_on) & (lowest < -1) & (early > middle)
+    enough = np.where(np.less(count, UNBOUNDED_VALUES), NEGATED_FALL, 1.5)
+    goes_on = is_negated & (lowest < enough * first) & (middle - lowest >= early - middle)
+    yield ((speeds_up & ~np.less(count, UNBOUNDED_VALUES)) | goes_on) & (lowest < -1) & (early > middle)
     yield lowest
     yield f"the loss falls without bound: from {short(first)} to {short(float(lowest))}"
 

@@ -15,6 +15,7 @@ from sonde.rules.window import Columns, Mask, Numbers
 
 DEEP = 6
 """Layers: with fewer, a quarter of them is no more than one."""
+_INNER = 4  # weights: with fewer, two of them may well differ from the third
 
 
 @dataclass(frozen=True)
@@ -111,14 +112,33 @@ def depth(of: Sizes) -> Reading:
 
     Without those that make queries and keys: what reaches them has gone through a softmax, and is as small in any layer.
     """
-    weights, gradients = of.groups.deep[:, ~of.groups.scored]
+    gradients, score = _scores(of)
     if len(gradients) < DEEP:
         return _NOTHING
-    usual = np.array([of.history.facts[column].usual for column in weights.tolist()])
-    score = of.values[:, gradients] * np.fmax(of.values[:, weights], usual)
     quarter = len(gradients) // 4
     first, last = (medians(part)[:, None] for part in (score[:, :quarter], score[:, -quarter:]))
     return Reading(gradients[:1], {"first": first, "last": last, "along": rank_correlations(score)[:, None]})
+
+
+def _scores(of: Sizes) -> tuple[Columns, Numbers]:
+    """Return the columns of gradients from the first layer to the last, and their sizes times those of the weights."""
+    weights, gradients = of.groups.deep[:, ~of.groups.scored]
+    usual = np.array([of.history.facts[column].usual for column in weights.tolist()])
+    return gradients, of.values[:, gradients] * np.fmax(of.values[:, weights], usual)
+
+
+@_place
+def inner(of: Sizes) -> Reading:
+    """Return the first sizes of the gradients of weights between the first and the last, and of each the largest other one."""
+    gradients, score = _scores(of)
+    if len(gradients) < _INNER:
+        return _NOTHING
+    facts = [of.history.facts[column] for column in gradients.tolist()]
+    score = np.nan_to_num(score) * np.sqrt([fact.units * fact.inputs for fact in facts])
+    second, first = np.sort(score, axis=1)[:, -2:].T[:, :, None]
+    others = np.where(score == first, second, first)
+    is_first = of.values[:, gradients] == of.first[gradients]
+    return Reading(gradients[1:-1], {"size": score[:, 1:-1], "largest": others[:, 1:-1]}, is_first[:, 1:-1])
 
 
 @_place
@@ -129,6 +149,14 @@ def slopes(of: Sizes) -> Reading:
     mean = of.history.of("mean")[:, sigmoid]
     slope = np.hstack([1 - of.values[:, tanh] ** 2, 4 * (mean - of.values[:, sigmoid] ** 2)])
     return Reading(columns, {"slope": np.where(of.history.of("absmax")[:, columns] <= 1, slope, np.nan)})
+
+
+@_place
+def ends(of: Sizes) -> Reading:
+    """Return the mean slope of a sigmoid that runs last, and how far its outputs spread, of half of its range."""
+    columns = of.groups.ends
+    mean, std = of.history.of("mean")[:, columns], of.history.of("std")[:, columns]
+    return Reading(columns, {"slope": 4 * (mean - of.values[:, columns] ** 2), "spread": 2 * std})
 
 
 @_place

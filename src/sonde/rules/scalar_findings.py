@@ -13,7 +13,16 @@ import numpy as np
 
 from sonde.rules.chosen import Chosen
 from sonde.rules.finding import Finding
-from sonde.rules.loop import SMOOTH, SPIKE_FEW, SPIKE_VALUES, STUCK_STEPS, STUCK_VALUES, UNBOUNDED_VALUES
+from sonde.rules.loop import (
+    NEAR_CHANCE,
+    NEGATED_VALUES,
+    SMOOTH,
+    SPIKE_FEW,
+    SPIKE_VALUES,
+    STUCK_STEPS,
+    STUCK_VALUES,
+    UNBOUNDED_VALUES,
+)  # fmt: skip
 from sonde.rules.window import Held
 
 _GRADIENTS = ("grad_norm", "grad_norm_raw")
@@ -27,6 +36,7 @@ _MOST = 256  # means that stand for a whole history
 _CONVERGED = 0.01  # loss, of the first ones, from which on there is little left to learn
 _LEARNT = 0.7  # loss, of the first ones, below which a network is on its way to its targets
 _WORSE = 1.2  # the least of three losses, of the median of five before: what was done between them did harm
+_COIN = math.log(2)  # the cross-entropy of a guess of two classes
 _AFTER, _HELPED = 3, 0.9  # losses after a step, and their least one against that of the step, that say that the step was a good one
 
 Where = Callable[[int, float], tuple[str, float] | None]
@@ -42,8 +52,8 @@ class ScalarFindings:
     ...     found.add("loss", 1.0 / (1 + step) ** 2, epoch=0, step=step)
     >>> found.begun_at(""), found.has_converged(""), found.is_learnt(""), list(found.findings())
     (1.0, True, True, [])
-    >>> found.has_helped("", 0), found.has_worsened("", 0)
-    (True, False)
+    >>> found.has_helped("", 0), found.has_worsened("", 0), found.stands("", 0.5), list(found.of_rates(""))
+    (True, False, False, [])
 
     Args:
         chosen: the rules that are applied.
@@ -63,10 +73,17 @@ class ScalarFindings:
         self._scalars: dict[str, _Scalar] = {}
         self._held_out: dict[str, _HeldOut] = {}
         self._cleared: dict[str, _Cleared] = {}
+        self._added_up: dict[str, float] = {}  # by model the steps that a long momentum adds up
+        self._rates: dict[str, list[tuple[int, float]]] = {}  # by model the last two learning rates, with their steps
 
     def add(self, name: str, value: float, epoch: int, step: int) -> None:
         """Look at a pushed value or a norm."""
         model, _, kind = name.rpartition("/")
+        if "lr" in (kind, model.rpartition("/")[2]):
+            known = self._rates.setdefault(model if kind == "lr" else model.rpartition("/")[0], [])
+            known[:] = [*[each for each in known if each[0] < step][-1:], (step, value)]
+        if kind == "momentum_steps":
+            self._added_up[model] = value
         if kind not in _JUDGED:
             return
         if kind == "val_loss":
@@ -80,6 +97,9 @@ class ScalarFindings:
             of_model = partial(self._loss_of, model)
             scalar = self._scalars[name] = _Scalar(name, self._chosen, self._moved_first, of_model, self._chance(name))
         scalar.add(value, epoch, step)
+        if kind == "loss" and scalar.loss is not None:
+            rates = self._rates.get(model) or next(iter(self._rates.values()), [])
+            scalar.loss.go_with(*next((each for each in reversed(rates) if each[0] < step), (step, math.nan)))
 
     def _chance(self, name: str) -> float:
         return self._chance_of(name.rpartition("/")[0])
@@ -101,6 +121,13 @@ class ScalarFindings:
         loss = self._loss_of(model)
         return loss is not None and loss.is_learnt()
 
+    def stands(self, model: str, share: float, times: int = 1) -> bool:
+        """Return whether a loss above zero has not come down to a *share*, in so many *times* the steps to be stuck."""
+        loss = self._loss_of(model)
+        if loss is None or loss.smooth is None or loss.first is None or loss.steps[1] - loss.steps[0] < times * STUCK_STEPS - 10:
+            return False
+        return loss.lowest >= share * loss.first and loss.least > 0
+
     def has_helped(self, model: str, step: int) -> bool | None:
         """Return whether the loss fell by a tenth or more behind *step*: False also without a loss, None while none came later."""
         loss = self._loss_of(model)
@@ -115,6 +142,15 @@ class ScalarFindings:
         """Return the first loss; NaN without one."""
         loss = self._loss_of(model)
         return math.nan if loss is None else loss.begun
+
+    def of_rates(self, model: str) -> Iterator[Finding]:
+        """Yield what may be wrong with the learning rates of a model; whether it did harm another finding says."""
+        if (loss := self._loss_of(model)) is not None:
+            found = self._chosen.judge("rate_grown", loss.rate, loss.best_rate)
+            yield from (replace(each, step=loss.steps[1], first_step=loss.grown_at) for each in (found,) if each is not None)
+        for step, rate in self._rates.get(model, [])[-1:]:
+            found = self._chosen.judge("momentum_large", rate, self._added_up.get(model, 0.0))
+            yield from (replace(each, step=step, first_step=0) for each in (found,) if each is not None)
 
     def findings(self) -> Iterator[Finding]:
         """Yield one finding for all scalars by each rule: the first, with the names of the others."""
@@ -202,8 +238,10 @@ class _Scalar:
                 "loss_rising", loss.smooth, loss.first, lowest, loss.scatter(), self.chance, loss.first_scatter
             )
             self.rises = self._at_last(loss.risen, rises, epoch, step)
-        if self.falls is None and (thirds := loss.level_of_thirds()) is not None:
-            numbers = (*thirds, loss.first, loss.first_scatter, self.chance, loss.highest, loss.smooth)
+        guess = self.chance if abs(loss.first + self.chance) < abs(loss.first + _COIN) else _COIN  # a guess of two, in one number
+        negated = loss.highest < 0 and abs(loss.first + guess) < NEAR_CHANCE * guess
+        if self.falls is None and (thirds := loss.level_of_thirds(NEGATED_VALUES if negated else UNBOUNDED_VALUES)) is not None:
+            numbers = (*thirds, loss.first, loss.first_scatter, guess, loss.highest, loss.smooth, float(loss.count))
             self.falls = self._at_last(loss.fallen, self.chosen.judge("loss_unbounded", *numbers), epoch, step)
             sinks = self.chosen.judge("loss_unbounded", *numbers, grows=True) if self.sinks is None else None
             self.sinks = self.sinks or self._at_last(loss.sunk, sinks, epoch, step)
@@ -301,6 +339,9 @@ class _Loss:
         least, highest: the smallest and the largest value.
         begun: the first value.
         steps: the first and the last step.
+        rate: the learning rate of the last step before the last value; NaN if that is not known.
+        best_rate: that of the smallest median.
+        grown_at: the step from which on the rate has been far above that; -1 while it is not.
         risen, fallen, sunk: how often the loss was found to rise, or to fall without bound, by itself or where something grows.
     """
 
@@ -312,6 +353,8 @@ class _Loss:
         self.highest = -math.inf
         self.begun = math.nan
         self.steps = (0, 0)
+        self.rate = self.best_rate = math.nan
+        self.grown_at, self._limit = -1, chosen.limit("rate_grown", "factor")
         self._lately: deque[tuple[int, float]] = deque(maxlen=_AFTER)
         self._around: deque[tuple[int, float]] = deque(maxlen=SMOOTH + _AFTER)
         self._good: set[int] = set()  # steps behind which it fell
@@ -348,6 +391,11 @@ class _Loss:
             return True
         return None if self._lately and step == self._lately[-1][0] else False
 
+    @property
+    def count(self) -> int:
+        """How many values there are, roughly."""
+        return len(self._spans) * self._width
+
     def ends(self) -> bool:
         """Return whether one of the last values is 0, none has been below, and one above: such a batch has no gradient.
 
@@ -382,14 +430,24 @@ class _Loss:
             self._spans = [(left + right) / 2 for left, right in zip(self._spans[::2], self._spans[1::2], strict=True)]
             self._width *= 2
 
+    def go_with(self, step: int, rate: float) -> None:
+        """Note the learning *rate* of the last *step* before that of the value: that of the step itself may come later."""
+        self.rate = rate
+        if math.isnan(self.best_rate) or self.smooth == self.lowest:
+            self.best_rate = rate
+        if not rate >= self._limit * self.best_rate:
+            self.grown_at = -1
+        elif self.grown_at < 0:
+            self.grown_at = step
+
     def scatter(self) -> float:
         """Return the standard deviation of logarithms of values around those next to them, by the median of their changes."""
         return 1.4826 * median(self._changes) / math.sqrt(2) if self._changes else 0.0
 
-    def level_of_thirds(self) -> tuple[float, float, float] | None:
-        """Return the medians of the last, the middle and the first third; None where they are too few to tell how it falls."""
+    def level_of_thirds(self, least: int) -> tuple[float, float, float] | None:
+        """Return the medians of the last, the middle and the first third; None where there are fewer than *least* values."""
         third = len(self._spans) // 3
-        if third < UNBOUNDED_VALUES // 3:
+        if third < least // 3:
             return None
         early, middle, late = (median(self._spans[third * place : third * (place + 1)]) for place in range(3))
         return late, middle, early
@@ -397,7 +455,7 @@ class _Loss:
     def thirds(self) -> tuple[float, float, float, float] | None:
         """Return the means of the last, the middle and the first third, and the error of a difference; None: it is too early."""
         third = len(self._spans) // 3
-        if len(self._spans) * self._width < STUCK_VALUES or self.steps[1] - self.steps[0] < STUCK_STEPS - 10:
+        if self.count < STUCK_VALUES or self.steps[1] - self.steps[0] < STUCK_STEPS - 10:
             return None
         early, middle, late = (np.array(self._spans[third * place : third * (place + 1)]) for place in range(3))
         error = math.hypot(float(middle.std(ddof=1)), float(late.std(ddof=1))) / math.sqrt(third)

@@ -33,7 +33,7 @@ _LESS = frozenset({("gradient", "small"), ("gradient", "lost")})
 _BRINGS: dict[str, frozenset[tuple[str, str]]] = {
     "large": _GROWING | {("loss", "still")},
     "jump": _GROWING | {("loss", "still")},
-    "small": frozenset({("output", "small"), ("update", "small"), ("loss", "still")}) | _LESS,
+    "small": frozenset({("output", "small"), ("output", "lost"), ("update", "small"), ("loss", "still")}) | _LESS,
     "lost": frozenset({("output", "lost"), ("update", "small"), ("loss", "still")}) | _LESS,
     "still": frozenset({("loss", "still")}),
     "broken": frozenset(),
@@ -46,6 +46,7 @@ _GOES_ROUND = ("large", "jump", "still", "broken")
 _SUDDEN = ("jump", "broken")
 _BEFORE = (("weight", "jump"),)  # what was done between two steps, and is seen in the later one: all of that meets it
 _MOVED = 5  # times as long as others an update that was too large explains what comes: the weights stay where it has moved them
+_MOVING = ("setup", "input", "update", "weight")  # a loss may excuse the large steps that an input has led to, not what came of it
 _THIRD = 3  # of the span in which a loss stands still: it is compared in thirds
 
 
@@ -180,7 +181,7 @@ def _can_bring(cause: About, about: About) -> bool:
     (quantity, way), (other, _) = cause, about
     if about[1] == "broken":
         return way in ("large", "jump") and other not in ("setup", "input")
-    if about not in _BRINGS[way] or (other == "weight" and quantity not in ("setup", "update", "weight")):
+    if about not in _BRINGS[way] or (other == "weight" and quantity not in _MOVING):
         return False  # nothing but an update moves a weight, and where it was found small, something else has
     start = "initialisation" if quantity == "weight" else quantity
     return way in _GOES_ROUND or about == ("loss", "still") or _ORDER.index(start) <= _ORDER.index(other)

@@ -27,6 +27,12 @@ WRITTEN = 3.0
 takes back a step at most, so that two explain it."""
 UNMOVED = 5
 """Logged steps in which a weight has a gradient, and no optimizer moves it."""
+DECAYED = 0.15
+"""Learning rate x weight decay, the share of a weight that each step takes away. Usual settings have 1e-3 at most."""
+REMEMBERED, ADDED_UP = 500.0, 10.0
+"""Steps that a momentum adds up, 1 / (1 - momentum), and the learning rate times that: usual settings have 100 steps, and 1."""
+GROWN_RATE = 10.0
+"""Learning rate against that at which the loss was smallest."""
 
 
 @entry(
@@ -182,7 +188,7 @@ def gradient_kept(steps: float, *, least: float = UNMOVED) -> Judged:
     needs=("rms:param", "rms:grad"),
     severity="bad",
     least="least",
-    brings=("unmoved", "loss_stuck"),
+    brings=("unmoved", "loss_stuck", "gradient_zero"),
     about=("setup", "still"),
 )
 def unreached(steps: float, *, least: float = UNMOVED) -> Judged:
@@ -223,3 +229,76 @@ def frozen(weights: float, trained: float, *, most: float = 0.34) -> Judged:
     yield (weights > 0) & (weights <= most * (weights + trained))
     yield weights
     yield "is frozen, between weights that are trained"
+
+
+@entry(
+    "the learning rate of all parameters is below zero, of an optimizer without maximize=True (bad), or that of a group (a note)",
+    "torch.optim refuses such a rate, but does not look again when a schedule or a program sets one",
+    "look at what computes the rate: a schedule that goes on beyond its last step, a difference with its sides exchanged",
+    needs=("lr",),
+    severity="bad",
+    about=("setup", "large"),
+)
+def rate_negative(rate: float) -> Judged:
+    """Judge a learning *rate*."""
+    yield rate < 0
+    yield rate
+    yield f"lr {rate:g} is below zero: each step goes up the loss"
+
+
+@entry(
+    f"learning rate x weight decay is {DECAYED:g} or more, and the decay {2 * DECAYED:g}, of SGD, AdamW or another optimizer that "
+    "takes it off the weights",
+    "Loshchilov and Hutter, Decoupled weight decay regularization, 2019, equation 9: usual products are 1e-3 or less",
+    "lower the weight decay; the learning rate may be right",
+    needs=("lr",),
+    severity="bad",
+    brings=(
+        "update_huge",
+        "update_large",
+        "step_large",
+        "update_small",
+        "weight_shrinking",
+        "dead",
+        "loss_stuck",
+        "gradient_vanishing",
+    ),
+    about=("setup", "large"),
+)
+def decay_large(rate: float, decay: float, *, most: float = DECAYED) -> Judged:
+    """Judge the *decay* of the weights at a learning *rate*; where the decay is a usual one, the rate is what is too large."""
+    yield (rate * decay >= most) & (decay >= 2 * most)
+    yield rate * decay
+    yield f"weight_decay {decay:g} at lr {rate:g} takes {percent(rate * decay)} off the weights in each step"
+
+
+@entry(
+    f"a momentum that adds up {REMEMBERED:,.0f} steps or more, 1 / (1 - momentum), at a learning rate below 1 that comes to "
+    f"{ADDED_UP:g} or more by that, and another finding shows that something has become too large since",
+    "Goh, Why momentum really works, 2017: steps that agree come to lr / (1 - momentum)",
+    "lower the momentum (0.9 is usual), or the learning rate by as much as it adds up",
+    needs=("lr",),
+    evidence=("lr", "steps"),
+    about=("setup", "large"),
+)
+def momentum_large(rate: float, steps: float, *, most: float = ADDED_UP, least: float = REMEMBERED) -> Judged:
+    """Judge a momentum that adds up so many *steps*, at a learning *rate*."""
+    yield (steps >= least) & (rate * steps >= most) & (rate < 1)
+    yield rate * steps
+    yield f"momentum {1 - 1 / steps:.6g} adds up {steps:,.0f} steps: lr {rate:g} comes to {short(rate * steps)}"
+
+
+@entry(
+    f"the learning rate is {GROWN_RATE:g} x that at which the loss was smallest or more, and another finding shows that steps, "
+    "weights, outputs, gradients or the loss have become too large since",
+    "Smith, Cyclical learning rates, 2017: a rate that grows is too large where the loss turns",
+    "look at the schedule: a warm-up that does not end, a factor applied in each step; stay at the rate of the smallest loss",
+    needs=("lr", "loss"),
+    evidence=("lr", "best"),
+    about=("setup", "large"),
+)
+def rate_grown(rate: float, best: float, *, factor: float = GROWN_RATE) -> Judged:
+    """Judge a learning *rate*; *best* is the one at which the loss was smallest."""
+    yield (best > 0) & (rate >= factor * best)
+    yield rate
+    yield f"the learning rate has grown to {rate:g}: the loss was smallest at {best:g}"

@@ -39,7 +39,11 @@ Identity = tuple[str, str, int, bool]
 
 _GRAVEST = ("bad", "warn", "note")
 _HARMED = {"output", "loss", "gradient", "update", "weight"}  # what an input that is not scaled can do harm to
+_TOO_FAR: set[object] = {("output", "large"), ("loss", "large"), ("gradient", "large"), ("update", "large"), ("weight", "large")}
+_OF_TARGETS: set[object] = {*_TOO_FAR, ("loss", "still")}  # what targets that are far larger than outputs can do
 _GROWN = (("output", "large"), ("weight", "large"))  # what a loss that falls without bound makes grow
+_BY_OTHERS = ("rate_grown", "momentum_large", "target_large", "bounded")  # found by what other findings, or the loss, say
+_STANDS, _HALF = 0.8, 0.5  # smallest loss, of the first ones, that has hardly fallen; and that has not fallen by half
 _USUAL_PACE = 3e-4  # update / weight of half of the weights, from which on a learning rate is not too small
 _NEVER = 2**62
 _FEW = 8  # steps that are judged one by one, rather than in halves
@@ -99,6 +103,10 @@ class _Judges:
         if self.chosen.is_on("begins_large"):
             for (_, model), layers in sorted(self._layers.items()):
                 found += layers.begins_large(self._scalars.begun_at(model), self.facts.chance(model))
+        for (_, model), layers in sorted(self._layers.items()):
+            found += layers.targets_large(self._scalars.begun_at(model))
+        models = dict.fromkeys(model for _, model in self._layers) or {"": None}
+        found += [each for model in models for each in self._scalars.of_rates(model)]
         if not all_of_them:
             found = [each for each in found if not (self.has_helped(each) or self._is_contradicted(each))]
             found = [weighed for each in found if (weighed := self._weighed(each, found)) is not None]
@@ -129,6 +137,12 @@ class _Judges:
         if each.rule == "input_large" and "before" not in each.evidence and each.value < self.chosen.limit("input_large", "most"):
             harms = {_quantity(other) for other in found if other.severity != "note" and related(each, other)}
             return each if harms & _HARMED else None
+        if each.rule == "target_large":
+            return each if self._harms(each, found) & _OF_TARGETS or self._scalars.stands(each.model, _STANDS, 2) else None
+        if each.rule == "bounded":
+            return each if self._scalars.stands(each.model, _HALF) else None
+        if each.rule in ("rate_grown", "momentum_large"):
+            return each if self._harms(each, found, each.begun) & _TOO_FAR else None
         if each.rule == "loss_unbounded" and self._crosses_zero(each):
             grown = (RULES[other.rule].about for other in found if other.severity != "note" and related(each, other))
             return each if any(about in _GROWN for about in grown) else None
@@ -136,6 +150,11 @@ class _Judges:
             is_worse = self._scalars.has_worsened(each.model, each.step)
             return None if is_worse is None else replace(each, severity="warn") if is_worse else each
         return each
+
+    def _harms(self, each: Finding, found: Sequence[Finding], since: int = 0) -> set[object]:
+        """Return what the findings are about that may have come of *each*, from the step *since* on; not what may yet be good."""
+        grave = (other for other in found if other.severity != "note" and other.begun >= since and related(each, other))
+        return {RULES[other.rule].about for other in grave if self.has_helped(other) is not None}
 
     def _crosses_zero(self, each: Finding) -> bool:
         """Whether a loss that falls without bound was above 0, and is not so far below that this says it by itself."""
@@ -369,10 +388,13 @@ class Findings:
         """Whether a finding is new.
 
         A NaN counts once a later step was seen: until then an earlier place of its step may come. A step that is too large counts
-        once a later one has come as a whole: its loss tells whether the step was good.
+        once a later one has come as a whole: its loss tells whether the step was good. What others tell of counts once a step is
+        whole.
         """
         if each.identity in self._known or at_end:
             return each.identity not in self._known
+        if each.rule in _BY_OTHERS:
+            return is_whole
         if "helped" not in RULES[each.rule].unless:
             return each.rule != "nonfinite" or each.step < self._last_rows
         return is_whole and each.step < self._last_rows and self._judges.has_helped(each) is not None

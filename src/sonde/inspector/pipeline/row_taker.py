@@ -16,9 +16,11 @@ from sonde.inspector.left_out import LeftOut
 from sonde.inspector.measurement.execution_order import Ordering
 from sonde.inspector.measurement.measurement import Measurement
 from sonde.inspector.measurement.parameter_rows import ParameterRows
+from sonde.inspector.odd_settings import OddSettings
 from sonde.inspector.pipeline.batch import Batch, BatchBuilder
 from sonde.inspector.same_inputs import SameInputs
 from sonde.inspector.settings import Settings
+from sonde.rules import RULES
 from sonde.schedule import Tick
 from sonde.site import GRADIENT_PORTS, MODULE_PORTS, Port
 from sonde.warn import warn_user
@@ -31,6 +33,8 @@ _FLATTENED = (
     "their gradients and updates are of what each rank holds, and there are no norms over all parameters. Inputs, outputs and "
     "their gradients are joined. With fully_shard (FSDP2) all rows are of the whole model"
 )
+
+_LONG = 1 - 1 / RULES["momentum_large"].thresholds["least"]  # momentum from which on its steps are recorded
 
 
 class RowTaker:
@@ -46,6 +50,7 @@ class RowTaker:
         kept: whether the gradients of the step before are cleared.
         between: whether parameters change between steps.
         same: whether all samples that go in are the same.
+        settings: what is wrong with those of the optimizers.
 
     Args:
         send: called with the data of each moment.
@@ -60,6 +65,7 @@ class RowTaker:
         self.kept = KeptGradients(settings.rules)
         self.between = BetweenSteps()
         self.same = SameInputs(settings.rules, name)
+        self.settings = OddSettings(settings.rules, name)
         self._send = send
         self._scaling = Scaling(settings.scaler)
         self._ordering = Ordering(model, name)
@@ -171,6 +177,7 @@ class RowTaker:
             if measurement.kind == "step" and wanted and measurement.attachment.attached:
                 builder.rows(measurement, self._order(), scales=scales)
         if optimizer is not None:
+            self.settings.look(optimizer, ended.epoch, ended.step)
             for name, rate in _learning_rates(optimizer, turn):
                 builder.scalar(self._prefix + name, rate, "lowest")
         waited, self._waiting = self._waiting, []
@@ -233,6 +240,7 @@ def _learning_rates(optimizer: Optimizer, number: int) -> Iterator[tuple[str, fl
     """Yield the learning rate of each parameter group with its name: ``lr``; ``lr/0``, ``lr/1``, ... where there are several.
 
     Of other optimizers of a model than the first the names begin with ``lr_1``, ``lr_2``, ... A tensor stays on its device.
+    Of a momentum that adds up hundreds of steps the number of these follows, as ``momentum_steps``.
     """
     name = "lr" if number == 0 else f"lr_{number}"
     groups = optimizer.param_groups
@@ -242,3 +250,6 @@ def _learning_rates(optimizer: Optimizer, number: int) -> Iterator[tuple[str, fl
             continue
         if isinstance(rate, int | float | Tensor):
             yield (name if len(groups) == 1 else f"{name}/{index}"), rate
+    momentum = groups[0].get("momentum")
+    if number == 0 and isinstance(momentum, float) and _LONG <= momentum < 1 and not groups[0].get("dampening"):
+        yield "momentum_steps", 1 / (1 - momentum)

@@ -1,0 +1,57 @@
+"""Notice settings of an optimizer that are wrong by themselves: a learning rate below zero, a decay that takes the weights away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from sonde.rules import Chosen, Finding
+
+
+class OddSettings:
+    """Looks at the groups of the optimizers of one model after each logged step. On an accelerator no value is read.
+
+    Args:
+        chosen: the rules that are applied.
+        model: its name in messages; ``""`` where there is one model.
+    """
+
+    def __init__(self, chosen: Chosen, model: str) -> None:
+        self._chosen = chosen
+        self._prefix = f"{model}: " * bool(model)
+        self._found: dict[str, Finding] = {}
+        self._judged: dict[tuple[int, int], tuple[float, float]] = {}  # by optimizer and group: the largest rate, and the decay
+
+    def look(self, optimizer: Optimizer, epoch: int, step: int) -> None:
+        """Look at the *optimizer*, which has made a step."""
+        groups = optimizer.param_groups
+        for number, group in enumerate(groups):
+            rate, decay = (_number(group.get(name)) for name in ("lr", "weight_decay"))
+            largest, known = self._judged.get((id(optimizer), number), (-1.0, decay))
+            if 0 <= rate <= largest and decay == known:
+                continue
+            self._judged[id(optimizer), number] = max(rate, largest), decay
+            for found in filter(None, self._judge(group, rate, decay)):
+                is_meant = found.rule == "rate_negative" and any(_number(each.get("lr")) >= 0 for each in groups)
+                told = replace(found.at("", epoch, step, self._prefix + found.message), first_step=step)
+                self._found.setdefault(found.rule, replace(told, severity="note") if is_meant else told)
+
+    def _judge(self, group: Mapping[str, Any], rate: float, decay: float) -> Iterator[Finding | None]:
+        yield None if group.get("maximize") else self._chosen.judge("rate_negative", rate)
+        if "dampening" in group or group.get("decoupled_weight_decay"):
+            yield self._chosen.judge("decay_large", rate, decay)
+
+    def found(self) -> tuple[Finding, ...]:
+        """Return the findings so far."""
+        return tuple(self._found.values())
+
+
+def _number(given: Any) -> float:
+    """Return a setting; 0 where it is none, or where reading it would wait for a device."""
+    if isinstance(given, Tensor):
+        return float(given) if given.numel() == 1 and given.device.type == "cpu" else 0.0
+    return float(given) if isinstance(given, int | float) else 0.0

@@ -1,0 +1,142 @@
+"""Settings of an optimizer that are wrong by themselves, or do harm: the root of what follows, and silent where they are usual."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+import sonde
+from sonde.rules import Finding
+
+RULES = ("rate_negative", "decay_large", "momentum_large", "rate_grown")
+
+
+def trained(
+    make: Callable[[nn.Module], Optimizer],
+    steps: int = 20,
+    before: Callable[[Optimizer, int], object] = lambda optimizer, step: None,
+) -> list[Finding]:
+    """Train a network with the optimizer that *make* returns; *before* is called before each step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 2))
+    optimizer = make(model)
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False, bad_steps=None) as inspector:
+        for step in range(steps):
+            before(optimizer, step)
+            x = torch.randn(32, 8)
+            loss = functional.cross_entropy(model(x), (x[:, 0] > 0).long())
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            inspector.push_loss(loss, train=True)
+    found = inspector.findings
+    assert [each.message for each in sonde.check(inspector.run).findings] == [each.message for each in found]
+    return found
+
+
+def of_settings(found: list[Finding]) -> list[tuple[str, str]]:
+    return [(each.rule, each.severity) for each in found if each.rule in RULES]
+
+
+def with_rate(optimizer: Optimizer, *rates: float) -> Optimizer:
+    """Set learning rates that no constructor takes."""
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    return optimizer
+
+
+@pytest.mark.parametrize(("kind", "rate"), [(SGD, -0.1), (Adam, -1e-2)])
+def test_a_learning_rate_below_zero_is_the_root_of_a_loss_that_rises(kind: Any, rate: float) -> None:
+    root, *behind = trained(lambda model: with_rate(kind(model.parameters(), 0.1), rate), 60)
+    assert (root.rule, root.severity, root.first_step, root.follows) == ("rate_negative", "bad", 0, "")
+    assert root.message == f"lr {rate:g} is below zero: each step goes up the loss"
+    assert "loss_rising" in [each.rule for each in behind]
+    assert {each.follows for each in behind if each.severity != "note"} == {"rate_negative"}
+
+
+def test_a_schedule_that_goes_on_beyond_its_end_is_told_from_the_step_at_which_it_does() -> None:
+    found = trained(
+        lambda model: SGD(model.parameters(), 0.1), 20, lambda optimizer, step: with_rate(optimizer, 0.1 * (1 - step / 12))
+    )
+    assert [each.first_step for each in found if each.rule == "rate_negative"] == [13]
+
+
+def test_a_rate_below_zero_is_meant_with_maximize_and_a_note_of_one_group() -> None:
+    assert not trained(lambda model: with_rate(SGD(model.parameters(), 0.1, maximize=True), -0.1))
+    groups = [{"params": each.parameters()} for each in (torch.nn.Linear(1, 1), torch.nn.Linear(1, 1))]
+
+    def two(model: nn.Module) -> Optimizer:
+        groups[0]["params"] = list(model.parameters())[:-1]
+        groups[1]["params"] = list(model.parameters())[-1:]
+        return with_rate(SGD(groups, 0.1), 0.1, -1e-4)
+
+    assert of_settings(trained(two)) == [("rate_negative", "note")]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda model: AdamW(model.parameters(), 1e-2, weight_decay=60.0),
+        lambda model: SGD(model.parameters(), 0.1, weight_decay=3.0),
+        lambda model: SGD(model.parameters(), 0.1, weight_decay=30.0),
+    ],
+)
+def test_a_decay_that_takes_the_weights_away_is_the_root_and_not_the_learning_rate(make: Callable[[nn.Module], Optimizer]) -> None:
+    found = trained(make, 40)
+    assert (found[0].rule, found[0].first_step) == ("decay_large", 0)
+    assert "weight decay" in found[0].advice
+    assert [each.rule for each in found if not each.follows and each.severity != "note"] == ["decay_large"]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda model: AdamW(model.parameters(), 1e-2, weight_decay=0.3),
+        lambda model: AdamW(model.parameters(), 3e-3, weight_decay=1.0),
+        lambda model: SGD(model.parameters(), 0.05, weight_decay=1e-2),
+        lambda model: Adam(model.parameters(), 1e-2, weight_decay=30.0),  # part of a gradient that is divided by its size
+        lambda model: SGD(model.parameters(), 1e-4, momentum=0.999),
+        lambda model: SGD(model.parameters(), 0.05, momentum=0.9995, dampening=0.9995),
+        lambda model: SGD(model.parameters(), 0.01, momentum=0.99, nesterov=True),
+    ],
+)
+def test_usual_decays_and_momentums_are_none(make: Callable[[nn.Module], Optimizer]) -> None:
+    assert of_settings(trained(make)) == []
+
+
+def test_a_momentum_that_adds_up_thousands_of_steps_is_the_root_where_something_grows() -> None:
+    def make(model: nn.Module) -> Optimizer:
+        return SGD(model.parameters(), 0.9, momentum=0.9999)
+
+    assert of_settings(trained(make, 6)) == []  # so far it has done no harm
+    root, *behind = trained(make, 100)
+    assert (root.rule, root.first_step) == ("momentum_large", 0)
+    assert root.message == "momentum 0.9999 adds up 10,000 steps: lr 0.9 comes to 9,000"
+    assert all(each.follows == "momentum_large" for each in behind if each.severity != "note")
+
+
+def test_a_rate_that_grows_in_each_step_is_the_root_of_what_grows_by_that() -> None:
+    found = trained(
+        lambda model: AdamW(model.parameters(), 1e-3), 70, lambda optimizer, step: with_rate(optimizer, 1e-3 * 1.2**step)
+    )
+    (grown,) = [each for each in found if each.rule == "rate_grown"]
+    assert grown.follows == ""
+    assert grown.evidence["lr"] >= 10 * grown.evidence["best"]
+    assert all("rate_grown" in each.follows for each in found if each.rule in ("loss_rising", "weight_growth", "output_growth"))
+
+
+def test_warm_ups_and_restarts_are_none() -> None:
+    def warmed(optimizer: Optimizer, step: int) -> object:
+        return with_rate(optimizer, 1e-2 * min(step / 20, 1) + 1e-9)
+
+    def restarted(optimizer: Optimizer, step: int) -> object:
+        return with_rate(optimizer, 1e-2 * (1 - step % 20 / 20) ** 4)
+
+    for schedule in (warmed, restarted):
+        assert of_settings(trained(lambda model: AdamW(model.parameters(), 1e-3), 60, schedule)) == []
