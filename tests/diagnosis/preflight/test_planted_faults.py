@@ -436,9 +436,138 @@ def parameters_without_use() -> Case:
     return model, x, classify(y), None
 
 
+def kept_in_a_list() -> Case:
+    x, y = data()
+
+    class Listed(Around):
+        def __init__(self) -> None:
+            super().__init__()
+            self.between = [nn.Linear(32, 32) for _ in range(2)]
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.first(x)
+            for layer in self.between:
+                hidden = layer(hidden).relu()
+            made: Tensor = self.last(hidden)
+            return made
+
+    return Listed(), x, classify(y), None
+
+
+def equal_units() -> Case:
+    x, y = data()
+    model = net()
+    nn.init.constant_(model[0].weight, 0.1)
+    nn.init.constant_(model[0].bias, 0.0)
+    nn.init.constant_(model[2].weight, 0.1)
+    return model, x, classify(y), None
+
+
+def random_head_frozen() -> Case:
+    x, y = data()
+    model = net()
+    model[4].requires_grad_(False)
+    return model, x, classify(y), None
+
+
+def targets_all_ignored() -> Case:
+    x, y = data()
+    return net(), x, classify(torch.full_like(y, -100)), None
+
+
+def one_class_alone() -> Case:
+    x, y = data()
+    return net(), x, classify(torch.full_like(y, 2)), None
+
+
+def inputs_all_equal() -> Case:
+    x, y = data()
+    return net(), x[:1].repeat(16, 1), classify(y), None
+
+
+def inputs_all_zero() -> Case:
+    x, y = data()
+    return net(), torch.zeros_like(x), classify(y), None
+
+
+def summed_by_hand() -> Case:
+    x, _ = data()
+    return net(out=1), x, lambda output: (output - x[:, :1]).square().sum(), None
+
+
+def summed_log_probabilities() -> Case:
+    x, y = data()
+    return net(), x, lambda output: -output.log_softmax(-1).gather(1, y[:, None]).sum(), None
+
+
+def summed_by_the_loss_function() -> Case:
+    x, y = data()
+    return net(), x, lambda output: functional.cross_entropy(output, y, reduction="sum"), None
+
+
+SUMS_THAT_ARE_MEANS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "divided": lambda output, goal: (output - goal).square().sum() / len(goal),
+    "of features": lambda output, goal: (output - goal).square().sum(1).mean(),
+    "weighted": lambda output, goal: (goal.abs() * (output - goal).square()).sum() / goal.abs().sum(),
+    "a share of sums": lambda output, goal: 1 - 2 * (output.sigmoid() * goal.abs()).sum() / (output.sigmoid() + goal.abs()).sum(),
+    "of the loss function": lambda output, goal: functional.mse_loss(output, goal, reduction="sum") / goal.numel(),
+    "a small term": lambda output, goal: functional.mse_loss(output, goal) + 1e-4 * output.square().sum(),
+}
+
+
+@pytest.mark.parametrize("name", SUMS_THAT_ARE_MEANS)
+def test_a_sum_that_is_divided_is_no_sum_over_samples(name: str) -> None:
+    torch.manual_seed(0)
+    x, _ = data()
+    found = sonde.preflight(net(), x, lambda output: SUMS_THAT_ARE_MEANS[name](output, x[:, :3]), checks=["loss_shape"])
+    assert found["loss_shape"].verdict == "ok"
+
+
+def test_a_large_rate_under_a_sum_by_hand_is_said_to_be_one_of_the_sum() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(256, 6)
+
+    def steep(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.1)
+
+    found = sonde.preflight(net(out=1), x, lambda p: (p - x[:, :1]).square().sum(), steep, checks=["overfit"], steps=25)
+    assert "adds 256 samples: take the mean" in found["overfit"].findings[0].advice
+
+
+def test_a_frozen_last_layer_is_no_random_one_where_its_weights_or_a_part_are_trained() -> None:
+    torch.manual_seed(0)
+    model, x, loss_fn, _ = random_head_frozen()
+    model[4].weight.data *= 1.5
+    assert sonde.preflight(model, x, loss_fn, checks=["gradients"])["gradients"].verdict == "ok"
+    model, x, loss_fn, _ = random_head_frozen()
+    model[4].bias.requires_grad_(True)
+    assert sonde.preflight(model, x, loss_fn, checks=["gradients"])["gradients"].verdict == "ok"
+
+
+def test_a_last_layer_that_begins_at_zero_and_equal_inputs_beside_others_are_no_fault() -> None:
+    torch.manual_seed(0)
+    x, y = data()
+    model = net()
+    nn.init.zeros_(model[4].weight)
+    found = sonde.preflight(model, x, classify(y), checks=["gradients"])
+    assert "alike" not in {each.rule for each in found["gradients"].findings}
+    both = sonde.preflight(OfTwo(), (x, torch.ones(16, 4)), classify(y), checks=["input_used"])
+    assert "inputs_alike" not in {each.rule for each in both["input_used"].findings}
+
+
 @pytest.mark.parametrize(
     ("make", "check", "rule", "result"),
     [
+        (kept_in_a_list, "gradients", "unregistered", "warn"),
+        (equal_units, "gradients", "alike", "warn"),
+        (random_head_frozen, "gradients", "frozen", "note"),
+        (targets_all_ignored, "labels", "labels_ignored", "bad"),
+        (one_class_alone, "labels", "labels_alike", "warn"),
+        (inputs_all_equal, "input_used", "inputs_alike", "bad"),
+        (inputs_all_zero, "input_used", "inputs_alike", "bad"),
+        (summed_by_hand, "loss_shape", "loss_summed", "note"),
+        (summed_log_probabilities, "loss_shape", "loss_summed", "note"),
+        (summed_by_the_loss_function, "loss_shape", "loss_summed", "note"),
         (negated, "overfit", "loss_reversed", "bad"),
         (targets_beyond_probabilities, "labels", "labels_outside", "bad"),
         (probabilities_into_kl_div, "overfit", "loss_below_bound", "bad"),

@@ -66,6 +66,12 @@ class LossCall:
         if self.result is not None:
             self.gradient, self.result = self.result.grad, self.result.detach()
 
+    @property
+    def summed(self) -> int:
+        """How many samples the function adds up, of which the loss is no mean: its gradient is no small number. Else 0."""
+        is_sum = self.kwargs.get("reduction") == "sum" and self.target.dim() and self.gradient is not None
+        return len(self.target) if is_sum and is_whole(self.gradient) else 0
+
     def mean(self, given: Tensor) -> float:
         """Return the loss of *given* in place of the input, with the mean as the reduction."""
         kept = {name: held for name, held in self.kwargs.items() if name not in ("reduction", "size_average", "reduce")}
@@ -84,6 +90,12 @@ class LossCall:
         kept = self.target[self.target != self.kwargs.get("ignore_index", -100)]
         return kept if kept.numel() else None
 
+    @property
+    def ignores_all(self) -> bool:
+        """Whether the target of a cross-entropy holds nothing but the number that is ignored."""
+        is_index = self.name in ("cross_entropy", "nll_loss") and not self.target.is_floating_point() and self.target.numel()
+        return bool(is_index) and bool((self.target == self.kwargs.get("ignore_index", -100)).all())
+
 
 class LossCalls(TorchFunctionMode):
     """While active, note each call of a loss function. A class index outside of the classes raises ``IndexError`` beforehand,
@@ -93,6 +105,7 @@ class LossCalls(TorchFunctionMode):
         found: the calls, in order.
         pairs: numbers of samples and of elements of each difference of an ``(N, 1)`` and an ``(N,)`` tensor in the loss function.
         in_loss: the loss function runs now, and no longer the model.
+        sums: of each sum of all elements in the loss function the number of elements along its first axis, and the result.
     """
 
     def __init__(self) -> None:
@@ -100,6 +113,7 @@ class LossCalls(TorchFunctionMode):
         self.found: list[LossCall] = []
         self.pairs: list[tuple[str, int, int]] = []
         self.in_loss = False
+        self.sums: list[tuple[int, Tensor]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Note the call and run it."""
@@ -115,7 +129,12 @@ class LossCalls(TorchFunctionMode):
             return result
         if self.in_loss and getattr(func, "__name__", "") in _DIFFERENCES and len(args) == 2:
             self._compare("a difference", *args)
-        return func(*args, **given)
+        result = func(*args, **given)
+        is_sum = self.in_loss and func in (torch.sum, Tensor.sum) and isinstance(args[0], Tensor) and args[0].dim() > 0
+        if is_sum and result.numel() == 1 and result.requires_grad and args[0].numel() > 1:
+            result.retain_grad()
+            self.sums.append((len(args[0]), result))
+        return result
 
     def _note(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LossCall | None:
         named = dict(zip(("input", "target", "weight"), args[:3], strict=False)) if name not in (*REGRESSION, "kl_div") else {}
@@ -139,6 +158,14 @@ class LossCalls(TorchFunctionMode):
         column, line = (one, other) if one.dim() == 2 else (other, one)
         if column.shape[1] == 1 and column.shape[0] == line.shape[0] > 1 and what not in ("cross_entropy", "nll_loss"):
             self.pairs.append((what, line.shape[0], line.shape[0] ** 2))
+
+
+def is_whole(gradient: Tensor | None) -> bool:
+    """Return whether the loss holds a sum as it is: what is divided by the number of samples has a smaller gradient."""
+    return gradient is not None and bool((gradient.abs() >= _WHOLE).all())
+
+
+_WHOLE = 0.5
 
 
 def is_probability(tensor: Tensor) -> bool:

@@ -16,6 +16,7 @@ from sonde.rules import Finding
 from sonde.words import short
 
 _WHY = "sonde.why_nan(model, batch, loss_fn) names the operation"
+_SOME = 8  # samples of one class that are no chance
 _FEWEST = 16  # elements from 0 to 1 that are no chance
 
 
@@ -45,6 +46,11 @@ def labels(subject: Subject) -> Check:
     """Judge the class indices, and the targets of binary losses."""
     calls = subject.first.calls
     judged = [(call, indices) for call in calls if (indices := call.indices) is not None]
+    ignored = [call for call in calls if call.indices is None and call.ignores_all]
+    if ignored:
+        words = f"all {ignored[0].target.numel():,} targets of {ignored[0].name} are {int(ignored[0].target.flatten()[0])}"
+        advice = "look at how the labels are made: at masks, at truncation, and at ignore_index"
+        return Check("labels", "", (Finding("labels_ignored", f"{words}, which it ignores", severity="bad", advice=advice),))
     binary = [call for call in calls if call.name.startswith("binary") and call.target.numel()]
     if not judged and not binary:
         raise UnjudgedError("no loss function with class indices was seen")
@@ -54,6 +60,12 @@ def labels(subject: Subject) -> Check:
         if low < 0 or high > 1:
             words = f"the targets of {call.name} go from {short(low)} to {short(high)}: they are probabilities, from 0 to 1"
             found.append(Finding("labels_outside", words, value=high, severity="bad", advice="give 0 and 1, or what is between"))
+    for call, indices in judged:
+        if len(call.target) >= _SOME and len(indices) >= _FEWEST and bool((indices == indices[0]).all()) and call.classes > 1:
+            words = f"all {len(indices):,} labels are {int(indices[0])}, of {call.classes:,} classes"
+            found.append(
+                Finding("labels_alike", words, severity="warn", advice="give a batch of several classes; shuffle the data")
+            )
     if not judged:
         return Check("labels", f"{len(torch.unique(binary[0].target)):,} different targets of {binary[0].name}", _some(found))
     call, indices = judged[0]
@@ -68,6 +80,10 @@ def loss_shape(subject: Subject) -> Check:
     found = [
         rules.judge("loss_broadcast", samples, pairs, what=what, is_sure=what != "a difference") for what, samples, pairs in pairs
     ]
+    count = subject.first.summed
+    if count:
+        words = f"the loss adds up {count:,} samples, so that its gradients grow with their number"
+        found.append(Finding("loss_summed", words, value=float(count), severity="note", advice="take the mean over the samples"))
     calls = ", ".join(dict.fromkeys(call.name for call in subject.first.calls))
     return Check("loss_shape", calls or "a loss function of your own", _some(found))
 

@@ -47,12 +47,37 @@ def gradients(subject: Subject) -> Check:
         found.append(
             Finding("gradient_zero", words, f"{zero[0]}:grad", value=0.0, severity="bad" if every else "note", advice=advice)
         )
+    if ran.alike:
+        words = f"all units of {names_text(ran.alike)} are equal, and so are their gradients: they stay equal"
+        found.append(Finding("alike", words, f"{ran.alike[0]}:param", severity="warn", advice="begin with random weights"))
+    if ran.foreign:
+        words = f"{len(ran.foreign)} tensors get a gradient and are no parameters of the model: {names_text(ran.foreign)}"
+        advice = "keep layers in nn.ModuleList, nn.ModuleDict or as attributes, and tensors in nn.Parameter"
+        found.append(Finding("unregistered", words, value=float(len(ran.foreign)), severity="warn", advice=advice))
+    if end := frozen_end(subject):
+        found.append(Finding("frozen", end, f"{ran.last}:output", severity="note", advice="train it, or load its weights"))
     reached = sum(size is not None and size > 0 for size in ran.gradients.values())
     tied = _tied(unwrap(subject.model))
     said = f"{reached:,} of {len(ran.gradients):,} trainable parameters have one"
     said += f"; {len(frozen):,} frozen" if frozen else ""
     said += f"; tied: {names_text([' = '.join(names) for names in tied])}" if tied else ""
     return Check("gradients", said, tuple(found))
+
+
+def frozen_end(subject: Subject) -> str:
+    """Return that the last layer is frozen with weights as torch initialises them, in words; ``""`` where that is not so."""
+    ran = subject.first
+    own = [held for name, held, _ in parameters(subject.model) if name.rpartition(".")[0] == ran.last]
+    weight = next((held.detach() for held in own if held.dim() > 1 and held.numel() >= _MANY), None)
+    if not ran.last or weight is None or not ran.gradients or any(held.requires_grad for held in own):
+        return ""
+    bound = 1 / math.sqrt(weight[0].numel())
+    largest, spread = float(weight.abs().max()), float(weight.double().std())
+    is_random = 0.8 * bound < largest <= bound * (1 + 1e-6) and abs(spread - bound / math.sqrt(3)) < 0.15 * bound
+    return f"the last layer, {ran.last}, is frozen, and its weights are as torch initialises them" if is_random else ""
+
+
+_MANY = 16
 
 
 def _cut_off(subject: Subject, names: list[str], loss: float) -> dict[str, Finding]:

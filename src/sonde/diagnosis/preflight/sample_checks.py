@@ -82,7 +82,15 @@ def zero_inputs(subject: Subject, names: set[str]) -> Callable[[Trial], None]:
 def input_used(subject: Subject) -> Check:
     """Judge whether the output changes where an input is zeroed."""
     _ = subject.ran
-    inputs = {name: tensor for name, tensor in inputs_of(subject).items() if bool((tensor != 0).any())}
+    found = inputs_of(subject)
+    samples = [tensor for tensor in found.values() if tensor.dim() > 1 and len(tensor) >= _SEVERAL]
+    if samples and len(samples) == len(found) and all(bool((tensor == tensor[:1]).all()) for tensor in samples):
+        what = (
+            "zero throughout" if not any(bool(tensor.any()) for tensor in samples) else f"equal for all {len(samples[0]):,} samples"
+        )
+        alike = Finding("inputs_alike", f"{names_text(found)}: {what}", severity="bad", advice="look at how the batch is loaded")
+        return Check("input_used", "", (alike,))
+    inputs = {name: tensor for name, tensor in found.items() if bool((tensor != 0).any())}
     if not inputs:
         raise UnjudgedError("the batch holds no tensor that could be zeroed")
     before = subject.outputs()
@@ -95,12 +103,15 @@ def input_used(subject: Subject) -> Check:
             unused.append(name)
     idle = subject.first.gradients.values()
     has_layers = any(size is None or size == 0 for size in idle)
-    found = rules.judge("input_unused", len(inputs), len(unused), name=", ".join(unused), has_layers=has_layers)
+    unneeded = rules.judge("input_unused", len(inputs), len(unused), name=", ".join(unused), has_layers=has_layers)
     columns = (
         [] if unused else [each for name, tensor in inputs.items() if (each := _columns_unused(subject, name, tensor)) is not None]
     )
     said = f"the output depends on {', '.join(name for name in inputs if name not in unused) or 'no input'}"
-    return Check("input_used", said, (*(() if found is None else (found,)), *columns))
+    return Check("input_used", said, (*(() if unneeded is None else (unneeded,)), *columns))
+
+
+_SEVERAL = 4  # samples whose inputs are not equal by chance
 
 
 def _columns_unused(subject: Subject, name: str, tensor: Tensor) -> Finding | None:

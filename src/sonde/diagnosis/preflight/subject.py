@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.diagnosis.distance import as_numbers, distance_between, readable
-from sonde.diagnosis.preflight.loss_calls import LossCall, LossCalls
+from sonde.diagnosis.preflight.loss_calls import LossCall, LossCalls, is_whole
 from sonde.engine import (
     Event,
     LayerAxes,
@@ -34,6 +34,8 @@ from sonde.engine import (
 )
 from sonde.errors import ArgumentError, ObservationWarning
 from sonde.keep import Layer, Tally, annotate, first_measurable
+from sonde.stats import unreadable
+from sonde.words import shape_text
 
 
 class UnjudgedError(Exception):
@@ -54,6 +56,10 @@ class FirstStep:
         largest: of each parameter's gradient the largest magnitude.
         called: names of the modules that ran.
         memory: addresses of the tensors that the model returned.
+        summed: of how many samples the loss function adds up elements, without a division by their number; 0 where it does not.
+        alike: weights whose rows are equal, and get equal gradients.
+        foreign: shapes of tensors that get a gradient in the model and are none of its parameters.
+        last: the layer with parameters of its own whose output is the model's; ``""`` without one.
         error: what the model, the loss or the backward pass raised.
     """
 
@@ -66,6 +72,10 @@ class FirstStep:
     largest: dict[str, float] = field(default_factory=dict)
     called: set[str] = field(default_factory=set)
     memory: set[int] = field(default_factory=set)
+    summed: int = 0
+    alike: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
+    last: str = ""
     error: Exception | None = None
 
 
@@ -152,7 +162,7 @@ class Subject:
     @cached_property
     def first(self) -> FirstStep:
         """One forward and backward pass, observed."""
-        found, tallies = FirstStep(), dict[str, Tally]()
+        found, tallies, places = FirstStep(), dict[str, Tally](), dict[str, int]()
 
         def note(event: Event) -> None:
             found.called.add(event.name)
@@ -166,6 +176,7 @@ class Subject:
                 return
             tally.layer.calls += 1
             tally.add_output(floating.detach(), LayerAxes.of(floating, event.module), event.call)
+            places[event.name] = floating.untyped_storage().data_ptr()
             largest = float(readable(floating.detach()).abs().max()) if floating.numel() else 0.0
             if largest >= found.limits.get(event.name, (0.0, floating.dtype))[0]:
                 found.limits[event.name] = largest, floating.dtype
@@ -177,6 +188,8 @@ class Subject:
                     with calls:
                         output = trial.output()
                         found.memory = {tensor.untyped_storage().data_ptr() for _, tensor in walk(output) if is_floating(tensor)}
+                        found.last = _last_layer(trial, places, found.memory)
+                        found.foreign = _foreign(trial, output) if trial.is_free else []
                         calls.in_loss = trial.loss_fn is not None
                         loss = trial.loss_of(output)
                     if loss is not None:
@@ -193,12 +206,21 @@ class Subject:
                         gradient = parameter.grad
                         found.gradients[name] = None if gradient is None else norm_of(gradient)
                         found.largest[name] = 0.0 if gradient is None or not gradient.numel() else largest_of(gradient)
+                        if gradient is not None and _are_alike(parameter) and _are_alike(gradient) and found.largest[name] > 0:
+                            found.alike.append(name)
         found.calls, found.pairs = calls.found, calls.pairs
         for call in found.calls:
             call.let_go()
+        found.summed = self._summed(calls)
         found.layers = [tally.finish() for tally in tallies.values()]
         annotate([layer for layer in found.layers if layer.calls])
         return found
+
+    def _summed(self, calls: LossCalls) -> int:
+        """Return of how many samples the loss function adds up elements, by hand or not."""
+        samples = {tensor.shape[0] for _, tensor in walk(as_arguments(self.batch)) if tensor.dim()}
+        hand = [count for count, result in calls.sums if count > 1 and count in samples and is_whole(result.grad)]
+        return max([*hand, *(call.summed for call in calls.found)], default=0)
 
     def outputs(self, change: Callable[[Trial], None] | None = None) -> list[Tensor]:
         """Return the floating-point tensors of the output of a fresh copy, after *change*."""
@@ -214,6 +236,41 @@ class Subject:
                 change(trial)
             loss = trial.loss()  # with gradients, which a loss may have a term of
             return math.nan if loss is None else float(loss.detach())
+
+
+def _last_layer(trial: Trial, places: Mapping[str, int], memory: set[int]) -> str:
+    """Return the last layer with parameters of its own if its output, at one of *places*, is the model's; else ``""``."""
+    held = {name.rpartition(".")[0] for name, _, _ in parameters(trial.model)}
+    last = next((name for name in list(places)[::-1] if name in held), "")
+    return last if places.get(last) in memory else ""
+
+
+def _foreign(trial: Trial, output: Any) -> list[str]:
+    """Return the shapes of leaves of the graph behind *output* that are neither parameters of the model nor given."""
+    own = {id(held) for held in trial.model.parameters()} | {id(held) for _, held in walk((trial.args, trial.kwargs))}
+    left: list[Any] = [tensor.grad_fn for _, tensor in walk(output)]
+    seen, found = set[Any](), list[str]()
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and id(leaf) not in own:
+            found.append(shape_text(leaf.shape))
+        left += [each for each, _ in node.next_functions]
+    return found
+
+
+def _are_alike(rows: Tensor) -> bool:
+    """Return whether the rows of a matrix, or the filters of a convolution, are equal."""
+    if rows.dim() < 2 or len(rows) < 2 or rows.layout is not torch.strided or unreadable(rows):
+        return False
+    off, largest = (rows - rows[:1]).abs().max(), rows.abs().max()
+    return bool(off <= rounding_of(rows) ** 2 * _ROUNDINGS * largest)
+
+
+_ROUNDINGS = 64  # of a sum over samples
 
 
 def loss_is_sent(found: FirstStep) -> bool:

@@ -13,6 +13,7 @@ import torch
 from sonde import rules
 from sonde.answer import Check
 from sonde.diagnosis.preflight.loss_calls import REGRESSION, LossCall, LossCalls
+from sonde.diagnosis.preflight.parameter_checks import frozen_end
 from sonde.diagnosis.preflight.sample_checks import inputs_of, zero_inputs
 from sonde.diagnosis.preflight.subject import Subject, UnjudgedError
 from sonde.engine import Trial
@@ -110,7 +111,11 @@ def overfit(subject: Subject) -> Check:
         return Check("overfit", words, (below,))
     is_learnt = subject.learnt is not None or any(each.severity == "warn" for each in found[1:])
     if given and found and found[0].severity == "bad" and is_learnt:
-        advice = _summed(subject) or "look at the learning rate of the optimizer, and at the parameters that it holds"
+        advice = (
+            _summed(subject)
+            or frozen_end(subject)
+            or "look at the learning rate of the optimizer, and at the parameters that it holds"
+        )
         wrong = replace(found[0], message=f"{found[0].message} with the optimizer; Adam learns it", advice=advice)
         return Check("overfit", words, (wrong,))
     if subject.learnt is not None or not found:
@@ -123,13 +128,12 @@ def overfit(subject: Subject) -> Check:
 
 def _summed(subject: Subject) -> str:
     """Return the advice about a loss that is the sum over its samples, whose gradients grow with their number; ``""`` of a mean."""
-    call = next((call for call in subject.first.calls if call.kwargs.get("reduction") == "sum" and call.target.numel() > 1), None)
-    if call is None:
+    count = subject.first.summed
+    if not count:
         return ""
-    count = f"{len(call.target):,} samples" if call.target.dim() else "all elements"
-    return (
-        f'{call.name} has reduction="sum", and adds {count}: use "mean", or divide the loss, or the learning rate, by their number'
-    )
+    call = next((call for call in subject.first.calls if call.summed), None)
+    what = "the loss function adds" if call is None else f'{call.name} has reduction="sum", and adds'
+    return f"{what} {count:,} samples: take the mean, or divide the loss, or the learning rate, by their number"
 
 
 def _below_bound(subject: Subject) -> Finding | None:
