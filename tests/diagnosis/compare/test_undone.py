@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -300,6 +301,7 @@ UNDONE: dict[str, Pair] = {
     "mask": mixing(ahead=1),
     "rotary": mixing(base=500_000.0),
     "heads": mixing(heads=2),
+    "operation": code(lambda model, h, y: y.cumsum(1), lambda model, h, y: y.cumsum(0)),
     "class": layers(Cube, Square),
     "frozen": after(lambda model: model.last.requires_grad_(False)),
     "tied": tied,
@@ -665,14 +667,14 @@ class RenamedGate(OtherGate):
 
 
 @pytest.mark.parametrize("kind", [OtherGate, RenamedGate])
-def test_the_code_of_a_module_with_children_is_tried_with_those_of_the_other_side(kind: type[Gate]) -> None:
+def test_an_operation_between_the_modules_inside_of_a_layer_is_stated(kind: type[Gate]) -> None:
     a, b = between(Gate(), kind())
     for name, other in zip(Gate.names, kind.names, strict=True):
         getattr(b.layer, other).load_state_dict(getattr(a.layer, name).state_dict())
     found = sonde.compare(a, b, vectors(), verbose=False)
     assert str(found.culprit.site) == "layer:output"  # type: ignore[union-attr]
-    words = f"Gate in a, {kind.__name__} in b: with the modules inside of b, the code of a gives what a has"
-    assert [(cause.rule, cause.message) for cause in found.causes] == [("class", words)]
+    (cause,) = found.causes
+    assert (cause.rule, re.sub(r" \(test_undone\.py:\d+\)", "", cause.message)) == ("operation", "sigmoid in a, cos in b")
     getattr(b.layer, kind.names[0]).weight.data *= 2  # a weight that differs is no difference of the code
     if kind.names == Gate.names:
         assert [cause.rule for cause in sonde.compare(a, b, vectors(), verbose=False).causes] == ["weight_scaled"]
@@ -755,9 +757,64 @@ def test_another_entry_or_another_pool_is_stated(one: str, other: str) -> None:
     assert [cause.message for cause in found.causes] == [f"of first:output {one} in a, {other} in b"]
 
 
-def test_an_entry_that_is_changed_besides_is_no_cause() -> None:
+def test_an_entry_that_is_changed_besides_is_no_other_entry() -> None:
     a, b = between(code=(lambda model, h, y: y[:, 0], lambda model, h, y: y[:, -1].sin()))
-    assert sonde.compare(a, b, sequences(), verbose=False).causes == ()
+    (cause,) = sonde.compare(a, b, sequences(), verbose=False).causes
+    assert cause.rule == "operation"
+
+
+def turning(degree: float) -> Callable[[Any, Tensor, Tensor], Tensor]:
+    return lambda model, h, y: functional.softplus(y, beta=degree).cos()
+
+
+def largest(count: int) -> Callable[[Any, Tensor, Tensor], Tensor]:
+    def code(model: Any, h: Tensor, y: Tensor) -> Tensor:
+        values, places = y.topk(count, -1)
+        return torch.zeros_like(y).scatter(-1, places, values)
+
+    return code
+
+
+OPERATIONS: dict[str, tuple[Code, Code, str]] = {
+    "an argument": (turning(2), turning(1), "softplus has beta=2 in a, beta=1 in b"),
+    "of several results": (largest(4), largest(3), "topk has k=4 in a, k=3 in b"),
+    "another": (lambda model, h, y: y.erf().exp(), lambda model, h, y: y.atan().exp(), "erf in a, atan in b"),
+    "several": (
+        lambda model, h, y: (y.sin() * y.exp()).erf(),
+        lambda model, h, y: y.atan().erf(),
+        "sin, exp, mul in a, atan in b",
+    ),
+    "in a alone": (lambda model, h, y: (2 * y).erf().cos(), lambda model, h, y: (2 * y).cos(), "erf in a, and not in b"),
+    "in a alone, at the end": (lambda model, h, y: (2 * y).erf(), lambda model, h, y: 2 * y, "erf in a, and not in b"),
+    "in a alone, of an output": (lambda model, h, y: y.erf(), lambda model, h, y: y, "erf in a, and not in b"),
+    "in b alone": (lambda model, h, y: (2 * y).cos(), lambda model, h, y: (2 * y).erf().cos(), "erf in b, and not in a"),
+    "in two places": (
+        lambda model, h, y: torch.cat((y[:, :8].sin(), y[:, 8:].cos()), 1),
+        lambda model, h, y: torch.cat((y[:, :8].cos(), y[:, 8:].sin()), 1),
+        "sin, cos, cat in a, cos, sin, cat in b",
+    ),
+}
+"""The code of ``a`` and ``b`` between two layers, and what is said of them."""
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_an_operation_of_the_code_is_stated_with_its_line(name: str) -> None:
+    a_code, b_code, words = OPERATIONS[name]
+    a, b = between(code=(a_code, b_code))
+    (cause,) = sonde.compare(a, b, vectors(), verbose=False).causes
+    assert cause.rule == "operation"
+    message = re.sub(r" \(test_undone\.py:\d+\)", "", cause.message)
+    assert message == words
+    assert "test_undone.py:" in cause.message
+    a, b = between(code=(a_code, a_code))
+    assert sonde.compare(a, b, vectors(), verbose=False).ok
+
+
+def test_an_operation_that_is_no_whole_cause_is_not_stated() -> None:
+    """The weight behind it is another besides, and the code of ``b`` draws from a table that ``a`` has not."""
+    table = torch.randn(16)
+    a, b = between(code=(lambda model, h, y: (y * table).erf(), lambda model, h, y: y.atan()))
+    assert sonde.compare(a, b, vectors(), verbose=False).causes == ()
 
 
 class Image(nn.Module):

@@ -19,6 +19,7 @@ from sonde.diagnosis.compare import changes
 from sonde.diagnosis.compare.formulas import FORMULAS, RELATIONS, factor_of
 from sonde.diagnosis.compare.joined import among_ranks
 from sonde.diagnosis.compare.names import Names
+from sonde.diagnosis.compare.operations import of_operation
 from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.sides import Side
 from sonde.diagnosis.compare.suspects import Change, Suspect, Undo
@@ -42,6 +43,7 @@ def causes_of(scene: Scene) -> Explained:
             *([look] for look in FORMULAS),
             [_of_class],
             *([look] for look in RELATIONS),
+            [of_operation],
             [_of_class_with_children],
         ]
     elif scene.place.stage == "backward":

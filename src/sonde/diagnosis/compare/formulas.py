@@ -98,7 +98,7 @@ def _of_normalisation(scene: Scene) -> Iterator[Suspect]:
         if source.a.shape != scene.tensors[0].shape or source.a.size(-1) < 3:
             continue
         here, there = (
-            _normalisation(held, wanted, _scales(side, owner), _eps_of(module))
+            _normalisation(scene, held, wanted, _scales(side, owner), _eps_of(module))
             for held, wanted, side, owner, module in (
                 (source.a, scene.tensors[0], scene.a, scene.frame.owner, module_a),
                 (source.b, scene.tensors[1], scene.b, scene.owner_b or "", module_b),
@@ -155,15 +155,19 @@ class _Normalisation:
     def of(self, given: Tensor) -> Tensor:
         """Return *given* normalised."""
         centred = given - given.mean(-1, keepdim=True) if self.kind.startswith(_CENTRED) else given
-        freedom = given.size(-1) - self.kind.endswith(_LESS)
-        total = (centred * centred).sum(-1, keepdim=True) / freedom + self.eps
-        return centred / total.sqrt() * self.scale + self.shift
+        freedom = given.size(-1) - (_LESS in self.kind)
+        variance = (centred * centred).sum(-1, keepdim=True) / freedom
+        root = variance.sqrt() + self.eps if self.kind.endswith(_BESIDE) else (variance + self.eps).sqrt()
+        return centred / root * self.scale + self.shift
 
 
 _CENTRED, _RMS, _LESS, _PLUS = "mean and variance", "root mean square", ", divided by n - 1", " with 1 + weight"
+_BESIDE = ", eps added to the root"
 
 
-def _normalisation(given: Tensor, wanted: Tensor, scales: tuple[Tensor, Tensor], eps: float | None) -> _Normalisation | None:
+def _normalisation(
+    scene: Scene, given: Tensor, wanted: Tensor, scales: tuple[Tensor, Tensor], eps: float | None
+) -> _Normalisation | None:
     """Return how *wanted* was made from *given* by a normalisation of the last axis; None for another formula.
 
     With ``y = (x - m) / sqrt(v + eps)`` the sums of squares of a row give ``v + eps = |x - m|^2 / |y|^2``.
@@ -183,12 +187,14 @@ def _normalisation(given: Tensor, wanted: Tensor, scales: tuple[Tensor, Tensor],
             total = squares / sums
             if distance(centred / total.sqrt(), normal).relative > 1e-3:
                 continue
-            for kind, freedom in (("", count), (_LESS, count - 1)):
-                fitted = float((total - squares / freedom).median())
-                if abs(fitted) < 0.2 * float((squares / freedom).median()) and fitted > -1e-9:
-                    round_one = min((10.0**-power for power in range(3, 13)), key=lambda each: abs(each - fitted))
-                    known = [each for each in (eps, round_one) if each is not None and _near(each, fitted)]
-                    return _Normalisation(name + words + kind, known[0] if known else fitted, fitted, scale, shift)
+            for (kind, freedom), beside in itertools.product((("", count), (_LESS, count - 1)), ("", _BESIDE)):
+                variance = squares / freedom
+                fitted = float((total.sqrt() - variance.sqrt() if beside else total - variance).median())
+                round_one = min((10.0**-power for power in range(3, 13)), key=lambda each: abs(each - fitted))
+                for each in (*(each for each in (eps, round_one) if each is not None and _near(each, fitted)), fitted):
+                    found = _Normalisation(name + words + kind + beside, each, fitted, scale, shift)
+                    if each > -1e-9 and _equal(scene, found.of(given), wanted):
+                        return found
     return None
 
 

@@ -49,6 +49,7 @@ CAUSES = MappingProxyType(
         "mask": "the attention of the other side is put in",
         "rotary": "the attention of the other side is put in",
         "heads": "the attention of the other side is put in",
+        "operation": "the operations of the other side stand in the place of one of this side",
         "class": "the code of the other side runs, with the parameters and settings of this one",
         "frozen": "the parameters require a gradient as in the other side",
         "tied": "the parameters are tied as in the other side",

@@ -1,0 +1,337 @@
+"""Find the operation, in the code of a module, by which the sides part, and let that of ``a`` stand in its place in ``b``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sonde.diagnosis.compare.scene import Scene
+from sonde.diagnosis.compare.sides import Kept, Key, Side
+from sonde.diagnosis.compare.suspects import Change, Suspect, Undo
+from sonde.diagnosis.distance import as_numbers
+from sonde.diagnosis.nonfinite.source_lines import calling_frames, line_of, lines_of
+from sonde.engine import OperatorCall, OperatorMode, remap
+from sonde.words import names_text
+
+_MOST_STEPS, _LONGEST, _MOST_TRIED, _MOST_NAMES = 2000, 12, 16, 6
+"""Operations of one call that are looked at; of ``a`` that stand in the place of one of ``b``; how many are tried; and names."""
+
+_ADVICE = "compute the same on both sides"
+
+_Source = tuple[int, int]
+"""Where a tensor comes from: the number of an operation, and which tensor it made; of one that it was given, counted from -1."""
+
+
+@dataclass(frozen=True)
+class _Print:
+    """Numbers that tell tensors apart, in any order of axes: how many elements, and finite ones, and their sums."""
+
+    count: int
+    finite: int
+    total: float
+    magnitude: float
+    square: float
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> _Print:
+        numbers = as_numbers(tensor).flatten()
+        count, numbers = numbers.numel(), numbers[numbers.isfinite()]
+        return cls(count, numbers.numel(), float(numbers.sum()), float(numbers.abs().sum()), float(numbers.square().sum()))
+
+    def is_like(self, other: _Print, within: float) -> bool:
+        """Return whether two tensors may be equal, up to a relative difference of *within*."""
+        return (
+            (self.count, self.finite) == (other.count, other.finite)
+            and abs(self.total - other.total) <= within * (self.magnitude + other.magnitude)
+            and abs(self.magnitude - other.magnitude) <= within * (self.magnitude + other.magnitude)
+            and abs(self.square - other.square) <= 2 * within * (self.square + other.square)
+        )
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One operation: its number in the run, the tensors that it was given with their sources, and those that it made."""
+
+    number: int
+    call: OperatorCall
+    given: list[_Print]
+    sources: list[_Source]
+    made: list[_Print]
+    line: str
+
+    @property
+    def name(self) -> str:
+        held = str(getattr(self.call.function, "name", lambda: self.call.function)())
+        return held.rpartition("::")[2].partition(".")[0].strip("_").removeprefix("native_").removesuffix("_with_indices")
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """The arguments that are no tensors, by name, with the defaults."""
+        schema = getattr(self.call.function, "_schema", None)
+        known = {} if schema is None else {each.name: each.default_value for each in schema.arguments if each.has_default_value()}
+        given = {name: held for name, held in (known | self.call.given).items() if not _tensors(held)}
+        return {name: tuple(held) if isinstance(held, list) else held for name, held in given.items()}
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+
+    def take(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    remap(value, take)
+    return found
+
+
+class _Recorder(OperatorMode):
+    """Keeps the operations that the code of some modules runs between two events."""
+
+    def __init__(self, own: Collection[str], call: Key, until: Key) -> None:
+        super().__init__()
+        self.steps: list[_Step] = []
+        self._own, self._call, self._until = own, call, until
+        self._running: list[str] = []
+        self._is_on = False
+        self._number = -1
+        self._known: dict[int, tuple[Tensor, _Source]] = {}
+
+    def event(self, kept: Kept) -> None:
+        """Take note of a module that begins, or ends."""
+        path = kept.site.path
+        if kept.site.port == "input":
+            self._running.append(path)
+        elif path in self._running:
+            del self._running[len(self._running) - 1 - self._running[::-1].index(path) :]
+        self._is_on = (self._is_on or kept.key == self._call) and kept.key != self._until
+
+    def operator(self, call: OperatorCall) -> Any:
+        self._number += 1
+        if not self._is_on or len(self.steps) >= _MOST_STEPS or (self._running and self._running[-1] not in self._own):
+            return call.run()
+        given, number = _tensors((call.args, call.kwargs)), self._number
+        sources = [self._known.get(id(held), (held, (number, -1 - place)))[1] for place, held in enumerate(given)]
+        prints = [_Print.of(held) for held in given]
+        line = line_of(lines_of(calling_frames()))
+        result = call.run()
+        made = _tensors(result)
+        self._known |= {id(held): (held, (number, place)) for place, held in enumerate(made)}
+        self.steps.append(
+            _Step(number, call, prints, sources, [_Print.of(held) for held in made], "" if line is None else line.name)
+        )
+        return result
+
+
+_Make = Callable[[Mapping[_Source, Tensor]], list[Tensor]]
+_Replaced = tuple[_Source, Set[_Source], _Make, str]
+"""A tensor of ``b``, what of ``b`` is needed for another in its place, the function that makes that, and words."""
+
+
+@dataclass(frozen=True)
+class _Way:
+    """Operations of ``a`` whose first operands ``b`` has.
+
+    Attributes:
+        steps: in order.
+        operands: of each step where its operands are: in ``b``, or else among what steps before have made.
+    """
+
+    steps: list[_Step]
+    operands: list[list[tuple[bool, _Source]]]
+
+    @property
+    def needed(self) -> set[_Source]:
+        """What ``b`` has to give."""
+        return {source for each in self.operands for is_of_b, source in each if is_of_b}
+
+    def made(self, held: Mapping[_Source, Tensor]) -> list[Tensor]:
+        """Return what the operations make of the tensors *held* of ``b``."""
+        results: dict[_Source, Tensor] = {}
+        made: list[Tensor] = []
+        for step, operands in zip(self.steps, self.operands, strict=True):
+            left = iter([held[source].clone() if is_of_b else results[source] for is_of_b, source in operands])
+            args, kwargs = remap((step.call.args, step.call.kwargs), functools.partial(_next, left))
+            made = _tensors(step.call.function(*args, **kwargs))
+            results |= {(step.number, place): tensor for place, tensor in enumerate(made)}
+        return made
+
+
+class _Replacing(OperatorMode):
+    """While entered, one tensor that an operation makes is another: what *make* makes of tensors before it, and of itself."""
+
+    def __init__(self, at: _Source, needed: Set[_Source], make: _Make) -> None:
+        super().__init__()
+        self._at, self._needed, self._make = at, needed, make
+        self._held: dict[_Source, Tensor] = {}
+        self._now = -1
+
+    def operator(self, call: OperatorCall) -> Any:
+        self._now += 1
+        number, place = self._at
+        if self._now > number:
+            return call.run()
+        self._keep((-1 - at, tensor) for at, tensor in enumerate(_tensors((call.args, call.kwargs))))
+        result = call.run()
+        made = _tensors(result)
+        self._keep(enumerate(made))
+        if self._now < number or not self._needed <= self._held.keys():
+            return result
+        others = self._make(self._held)
+        pairs = list(zip(made, others, strict=True)) if len(made) == len(others) else [(made[place], others[0])]
+        if call.written:
+            return pairs[0][0].copy_(pairs[0][1].reshape(pairs[0][0].shape))
+        instead = {id(one): _shaped(other, one) for one, other in pairs}
+        return remap(result, lambda tensor: instead.get(id(tensor), tensor))
+
+    def _keep(self, tensors: Iterable[tuple[int, Tensor]]) -> None:
+        self._held |= {(self._now, at): tensor.detach().clone() for at, tensor in tensors if (self._now, at) in self._needed}
+
+
+def _next(left: Iterator[Tensor], _: Tensor) -> Tensor:
+    return next(left)
+
+
+def _shaped(tensor: Tensor, like: Tensor) -> Tensor:
+    return tensor.to(like.dtype).reshape(like.shape if like.numel() == tensor.numel() else tensor.shape)
+
+
+def of_operation(scene: Scene) -> Iterator[Suspect]:
+    """The operations of ``a`` whose operands ``b`` has, and whose result it has not, in the place of one of ``b``, or behind one.
+
+    Where ``a`` lacks one of ``b``, its operand stands in its place. At last the whole code of ``a`` runs on tensors of ``b``.
+    """
+    if scene.place.stage != "forward" or scene.owner_b is None or scene.tensors is None:
+        return
+    call, within = scene.frame.call, max(16 * scene.tolerance, 1e-5)
+    here = _steps(scene.a, {scene.frame.owner, *scene.names.only_a()}, scene.frame.owner, call, scene.place.key)
+    there = _steps(scene.b, {scene.owner_b, *scene.names.only_b()}, scene.owner_b, call, scene.place.other_key)
+    in_a = {each: (0, 0) for step in here for each in (*step.given, *step.made)}
+    in_b: dict[_Print, _Source] = {}
+    for step in there:
+        prints = [*((-1 - place, each) for place, each in enumerate(step.given)), *enumerate(step.made)]
+        in_b = {each: (step.number, place) for place, each in prints} | in_b
+    lacking = [step for step in here if step.made and _found(step.made[0], in_b, within) is None]
+    apart = [step for step in there if step.made and _found(step.made[0], in_a, within) is None]
+    first = next((step for step in apart if all(_found(each, in_a, within) for each in step.given)), None)
+    found: list[_Replaced] = [] if first is None else _around(first, here, lacking, in_b, within)
+    ends = [_Print.of(tensor) for tensor in scene.tensors]
+    last, behind = (
+        next((step for step in steps[::-1] if step.made and step.made[0].is_like(end, within)), None)
+        for steps, end in zip((here, there), ends, strict=True)
+    )
+    if last is not None and behind is not None:
+        known = {each: at for each, at in in_b.items() if at[0] <= behind.number}
+        known = known if behind not in apart else _before(behind, in_b)
+        way = _way(last, here, known, within, _MOST_STEPS)
+        rest = dict.fromkeys(step.name for step in apart if not step.call.is_view)
+        words = f"{names_text(rest, _MOST_NAMES)} in b{_at(behind)}" if rest else "and not in b"
+        if way is not None:
+            found = [*found, ((behind.number, 0), way.needed, way.made, f"{_names(way)} in a{_at(last)}, {words}")]
+    for at, needed, make, words in found:
+        change = Change(contexts=(functools.partial(_Replacing, at, needed, make),))
+        suspect = scene.suspect("operation", words, Undo(b=change), _ADVICE, instead="operation")
+        yield replace(suspect, is_guess=True)
+    if last is not None and behind is None:  # b goes on with a tensor that both have
+        kind = torch.float32 if any(each.call.written for each in here) else torch.float64
+        held = {(-1, place): source.b.to(kind) for place, source in enumerate(scene.sources)}
+        way = _way(last, here, {_Print.of(tensor): at for at, tensor in held.items()}, within)
+        if way is not None:
+            undo = Undo(made=lambda _: as_numbers(way.made(held)[0]))
+            yield scene.suspect("operation", f"{_names(way)} in a{_at(last)}, and not in b", undo, _ADVICE)
+
+
+def _around(
+    first: _Step, here: Sequence[_Step], lacking: Sequence[_Step], in_b: Mapping[_Print, _Source], within: float
+) -> list[_Replaced]:
+    """Return what of ``a`` may stand in the place of *first*, the first operation of ``b`` that ``a`` has not, or before it."""
+    known, found = _before(first, in_b), list[_Replaced]()
+    ways = sorted((way for step in lacking if (way := _way(step, here, known, within)) is not None), key=lambda way: len(way.steps))
+    for way in ways:
+        found.append(((first.number, 0), way.needed, way.made, _words(way, first)))
+        behind = [at for at in way.needed if at[1] >= 0 and _count(in_b, at) == way.steps[-1].made[0].count]
+        found += [(at, way.needed, way.made, f"{_names(way)} in a{_at(way.steps[-1])}, and not in b") for at in behind]
+    for place, each in enumerate(first.given):
+        if each.count == first.made[0].count:
+            at = (first.number, -1 - place)
+            words = f"{first.name} in b{_at(first)}, and not in a"
+            found.append(((first.number, 0), {at}, functools.partial(_itself, at=at), words))
+    return found[:_MOST_TRIED]
+
+
+def _itself(held: Mapping[_Source, Tensor], at: _Source) -> list[Tensor]:
+    return [held[at]]
+
+
+def _before(step: _Step, held: Mapping[_Print, _Source]) -> dict[_Print, _Source]:
+    """Return what is there when *step* begins."""
+    return {each: (number, place) for each, (number, place) in held.items() if number < step.number + (place < 0)}
+
+
+def _count(held: Mapping[_Print, _Source], at: _Source) -> int:
+    """Return the number of elements of the tensor *at*; 0 where it is not held."""
+    return next((each.count for each, source in held.items() if source == at), 0)
+
+
+def _steps(side: Side, own: set[str], owner: str, call: int, until: Key) -> list[_Step]:
+    """Return what the code of *owner* runs in one call, down to the event *until*; nothing where the side cannot run again."""
+    keys = (kept.key for kept in side.forward if kept.site.port == "input")
+    begins = next((key for key in keys if key[0].path == owner and key[1] == call), None)
+    if side.again is None or begins is None:
+        return []
+    recorder = _Recorder(own, begins, until)
+    side.again(Change(contexts=(lambda: recorder,)), False, recorder.event)
+    return recorder.steps
+
+
+def _way(
+    target: _Step, steps: Sequence[_Step], known: Mapping[_Print, _Source], within: float, longest: int = _LONGEST
+) -> _Way | None:
+    """Return the operations of ``a`` that make what *target* makes, of tensors that ``b`` has; None where it lacks some."""
+    by_number = {step.number: step for step in steps}
+    operands: dict[int, list[tuple[bool, _Source]]] = {}
+    left = [target]
+    while left:
+        step = left.pop()
+        held = operands[step.number] = []
+        for each, source in zip(step.given, step.sources, strict=True):
+            of_b = _found(each, known, within)
+            held.append((of_b is not None, of_b or source))
+            if of_b is None and (source[1] < 0 or source[0] not in by_number or len(operands) > longest):
+                return None
+            if of_b is None and source[0] not in operands:
+                left.append(by_number[source[0]])
+    return _Way([by_number[number] for number in sorted(operands)], [operands[number] for number in sorted(operands)])
+
+
+def _found(wanted: _Print, held: Mapping[_Print, _Source], within: float) -> _Source | None:
+    return next((source for each, source in held.items() if each.is_like(wanted, within)), None)
+
+
+def _words(way: _Way, step: _Step) -> str:
+    """Return what ``a`` and ``b`` compute, in words: of one operation with other arguments what differs."""
+    (last, *others), where = way.steps[::-1], (_at(way.steps[-1]), _at(step))
+    if others or last.name != step.name:
+        return f"{_names(way)} in a{where[0]}, {step.name} in b{where[1]}"
+    one, other = last.plain, step.plain
+    apart = [name for name in one if name in other and one[name] != other[name]]
+    if not apart:
+        return f"{step.name} of other tensors in a{where[0]} and in b{where[1]}"
+    sides = [", ".join(f"{name}={_short(held[name])}" for name in apart) for held in (one, other)]
+    return f"{step.name} has {sides[0]} in a{where[0]}, {sides[1]} in b{where[1]}"
+
+
+def _names(way: _Way) -> str:
+    return names_text(dict.fromkeys(each.name for each in way.steps if not each.call.is_view or each is way.steps[-1]), _MOST_NAMES)
+
+
+def _at(step: _Step) -> str:
+    return f" ({step.line})" if step.line else ""
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
