@@ -242,6 +242,33 @@ class WithLoss(nn.Module):
         return y.square().mean(), y
 
 
+def test_a_tensor_that_one_process_alone_is_given_is_no_error(tmp_path: Path) -> None:
+    """As a mask that the code between the layers makes on one machine, and leaves to the kernel on another."""
+    model, x = Scaled(), drawn(4, 8)
+    for folder, mask in (("one", torch.ones(4, 8)), ("ranks/0", None), ("ranks/1", None)):
+        with sonde.track(model, ports=("input", "output")) as tracker:
+            model(x, mask=mask)
+        tracker.save(tmp_path / folder)
+    assert sonde.compare(tmp_path / "one", tmp_path / "ranks").ok
+    assert sonde.compare(tmp_path / "ranks", tmp_path / "one").ok
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = Taking()
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        made: Tensor = self.inner(x, mask=mask)
+        return made
+
+
+class Taking(nn.Module):
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return x if mask is None else x * mask
+
+
 def test_the_loss_that_a_model_returns_is_compared_by_the_mean_of_the_ranks(tmp_path: Path) -> None:
     x = drawn(4, 8)
     for name, own in (("one", x), ("ranks/0", x[:2]), ("ranks/1", x[2:])):

@@ -104,6 +104,8 @@ class Joined(Mapping[str, Tensor]):
 
     def __getitem__(self, leaf: str) -> Tensor:
         wanted, all_wholes = self.wanted(leaf), self.wholes(leaf)
+        if not all_wholes:
+            raise KeyError(leaf)
         if self.like is not None and isinstance(self.like.leaves, Joined) and not all_wholes[0].cells:
             return torch.cat([share.leaves[leaf].flatten() for share in self.shares if leaf in share.leaves])
         wholes = [whole.tensor for whole in all_wholes]
