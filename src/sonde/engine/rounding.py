@@ -52,7 +52,9 @@ class RoundingMode(OperatorMode):
 
 
 def _can_be_disturbed(tensor: Tensor) -> bool:
-    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested or tensor.is_conj() or tensor.is_neg():
+    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested or tensor._is_zerotensor():
+        return False
+    if tensor.is_conj() or tensor.is_neg():
         return False
     if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.real.element_size() < 2:
         return False

@@ -16,6 +16,7 @@ from torch.nn import functional
 from torch.optim import SGD, Adam
 
 import sonde
+from sonde.diagnosis.nonfinite.tensor_facts import largest
 from sonde.diagnosis.nonfinite.why_nan import observe_step
 from sonde.engine import structure
 from sonde.errors import ArgumentError, ModelError
@@ -939,3 +940,27 @@ def test_a_tensor_of_the_code_that_is_written_by_an_index_keeps_its_name() -> No
 
     found = sonde.why_nan(Calls(write), X, lambda output: output.sum())
     assert (found.origin.source, found.operation) == ("outside", "limit")
+
+
+class Force(nn.Module):
+    """The gradient of an energy whose second derivative is infinite at zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_(True)
+        force: Tensor = torch.autograd.grad((self.factor * x).abs().pow(1.5).sum(), x, create_graph=True)[0]
+        return force
+
+
+def test_zeros_without_memory_that_a_second_backward_makes_are_read_as_zeros() -> None:
+    """Within a dispatch mode, reading such a tensor of torch's own would end the process."""
+    assert largest(torch._efficientzerotensor((2, 3))) == 0.0
+    x = torch.tensor([[1.0, 0.0, 2.0]])
+    answer = sonde.why_nan(Force(), x, lambda force: force.square().sum())
+    assert not answer.ok
+    assert "pow" in answer.to_text()
+    assert sonde.compare(Force(), Force(), x).ok
+    assert sonde.capture(Force(), x).nodes

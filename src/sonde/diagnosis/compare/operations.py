@@ -82,7 +82,7 @@ def _tensors(value: Any) -> list[Tensor]:
     found: list[Tensor] = []
 
     def take(tensor: Tensor) -> Tensor:
-        found.append(tensor)
+        found.append(OperatorMode.with_memory(tensor))
         return tensor
 
     remap(value, take)

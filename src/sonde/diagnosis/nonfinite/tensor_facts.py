@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from sonde.engine import torch_tensors
+from sonde.engine import OperatorMode, torch_tensors
 from sonde.stats import PLAIN, Piece, local
 from sonde.words import number_text, shape_text
 
@@ -111,7 +111,7 @@ def dense(tensor: Tensor) -> Tensor | None:
             tensor = tensor.values() if tensor.layout == torch.jagged else torch.cat([part.flatten() for part in tensor.unbind()])
         elif tensor.layout != torch.strided:
             tensor = tensor.to_dense() if "mkldnn" in str(tensor.layout) else torch_tensors.stored_values(tensor)
-        held: Tensor = tensor.detach().resolve_conj().resolve_neg()
+        held: Tensor = OperatorMode.with_memory(tensor.detach()).resolve_conj().resolve_neg()
         return held if type(held) in PLAIN else None
     return None
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from sonde.engine.torch_api.autograd_state import current_node, sequence_of_node
@@ -89,6 +90,11 @@ class OperatorMode(TorchDispatchMode, ABC):
         """Return a context in which no dispatch mode of this thread sees an operator."""
         context: AbstractContextManager[Any] = _disable_current_modes()
         return context
+
+    @staticmethod
+    def with_memory(tensor: Tensor) -> Tensor:
+        """Return *tensor*; zeros in its place if autograd made it without memory, where a read within a mode ends the process."""
+        return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device) if tensor._is_zerotensor() else tensor
 
 
 _OF_RANKS = ("c10d", "_c10d_functional", "fsdp")
