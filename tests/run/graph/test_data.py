@@ -136,6 +136,8 @@ def test_a_damaged_file_is_never_another_graph(graph: Graph) -> None:
         (lambda data: data["edges"].append([0, 99, 0, 0.0]), r"an edge joins 0 and 99"),
         (lambda data: data["edges"].append([0, 1, 99, 0.0]), r"carries value 99"),
         (lambda data: data["values"].insert(0, [["2"], "float32", "cpu"]), r"values\[0\]\.shape\[0\] is '2'"),
+        (lambda data: data["values"].insert(0, [[2], "float32", "cpu", [1]]), r"values\[0\]\.most holds no largest sizes"),
+        (lambda data: data["values"].insert(0, [[2], "float32", "cpu", [3, 3]]), r"values\[0\]\.most holds no largest sizes"),
         (lambda data: data.pop("error"), r"'error' is missing"),
         (lambda data: data.update(nodes={}), r"nodes is \{\}, not a list"),
     ],

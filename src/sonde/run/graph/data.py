@@ -12,6 +12,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from operator import gt
 from typing import Any, Literal, Self, get_args
 
 from sonde.errors import GraphError, StoreError
@@ -45,7 +46,7 @@ class Value:
     shape: tuple[int, ...]
     dtype: str
     device: str = "cpu"
-    most: tuple[int, ...] = ()
+    most: tuple[int, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
         sizes = [
@@ -337,7 +338,7 @@ _VALUE, _RANGE = form.row(**_TENSOR), form.row(**_TENSOR, most=form.listed(form.
 
 def _value(held: Any, where: str) -> Value:
     value = Value(*(_RANGE if isinstance(held, list | tuple) and len(held) == 4 else _VALUE)(held, where))
-    if value.most and (len(value.most) != len(value.shape) or value.or_as(value) != value):
+    if value.most and (len(value.most) != len(value.shape) or any(map(gt, value.shape, value.most))):
         raise StoreError(f"{where}.most holds no largest sizes for the least sizes {value.shape}")
     return value
 
