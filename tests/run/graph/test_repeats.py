@@ -284,3 +284,23 @@ def test_copies_that_are_joined_otherwise_inside_are_shown() -> None:
 
     model = Net(forward, one=nn.ModuleList(nn.Linear(4, 4) for _ in range(3)), two=nn.ModuleList(Expert() for _ in range(3)))
     assert repeats(folded(model, torch.ones(2, 4))) == {"one.0": 2, "two.0": 2, "add": 2}
+
+
+@pytest.mark.slow
+def test_a_decoder_of_transformers_folds_its_experts_and_what_it_generates() -> None:
+    """Mixtral runs each expert in a loop over those with tokens; each generated token is one step after the first."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 50}
+    config = transformers.MixtralConfig(**sizes, num_key_value_heads=2, num_local_experts=4, eos_token_id=None)
+    config._experts_implementation = "eager"
+    model, ids = transformers.MixtralModel(config).eval(), torch.randint(0, 50, (2, 9))
+    graph = capture(model, ids)
+    (experts,) = (node for node in graph.fold().modules() if node.type == "MixtralExperts")
+    steps = [node.repeat for node in graph.fold().children[experts.id] if node.name == "index_add_"]
+    assert steps == [4]
+
+    config = transformers.LlamaConfig(**sizes, eos_token_id=None)
+    language = transformers.LlamaForCausalLM(config).eval()
+    decoding = Net(lambda net, ids: net.lm.generate(ids, max_new_tokens=5, do_sample=False, pad_token_id=0), lm=language)
+    calls = [(node.call, node.repeat) for node in capture(decoding, ids[:1]).fold()["lm"]]
+    assert calls == [(0, 1), (1, 4)]
