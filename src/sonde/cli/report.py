@@ -10,10 +10,9 @@ from sonde.cli.run_options import ROOT, expect_json, expect_runs, find_run
 from sonde.words import size_text
 
 EXAMPLES = """
-sonde report                           of the newest run in runs
 sonde report runs/quiet-otter -o reports/otter.html
 sonde report quiet-otter calm-heron    both in one file, and where they part
-sonde report quiet-otter --against calm-heron    each number as its difference
+sonde report quiet-otter --against calm-heron    differences from calm-heron
 """
 
 
