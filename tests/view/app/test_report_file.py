@@ -155,7 +155,7 @@ def test_tensors_of_one_family_with_other_numbers_have_a_report(tmp_path: Path) 
 def test_a_report_that_cannot_be_made_leaves_no_file_and_the_one_before(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*runs: Any) -> str:
+    def fails(*runs: Any, **more: Any) -> str:
         raise StoreError("the run cannot be read")
 
     save_report(open_run(runs / "small"), tmp_path / "there.html")
