@@ -43,8 +43,8 @@ class LayerFindings:
 
     >>> from sonde.rules import Chosen, LayerFindings, ModelFacts
     >>> found = LayerFindings(ModelFacts({}), Chosen())
-    >>> list(found.findings()), list(found.begins_large(2.0, 2.0)), found.moved_first(0, 3.0)
-    ([], [], None)
+    >>> list(found.findings()), list(found.begins_large(2.0, 2.0)), list(found.targets_large(2.0)), found.moved_first(0, 3.0)
+    ([], [], [], None)
 
     Rules about single steps say in their entries where they are judged, and how often they must hold. A rule that compares steps
     has a memory of its own here.
