@@ -253,6 +253,22 @@ def test_a_tensor_that_one_process_alone_is_given_is_no_error(tmp_path: Path) ->
     assert sonde.compare(tmp_path / "ranks", tmp_path / "one").ok
 
 
+def test_a_weight_of_joined_projections_is_put_together_from_shares_of_each(tmp_path: Path) -> None:
+    """Each rank has half of the rows of the one projection, and half of those of the other behind them."""
+    torch.manual_seed(0)
+    whole, x = nn.Linear(8, 16), drawn(4, 8)
+    rows = torch.arange(16).view(2, 2, 4)
+    for folder, own in (("one", torch.arange(16)), ("ranks/0", rows[:, 0].flatten()), ("ranks/1", rows[:, 1].flatten())):
+        model = nn.Linear(8, len(own))
+        model.weight.data, model.bias.data = whole.weight[own].detach().clone(), whole.bias[own].detach().clone()
+        with sonde.track(model, ports=("input", "output")) as tracker:
+            model(x).sum().backward()
+        tracker.save(tmp_path / folder, parameters=True)
+    found = sonde.compare(tmp_path / "one", tmp_path / "ranks")
+    assert found.ok, found
+    assert "weight:param" in {str(place.site) for place in found.places}
+
+
 class Scaled(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -142,7 +142,9 @@ class Joined(Mapping[str, Tensor]):
         for chosen in (first, shares) if len(shares) > len(first) else (first,):
             tensors = [share.leaves[leaf] for share in chosen]
             if wanted is not None:
-                made = (_laid(chosen, tensors, wanted.shape, each) for each in _layouts(chosen, tensors, wanted.shape, self.ids))
+                of_parameter = self.like is not None and self.like.site.port in PARAMETER_PORTS
+                layouts = _layouts(chosen, tensors, wanted.shape, self.ids, of_parameter=of_parameter)
+                made = (_laid(chosen, tensors, wanted.shape, each) for each in layouts)
                 found += filter(None, made)
         if not found or wanted is None:
             return _distinct(first, leaf)
@@ -210,7 +212,7 @@ def _laid(shares: list[Share], tensors: list[Tensor], shape: torch.Size, regions
 
 
 def _layouts(
-    shares: list[Share], tensors: list[Tensor], shape: torch.Size, wanted: Mapping[int, Sequence[int]]
+    shares: list[Share], tensors: list[Tensor], shape: torch.Size, wanted: Mapping[int, Sequence[int]], *, of_parameter: bool
 ) -> Iterator[list[Region]]:
     """Yield how *tensors* may lie in a tensor of *shape*: by ids, else one after the other along axes that are too short."""
     if any(held.dim() != len(shape) for held in tensors):
@@ -225,7 +227,7 @@ def _layouts(
             by_id[axis] = [torch.tensor([order[each] for each in held], device="cpu") for held in ids]
     short = [axis for axis in range(len(shape)) if axis not in by_id and any(held.shape[axis] != shape[axis] for held in tensors)]
     for starts in _starts(short, tensors, shape):
-        for turns in _turns(short, tensors):
+        for turns in _turns(short, tensors, any_axis=of_parameter):
             yield [
                 tuple(
                     by_id[axis][at] if axis in by_id else _entries(starts.get(axis, {}).get(at, 0), size, shape[axis], turns)
@@ -260,12 +262,11 @@ def _starts(short: list[int], tensors: list[Tensor], shape: torch.Size) -> Itera
         yield {axis: {number: row[axis] * tensors[0].shape[axis] for number, row in enumerate(rows)} for axis in short}
 
 
-def _turns(short: list[int], tensors: list[Tensor]) -> list[int]:
-    """Return in how many groups the features of a part may lie apart; 1 for features that follow each other."""
-    last = tensors[0].dim() - 1
-    if short != [last] or len({held.shape for held in tensors}) > 1:
+def _turns(short: list[int], tensors: list[Tensor], *, any_axis: bool) -> list[int]:
+    """Return in how many groups the features of a part may lie apart, of the last axis or *any_axis*; 1 for neighbours."""
+    if len(short) != 1 or not (any_axis or short == [tensors[0].dim() - 1]) or len({held.shape for held in tensors}) > 1:
         return [1]
-    return [each for each in range(1, _MOST_TURNS + 1) if tensors[0].shape[last] % each == 0]
+    return [each for each in range(1, _MOST_TURNS + 1) if tensors[0].shape[short[0]] % each == 0]
 
 
 def _entries(start: int, size: int, whole: int, turns: int) -> Tensor:
