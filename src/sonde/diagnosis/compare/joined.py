@@ -137,7 +137,9 @@ class Joined(Mapping[str, Tensor]):
         wanted = self.wanted(leaf)
         pieces = [_piece_of(share, leaf) for share in first]
         if all(piece is not None and (wanted is None or piece.whole == tuple(wanted.shape)) for piece in pieces):
-            return _summed(first, leaf)
+            summed = _summed(first, leaf)
+            if not summed or wanted is None or summed[0].tensor.shape == wanted.shape:
+                return summed  # else the pieces overlap, as those of a placement in strides do that tells its first place alone
         found: list[list[Whole]] = []
         for chosen in (first, shares) if len(shares) > len(first) else (first,):
             tensors = [share.leaves[leaf] for share in chosen]
