@@ -1,6 +1,6 @@
 """What a list of runs shows of one: made from its scalars, its record of findings and its description, and kept beside them.
 
-``summary.json`` says of which files it was made: of the content of small ones, and of the names of the parts with scalars, which
+``summary.json`` names the files it was made of: the content of small ones, and the names of the parts with scalars, which
 hold checksums. A run that was written, pruned or judged again since has other files, and its summary is not used: a reader makes
 one anew. So it may be missing or old, and is never wrong.
 """

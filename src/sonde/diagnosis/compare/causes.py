@@ -19,7 +19,7 @@ from sonde.diagnosis.compare import changes
 from sonde.diagnosis.compare.formulas import FORMULAS, RELATIONS, factor_of
 from sonde.diagnosis.compare.joined import among_ranks
 from sonde.diagnosis.compare.names import Names
-from sonde.diagnosis.compare.operations import of_operation
+from sonde.diagnosis.compare.parting_operation import of_operation
 from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.sides import Side
 from sonde.diagnosis.compare.suspects import Change, Suspect, Undo

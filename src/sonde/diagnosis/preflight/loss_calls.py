@@ -68,7 +68,7 @@ class LossCall:
 
     @property
     def summed(self) -> int:
-        """How many samples the function adds up, of which the loss is no mean: its gradient is no small number. Else 0."""
+        """How many samples the function sums up without dividing by their number, so that its gradient is large. Else 0."""
         is_sum = self.kwargs.get("reduction") == "sum" and self.target.dim() and self.gradient is not None
         return len(self.target) if is_sum and is_whole(self.gradient) else 0
 
