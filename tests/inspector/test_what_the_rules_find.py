@@ -710,3 +710,46 @@ def test_an_input_that_another_model_has_made_large_was_not_so_from_the_beginnin
     optimizer = SGD(model.parameters(), 1e-4)
     of = found(model, optimizer, classes(model, lambda step, x: x * (1e-2 if step == 0 else 5e3)), 10)
     assert "from the beginning" not in "".join(each.message for each in of.values() if each.rule == "input_large")
+
+
+def test_environments_that_begin_alike_are_no_same_inputs() -> None:
+    """The model is called several times before a backward pass; the first call of each step sees one state for all."""
+    model = mlp()
+
+    def game(step: int) -> Tensor:
+        state, loss = torch.zeros(32, 8), torch.zeros(())
+        for _ in range(3):
+            loss = loss + functional.cross_entropy(model(state), torch.randint(2, (32,)))
+            state = state + torch.randn(32, 8)
+        return loss
+
+    assert "input_same" not in found(model, Adam(model.parameters()), game, steps=12)
+
+
+def test_the_width_of_a_last_layer_that_is_not_the_output_is_no_number_of_classes() -> None:
+    """A density of two values per sample, through a layer of two units: its loss is no cross-entropy of two classes."""
+
+    class Density(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(2, 16), nn.Linear(16, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = 0.5 * (3 + self.last(self.first(x).tanh())).square().sum(1)
+            return out
+
+    torch.manual_seed(0)
+    model = Density()
+    assert "begins_large" not in found(model, Adam(model.parameters()), lambda step: model(torch.randn(64, 2)).mean(), steps=8)
+
+
+def test_what_fades_behind_a_dead_layer_follows_from_it() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(8, 8), nn.ReLU())], nn.Linear(8, 2))
+    with torch.no_grad():
+        model[8].bias.fill_(-100.0)
+        for at in (10, 12, 14, 16):
+            model[at].bias.mul_(1e-7)
+    findings = trained(model, Adam(model.parameters(), 1e-6), classes(model), steps=30).findings
+    follows = {each.rule: each.follows for each in findings if each.severity != "note"}
+    assert (follows["dead"], follows["output_small"]) == ("", "dead")

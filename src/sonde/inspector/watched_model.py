@@ -55,6 +55,7 @@ class WatchedModel:
         self._attached = False
         self._ended = False  # a step has, and its rows were not taken yet
         self._logged_step = -1  # the last step that was logged
+        self._pass_of: int | None = None  # the step of the pass that was looked at since
         self._begun_step = -1  # the last step of which a training pass was observed
         self._passes = 0  # backward passes before the last training pass that was observed
 
@@ -230,13 +231,21 @@ class WatchedModel:
             self._take(optimizer)  # a second optimizer's: these rows belong to the step that has ended already
 
     def _pass_begins(self, args: Any, kwargs: Any) -> None:
-        """See the first training pass after a logged step begin, observed or not."""
-        if torch.is_grad_enabled() and self.model.training:
+        """See the first two training passes of a step after a logged one begin, observed or not.
+
+        Several environments of a game begin alike: their first pass alone says nothing of the samples.
+        """
+        if not (torch.is_grad_enabled() and self.model.training):
+            return
+        step, is_second = self.clock.step, self._pass_of == self.clock.step
+        is_over = is_second or self._pass_of is not None or not self.rows.same.looks
+        if is_over:
             self.clock.forward_counter.take_no_more(self._pass_begins)
-            if self.clock.step == self._logged_step + 1:
-                self.rows.between.look()
-            if self.rows.same.looks:
-                self.rows.same.look(args, kwargs, *self.next_moment)
+        if self._pass_of is None and step == self._logged_step + 1:
+            self.rows.between.look()
+        if self.rows.same.looks and (is_second or self._pass_of is None):
+            self.rows.same.look(args, kwargs, *self.next_moment)
+        self._pass_of = step
 
     def complete(self, optimizer: Optimizer | None) -> None:
         """Take the rows of the step that has ended, if it was logged."""
@@ -258,6 +267,7 @@ class WatchedModel:
     def _take(self, optimizer: Optimizer | None) -> None:
         turn = 0 if optimizer is None else self.clock.turn_of(optimizer)
         self.rows.take_step(self.clock.ended, optimizer, turn, pairs=self.pace.ends_pair)
+        self._pass_of = None
         arguments = self.clock.forward_counter.arguments
         if (self.rows.between.waits or self.rows.same.looks) and self._pass_begins not in arguments:
             arguments.append(self._pass_begins)

@@ -37,7 +37,7 @@ OUTPUT_SMALL = 1e3
 @entry(
     f"an output {OUTPUT_GROWTH:g} x as large as it was and as any output was at the beginning",
     "our own, measured on healthy trainings",
-    "lower the learning rate, or warm it up; normalise between layers",
+    "look at what multiplies it: the learning rate, a factor in the code, what goes in; warm up, or normalise between layers",
     needs=("rms:output",),
     severity="bad",
     least=2,

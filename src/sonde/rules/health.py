@@ -65,7 +65,7 @@ def nonfinite(nan: float, inf: float, count: float, *, what: str = "") -> Judged
 @entry(
     f"{percent(DEAD_SOME)} of a layer's units or more without output (a note), more than {percent(DEAD_MOST)} (bad)",
     "smdebug, DeadRelu, has 50 % of units inactive; the limits are our own",
-    "lower the learning rate, look at the bias and the scale of what comes before, or use an activation that is never flat",
+    "look at the bias, the weights and the scale of what comes before, and the learning rate; or use another activation",
     needs=("call_death:output|zeros:output",),
     severity="bad",
     note_until="most",

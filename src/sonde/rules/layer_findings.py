@@ -445,6 +445,8 @@ class LayerFindings:
         if not len(outputs) or math.isnan(guess) or any(not fact.trainable for _, fact in self._matrices()):
             return  # what is frozen was trained before, for other outputs
         last = max(outputs.tolist(), key=history.rank)
+        if not self._is_of_last_weight(last):
+            return  # the width of the last weight is no number of classes
         large = np.flatnonzero(history.at("output") & (self._first[: len(history)] >= BEGINS_SIZE)).tolist()
         times = max((each[1] for each in self._heavy), default=0.0)
         found = self._chosen.judge("begins_large", loss, guess, float(self._first[last]), times)
@@ -453,6 +455,13 @@ class LayerFindings:
                 found = replace(found, quantity="output")
             columns = sorted([column for column, _ in self._heavy] or large, key=history.rank)
             yield from joined(history, [(column, replace(found, step=int(self._first_step[column]))) for column in columns])
+
+    def _is_of_last_weight(self, output: int) -> bool:
+        """Return whether the model's *output* has as many elements as that of its last weight, if that has any."""
+        history = self.history
+        layer = next((path.rpartition(".")[0] for path, _ in list(self._matrices())[::-1]), None)
+        own = [c for c in np.flatnonzero(history.at("output")).tolist() if history.sites[c].path == layer]
+        return all(self._first_count[c] == self._first_count[output] for c in own)
 
     def targets_large(self, loss: float) -> Iterator[Finding]:
         """Yield what the first *loss* says of the targets, beside the first outputs of the model."""

@@ -86,7 +86,7 @@ def no_training_forward(missed: int, logged: int) -> Judged:
     f"the loss is {RISING:g} x as large as at the beginning, or has lost all that it had won, or is that of a guess again "
     "(3 of 5 medians of 5 values)",
     "TheDeepChecker has 2 x the smallest loss, five times",
-    "lower the learning rate, clip the gradient norm; look at the sign of the loss",
+    "look at the sign of the loss and at what changed in the data; lower the learning rate, or clip the gradient norm",
     needs=("loss",),
     severity="bad",
     evidence=("loss", "first", "lowest", "", "", ""),

@@ -34,7 +34,7 @@ _BRINGS: dict[str, frozenset[tuple[str, str]]] = {
     "large": _GROWING | {("loss", "still")},
     "jump": _GROWING | {("loss", "still")},
     "small": frozenset({("output", "small"), ("output", "lost"), ("update", "small"), ("loss", "still")}) | _LESS,
-    "lost": frozenset({("output", "lost"), ("update", "small"), ("loss", "still")}) | _LESS,
+    "lost": frozenset({("output", "lost"), ("output", "small"), ("update", "small"), ("loss", "still")}) | _LESS,
     "still": frozenset({("loss", "still")}),
     "broken": frozenset(),
 }

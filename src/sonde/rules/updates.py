@@ -34,11 +34,16 @@ REMEMBERED, ADDED_UP = 500.0, 10.0
 GROWN_RATE = 10.0
 """Learning rate against that at which the loss was smallest."""
 
+_LARGE_STEP = (
+    "a step goes with learning rate and gradient: lower a rate that is not a usual one, warm it up, clip the gradient norm; or "
+    "look at what makes the gradient large: the scale of inputs, targets and loss, a sum in place of a mean"
+)
+
 
 @entry(
     f"a step moves a weight by more than {percent(UPDATE_LARGE)} of its size, in 3 of 5 logged steps, beyond the first five",
     "CS231n, Babysitting the learning process; torchmortem; an optimizer that divides by what it has seen begins with larger steps",
-    "lower the learning rate of this weight, or warm it up",
+    _LARGE_STEP,
     needs=("rms:update", "rms:param"),
     at="updates",
     window=Window(3, 5, after=FIRST_STEPS),
@@ -57,7 +62,8 @@ def update_large(ratio: float, *, most: float = UPDATE_LARGE) -> Judged:
     f"a step moves a weight by less than {UPDATE_SMALL:g} of its size, while its gradient is 1/1000 of its first one or more, in "
     f"{percent(IDLE)} of the steps so far or more",
     "CS231n, Babysitting the learning process; torchmortem",
-    "raise the learning rate of this weight, or see whether it is meant to be frozen",
+    "see which optimizer holds it, and what makes its gradient small: clipping, a loss that is divided too often, a temperature; "
+    "where neither does, raise its learning rate; or it is meant to be frozen",
     needs=("rms:update", "rms:param"),
     window=Window(4, 5, smallest=True),
     brings=("loss_stuck",),
@@ -74,7 +80,7 @@ def update_small(ratio: float, *, least: float = UPDATE_SMALL) -> Judged:
 @entry(
     f"one step makes more than {percent(UPDATE_HUGE)} of a weight",
     "our own; in healthy trainings 37 % at most",
-    "lower the learning rate of this weight, or warm it up; clip the gradient norm",
+    _LARGE_STEP,
     needs=("rms:update", "rms:param"),
     at="updates",
     window=Window(1, 1),
@@ -92,7 +98,7 @@ def update_huge(ratio: float, *, most: float = UPDATE_HUGE) -> Judged:
     f"one step, beyond the first five, moves half of the weights by more than {percent(UPDATE_LARGE)} of their size",
     "CS231n, Babysitting the learning process; in healthy trainings 5 % at most; the first step of RMSprop is 10 x as large as "
     "those that follow",
-    "lower the learning rate, or warm it up",
+    _LARGE_STEP,
     needs=("rms:update", "rms:param"),
     least=FIRST_STEPS + 1,
     about=("update", "large"),

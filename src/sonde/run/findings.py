@@ -124,13 +124,17 @@ class _Judges:
         if each.rule == "loss_stuck":
             pace = max((layers.pace for (_, model), layers in self._layers.items() if model == each.model), default=math.nan)
             usual = pace >= _USUAL_PACE
-            advice = f"steps move the weights by {pace:.1g} of their size, as usual: look at the data, not at the learning rate; "
-            advice += "labels may not belong to their samples, or the inputs may not tell them apart"
+            advice = (
+                f"steps move the weights by {pace:.1g} of their size, as usual: the learning rate is not too small; look at what "
+            )
+            advice += (
+                "stands between outputs and loss (a softmax, a temperature, an eps), and whether labels belong to their samples"
+            )
             return replace(each, advice=advice, evidence={**each.evidence, "update_ratio": pace}) if usual else each
         rate = self._rates.get(each.model, math.nan)
         if math.isnan(rate) or each.rule not in RULES or RULES[each.rule].about != ("update", "large"):
             return each
-        return replace(each, message=f"lr {rate:g}: {each.message}", evidence={**each.evidence, "lr": rate})
+        return replace(each, message=f"{each.message}, at lr {rate:g}", evidence={**each.evidence, "lr": rate})
 
     def _weighed(self, each: Finding, found: Sequence[Finding]) -> Finding | None:
         """Return a finding as grave as what it does: without harm it is a note, or none; None, too, while that is not known."""
