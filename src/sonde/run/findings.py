@@ -134,7 +134,8 @@ class _Judges:
         rate = self._rates.get(each.model, math.nan)
         if math.isnan(rate) or each.rule not in RULES or RULES[each.rule].about != ("update", "large"):
             return each
-        return replace(each, message=f"{each.message}, at lr {rate:g}", evidence={**each.evidence, "lr": rate})
+        said, *others = each.message.partition(" (also ")
+        return replace(each, message="".join([f"{said}, at lr {rate:g}", *others]), evidence={**each.evidence, "lr": rate})
 
     def _weighed(self, each: Finding, found: Sequence[Finding]) -> Finding | None:
         """Return a finding as grave as what it does: without harm it is a note, or none; None, too, while that is not known."""
