@@ -375,7 +375,7 @@ class Findings:
         for block in blocks:
             self._judges.look(block)
             self._last_rows = max(self._last_rows, int(block.moments[:, 1].max(initial=-1)))
-        for name, value, epoch, step in scalars:
+        for name, value, epoch, step in sorted(scalars, key=lambda each: each[3]):  # a loss is judged by the rate before it
             self._judges.look_at_scalar(name, value, epoch, step)
 
     def look_aside(self, role: str, block: RowBlock) -> None:

@@ -24,8 +24,9 @@ class RunFolder:
     >>> from sonde.run import RunFolder, runs_below, start_run
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     start_run(f"{folder}/a").close()
-    ...     RunFolder(Path(folder) / "a").open().families, [path.name for path in runs_below(Path(folder))]
-    ((), ['a'])
+    ...     run = RunFolder(Path(folder) / "a")
+    ...     run.open().families, run.state(run.kept_summary), [path.name for path in runs_below(Path(folder))]
+    ((), 'ended', ['a'])
 
     Attributes:
         path: of the folder.

@@ -47,8 +47,9 @@ class RunSummary:
     """What a list shows of a run: what its scalars, its record of findings and its description say.
 
     >>> from sonde.run import RunSummary
-    >>> RunSummary(first=0, last=9, loss=0.5).loss
-    0.5
+    >>> summary = RunSummary(first=0, last=9, loss=0.5, verdict="ok")
+    >>> summary.loss, summary.health([]), summary.doubts(damaged=1), summary.health(summary.doubts(damaged=1))
+    (0.5, 'ok', ['1 part of the run cannot be read'], 'unknown')
 
     Attributes:
         first, last: the steps of its scalars; of a run without any, None and the last step with rows, if there is one.
@@ -94,31 +95,6 @@ class RunSummary:
     def health(self, doubts: Sequence[str]) -> Verdict:
         """Return the verdict as a list shows it: ``ok`` only where no *doubts* are left."""
         return health_of(self.verdict, doubts)
-
-    def joined(self, source: Source) -> RunSummary:
-        """Return this, which says what the scalars of a run say, with what *source* says of the same run beside its rows."""
-        description, record = source.describe(), Record.merged(list(source.records().values()))
-        attempts, about, findings = description.attempts, description.about, record.findings
-        config, modules = about.get("config"), about.get("model")
-        lines = [line for line in modules if isinstance(line, Mapping)] if isinstance(modules, list) else []
-        return replace(
-            self,
-            settings=joined_settings(config if isinstance(config, Mapping) else {}, self.settings, None),
-            verdict=record.verdict,
-            findings=len(findings),
-            counted=counted(findings),
-            root=next((each.rule for each in findings), ""),
-            judged=record.step,
-            shortfalls=tuple(record.shortfalls(-1 if self.last is None else self.last, 0)),
-            losses=tuple(record.losses()),
-            attempts=len(attempts),
-            started=attempts[0].started if attempts else None,
-            ended=bool(attempts) and attempts[-1].ended is not None,
-            end=decisive(source.ends, attempts[-1].attempt) if attempts else None,
-            pruned=description.pruned_words,
-            model=str(lines[0].get("type", "")) if lines else "",
-            layers=len(lines),
-        )
 
 
 def kept_summary(folder: Path) -> RunSummary | None:
@@ -306,7 +282,33 @@ def of_source(source: Source) -> RunSummary:
     if known.last is None:
         with connect({"threads": 1}) as connection:
             known = RunSummary(last=source.ask(connection, _last_step))
-    return known.joined(source)
+    return _joined(known, source)
+
+
+def _joined(known: RunSummary, source: Source) -> RunSummary:
+    """Return *known*, which says what the scalars of a run say, with what *source* says of the same run beside its rows."""
+    description, record = source.describe(), Record.merged(list(source.records().values()))
+    attempts, about, findings = description.attempts, description.about, record.findings
+    config, modules = about.get("config"), about.get("model")
+    lines = [line for line in modules if isinstance(line, Mapping)] if isinstance(modules, list) else []
+    return replace(
+        known,
+        settings=joined_settings(config if isinstance(config, Mapping) else {}, known.settings, None),
+        verdict=record.verdict,
+        findings=len(findings),
+        counted=counted(findings),
+        root=next((each.rule for each in findings), ""),
+        judged=record.step,
+        shortfalls=tuple(record.shortfalls(-1 if known.last is None else known.last, 0)),
+        losses=tuple(record.losses()),
+        attempts=len(attempts),
+        started=attempts[0].started if attempts else None,
+        ended=bool(attempts) and attempts[-1].ended is not None,
+        end=decisive(source.ends, attempts[-1].attempt) if attempts else None,
+        pruned=description.pruned_words,
+        model=str(lines[0].get("type", "")) if lines else "",
+        layers=len(lines),
+    )
 
 
 def _registered(connection: duckdb.DuckDBPyConnection) -> list[pyarrow.Table]:

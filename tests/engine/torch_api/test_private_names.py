@@ -156,7 +156,9 @@ def train():
         model(torch.randn(4, 1, 6, 6)).sum().backward()
     steps, norms = inspector.run.series("4:grad_output", "rms")
     rows = inspector.run.sql("SELECT port, count(*) FROM moments GROUP BY port ORDER BY port").fetchall()
-    return [float(norm) for norm in norms], rows, len(tracker), [parameter.sum().item() for parameter in model.parameters()]
+    sums = [parameter.sum().item() for parameter in model.parameters()]
+    digits = [f"{number:.5g}" for number in (*norms.tolist(), *sums)]  # a convolution may round otherwise in another process
+    return digits, rows, len(tracker)
 
 def child(name):
     try:

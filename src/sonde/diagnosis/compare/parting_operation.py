@@ -72,9 +72,7 @@ class _Step:
     @property
     def plain(self) -> dict[str, Any]:
         """The arguments that are no tensors, by name, with the defaults."""
-        schema = getattr(self.call.function, "_schema", None)
-        known = {} if schema is None else {each.name: each.default_value for each in schema.arguments if each.has_default_value()}
-        given = {name: held for name, held in (known | self.call.given).items() if not _tensors(held)}
+        given = {name: held for name, held in (self.call.defaults | self.call.given).items() if not _tensors(held)}
         return {name: tuple(held) if isinstance(held, list) else held for name, held in given.items()}
 
 

@@ -44,6 +44,12 @@ class OperatorCall:
         return dict(zip(self.names, self.args, strict=False)) | self.kwargs
 
     @property
+    def defaults(self) -> dict[str, Any]:
+        """The arguments that may be left out, by name, with what stands for them then."""
+        schema = getattr(self.function, "_schema", None)
+        return {} if schema is None else {each.name: each.default_value for each in schema.arguments if each.has_default_value()}
+
+    @property
     def written(self) -> set[str]:
         """The names of the arguments that the operator writes into."""
         schema = getattr(self.function, "_schema", None)

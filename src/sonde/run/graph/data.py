@@ -41,6 +41,9 @@ class Value:
     >>> import sonde, torch
     >>> sonde.capture(torch.nn.ReLU(), torch.ones(1, 2)).values[0]
     Value(shape=(1, 2), dtype='float32', device='cpu')
+    >>> from sonde.graph import Value
+    >>> print(Value((1, 2), "float32").or_as(Value((1, 5), "float32")))
+    1×2…5
     """
 
     shape: tuple[int, ...]
