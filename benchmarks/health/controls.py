@@ -500,7 +500,7 @@ def maximized(seed: int) -> Training:
 @control("momentum 0.999 at a rate that is lower by as much", "mlp")
 def long_momentum(seed: int) -> Training:
     training = base("mlp", seed)
-    training.use(SGD, lr=1e-4, momentum=0.999)
+    training.use(SGD, lr=1e-3, momentum=0.999)
     training.steps = 300
     return training
 
@@ -527,6 +527,6 @@ def binary_autoencoder(seed: int) -> Training:
 @control("a layer is unfrozen at step 40, and the optimizer holds it from the beginning on", "mlp")
 def unfrozen_and_held(seed: int) -> Training:
     training = base("mlp", seed)
-    layer = training.model[2].requires_grad_(False)
+    layer = training.model[0].requires_grad_(False)
     training.before.append(lambda step: layer.requires_grad_(step >= 40))
     return training

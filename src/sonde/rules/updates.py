@@ -34,10 +34,7 @@ REMEMBERED, ADDED_UP = 500.0, 10.0
 GROWN_RATE = 10.0
 """Learning rate against that at which the loss was smallest."""
 
-_LARGE_STEP = (
-    "a step goes with learning rate and gradient: lower a rate that is not a usual one, warm it up, clip the gradient norm; or "
-    "look at what makes the gradient large: the scale of inputs, targets and loss, a sum in place of a mean"
-)
+_LARGE_STEP = "lower a learning rate that is no usual one, warm it up, or clip; else look at the scale of inputs, targets and loss"
 
 
 @entry(
@@ -62,8 +59,7 @@ def update_large(ratio: float, *, most: float = UPDATE_LARGE) -> Judged:
     f"a step moves a weight by less than {UPDATE_SMALL:g} of its size, while its gradient is 1/1000 of its first one or more, in "
     f"{percent(IDLE)} of the steps so far or more",
     "CS231n, Babysitting the learning process; torchmortem",
-    "see which optimizer holds it, and what makes its gradient small: clipping, a loss that is divided too often, a temperature; "
-    "where neither does, raise its learning rate; or it is meant to be frozen",
+    "see which optimizer holds it, and what makes its gradient small (clipping, a divided loss); else raise its learning rate",
     needs=("rms:update", "rms:param"),
     window=Window(4, 5, smallest=True),
     brings=("loss_stuck",),
