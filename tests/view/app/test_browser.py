@@ -1150,8 +1150,8 @@ def test_functions_of_the_page_give_what_their_names_say(browser: Any, address: 
     found = """async () => {
         const module = (name) => import(`/assets/app/${name}.js`);
         const names = ["dom", "scales", "span", "source", "story", "query", "heat", "change", "saving", "smoothing", "histogram",
-                       "against", "timeaxis"];
-        const [dom, scales, span, source, story, query, heat, change, saving, smoothing, histogram, against, timeaxis] =
+                       "against", "timeaxis", "chart"];
+        const [dom, scales, span, source, story, query, heat, change, saving, smoothing, histogram, against, timeaxis, chart] =
           await Promise.all(names.map(module));
         const runs = [
             { name: "a", state: "ended", settings: { lr: 0.1, kind: "Adam" }, metrics: { loss: { last: 2, best: 1 } } },
@@ -1188,6 +1188,8 @@ def test_functions_of_the_page_give_what_their_names_say(browser: Any, address: 
             texts: histogram.placedTexts([{ at: 0, text: "abcde" }, { at: 10, text: "abc" }, { at: 99, text: "x" }], 100),
             spread: histogram.spreadWords(
               { powers: [-1, 0, 1, 2], share: [[0.05, 0.4, 0.4, 0.05]], zeros: [0.1], nonfinite: [0] }),
+            signs: chart.clustered([0, 1, 18, 40, 56].map((step) => ({ step, severity: "warn" })), { first: 0, last: 99, at: (x) => x })
+              .map(({ all }) => all.map(({ step }) => step)),
             part: [part.part, part.cursor, part.isWhole], odd: [odd.part, odd.cursor, odd.first, odd.last],
         };
     }"""
@@ -1223,6 +1225,7 @@ def test_functions_of_the_page_give_what_their_names_say(browser: Any, address: 
                 [15, "6 min"],
                 [16, "7 min"],
             ],
+            "signs": [[0, 1, 18], [40], [56]],
             "unmatched": "3 logged steps in both: of 5 in a and 8 in b · only in a: x, y",
             "texts": [
                 {"at": 0, "text": "abcde", "line": 0, "isLeft": False},

@@ -82,14 +82,15 @@ export function isSameLine(one, other) {
   return one === other || ["steps", "values", "low", "high", "marks"].every((part) => isSame(one[part], other[part]));
 }
 
-// Findings near each other share one sign.
-function clustered(markers, x) {
+// Findings near each other share one sign, whose count has room before the next one.
+export function clustered(markers, x) {
   const found = [];
   for (const marker of [...markers].sort((one, other) => one.step - other.step)) {
     const at = x.at(marker.step);
     if (at < x.first - 1 || at > x.last + 1) continue;
     const last = found.at(-1);
-    if (last && at - last.at < 15) {
+    const counted = last && last.all.length > 1 ? 2 + 7 * String(last.all.length).length : 0;
+    if (last && at - last.at < 15 + counted) {
       last.all.push(marker);
       if (marker.severity === "bad") last.severity = "bad";
     } else found.push({ at, severity: marker.severity, all: [marker] });
