@@ -1188,7 +1188,7 @@ def test_functions_of_the_page_give_what_their_names_say(browser: Any, address: 
             texts: histogram.placedTexts([{ at: 0, text: "abcde" }, { at: 10, text: "abc" }, { at: 99, text: "x" }], 100),
             spread: histogram.spreadWords(
               { powers: [-1, 0, 1, 2], share: [[0.05, 0.4, 0.4, 0.05]], zeros: [0.1], nonfinite: [0] }),
-            signs: chart.clustered([0, 1, 18, 40, 56].map((step) => ({ step, severity: "warn" })), { first: 0, last: 99, at: (x) => x })
+            signs: chart.clustered([0, 1, 18, 40, 56].map((step) => ({ step })), { first: 0, last: 99, at: (x) => x })
               .map(({ all }) => all.map(({ step }) => step)),
             part: [part.part, part.cursor, part.isWhole], odd: [odd.part, odd.cursor, odd.first, odd.last],
         };
