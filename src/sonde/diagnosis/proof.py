@@ -15,6 +15,7 @@ from sonde.engine import Trial, as_arguments, check_loss_fn, check_model, check_
 from sonde.errors import ArgumentError
 from sonde.rules import RULES, Finding
 
+_OF_RATES = ("lower the learning rate", "lower a learning rate")  # what an advice says that a lower rate is tried for
 _LOWER = (10.0, 100.0, 1000.0)
 
 
@@ -83,7 +84,7 @@ class Proof:
         """Yield what can be tried of an advice: a lower learning rate, and clipping, against what is too large."""
         if _way(finding) not in ("large", "broken"):
             return
-        rates = self._learning_rates() if "lower the learning rate" in finding.advice else []
+        rates = self._learning_rates() if any(each in finding.advice for each in _OF_RATES) else []
         for factor in _LOWER if len(set(rates)) == 1 else ():
             yield {"lr": rates[0] / factor}
         if "clip the gradient norm" in finding.advice:

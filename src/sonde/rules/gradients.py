@@ -68,7 +68,7 @@ def gradient_small(size: float, median: float, *, factor: float = GRADIENT_SMALL
 @entry(
     f"the norm of all gradients {GRADIENT_GROWTH:g} x as large as at the first logged step and as it ever was",
     "our own, measured on healthy trainings",
-    "look at the loss and at its scale, and whether the learning rate is a usual one; warm it up",
+    "look at the loss and at its scale; lower a learning rate that is no usual one, or warm it up",
     needs=("grad_norm",),
     severity="bad",
     least=2,

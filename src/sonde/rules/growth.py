@@ -37,7 +37,7 @@ OUTPUT_SMALL = 1e3
 @entry(
     f"an output {OUTPUT_GROWTH:g} x as large as it was and as any output was at the beginning",
     "our own, measured on healthy trainings",
-    "look at what multiplies it: the learning rate, a factor in the code, what goes in; warm up, or normalise between layers",
+    "look at what multiplies it, and at what goes in; lower a learning rate that is no usual one, or normalise between layers",
     needs=("rms:output",),
     severity="bad",
     least=2,

@@ -34,7 +34,7 @@ REMEMBERED, ADDED_UP = 500.0, 10.0
 GROWN_RATE = 10.0
 """Learning rate against that at which the loss was smallest."""
 
-_LARGE_STEP = "lower a learning rate that is no usual one, warm it up, or clip; else look at the scale of inputs, targets and loss"
+_LARGE_STEP = "lower a learning rate that is no usual one, warm it up, clip the gradient norm; else scale inputs, targets and loss"
 
 
 @entry(
