@@ -237,15 +237,13 @@ class WatchedModel:
         """
         if not (torch.is_grad_enabled() and self.model.training):
             return
-        step, is_second = self.clock.step, self._pass_of == self.clock.step
-        is_over = is_second or self._pass_of is not None or not self.rows.same.looks
-        if is_over:
+        step, former, self._pass_of = self.clock.step, self._pass_of, self.clock.step
+        if former is not None or not self.rows.same.looks:
             self.clock.forward_counter.take_no_more(self._pass_begins)
-        if self._pass_of is None and step == self._logged_step + 1:
+        if former is None and step == self._logged_step + 1:
             self.rows.between.look()
-        if self.rows.same.looks and (is_second or self._pass_of is None):
+        if former in (None, step) and self.rows.same.looks:
             self.rows.same.look(args, kwargs, *self.next_moment)
-        self._pass_of = step
 
     def complete(self, optimizer: Optimizer | None) -> None:
         """Take the rows of the step that has ended, if it was logged."""

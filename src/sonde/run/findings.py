@@ -45,6 +45,10 @@ _GROWN = (("output", "large"), ("weight", "large"))  # what a loss that falls wi
 _BY_OTHERS = ("rate_grown", "momentum_large", "target_large", "bounded")  # found by what other findings, or the loss, say
 _STANDS, _HALF = 0.8, 0.5  # smallest loss, of the first ones, that has hardly fallen; and that has not fallen by half
 _USUAL_PACE = 3e-4  # update / weight of half of the weights, from which on a learning rate is not too small
+_NOT_THE_RATE = (
+    "as usual: the learning rate is not too small; look at what stands between outputs and loss (a softmax, a temperature, an eps)"
+    ", and whether labels belong to their samples"
+)
 _NEVER = 2**62
 _FEW = 8  # steps that are judged one by one, rather than in halves
 
@@ -123,14 +127,10 @@ class _Judges:
         """
         if each.rule == "loss_stuck":
             pace = max((layers.pace for (_, model), layers in self._layers.items() if model == each.model), default=math.nan)
-            usual = pace >= _USUAL_PACE
-            advice = (
-                f"steps move the weights by {pace:.1g} of their size, as usual: the learning rate is not too small; look at what "
-            )
-            advice += (
-                "stands between outputs and loss (a softmax, a temperature, an eps), and whether labels belong to their samples"
-            )
-            return replace(each, advice=advice, evidence={**each.evidence, "update_ratio": pace}) if usual else each
+            if not pace >= _USUAL_PACE:
+                return each
+            advice = f"steps move the weights by {pace:.1g} of their size, {_NOT_THE_RATE}"
+            return replace(each, advice=advice, evidence={**each.evidence, "update_ratio": pace})
         rate = self._rates.get(each.model, math.nan)
         if math.isnan(rate) or each.rule not in RULES or RULES[each.rule].about != ("update", "large"):
             return each

@@ -100,14 +100,19 @@ class Run:
     @property
     def info(self) -> Mapping[str, Any]:
         """The description in run.json, the caller's own: the modules of the model, the environment, how lenses are shown."""
-        held: Mapping[str, Any] = copied(self._source.describe().about)
+        held: Mapping[str, Any] = copied(self._about)
         return held
+
+    @property
+    def _about(self) -> Mapping[str, Any]:
+        """:attr:`info` as the source holds it, to be read alone: it may list thousands of modules."""
+        return self._source.describe().about
 
     @property
     def config(self) -> Mapping[str, Any]:
         """The hyperparameters and notes that were given to ``sonde.watch(..., config=)``; empty without any."""
-        config = self.info.get("config")
-        return config if isinstance(config, Mapping) else {}
+        config = self._about.get("config")
+        return copied(config) if isinstance(config, Mapping) else {}
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -122,7 +127,7 @@ class Run:
             found = "SELECT name, arg_min(value, step) FROM scalars WHERE name = 'lr' OR starts_with(name, 'lr/')"
             return dict(connection.execute(f"{found} GROUP BY name ORDER BY name").fetchall())
 
-        return joined_settings(self.config, self._ask(rates), self.info.get("environment"))
+        return joined_settings(self.config, self._ask(rates), copied(self._about.get("environment")))
 
     @property
     def description(self) -> Description:
@@ -234,7 +239,7 @@ class Run:
     @property
     def described_ranks(self) -> str:
         """What the numbers of a run of several processes mean, in words; ``""`` for a run of one process."""
-        return of_ranks(self.info.get("ranks"))
+        return of_ranks(self._about.get("ranks"))
 
     @property
     def pruned(self) -> str:
@@ -497,7 +502,7 @@ class Run:
 
         def question(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...]) -> Heatmap:
             chosen = self._family_of(connection, families, number, family)
-            about = described_numbers(self.info, chosen).get(number) or number_of(number)
+            about = described_numbers(self._about, chosen).get(number) or number_of(number)
             return heatmap_of(connection, chosen, about, port, reduce, condition(where), self._source.name)
 
         return self._ask(question, callers_sql=where)

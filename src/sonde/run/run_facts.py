@@ -45,8 +45,8 @@ def facts_of_run(run: Run) -> dict[str, Any]:
     steps = run.sql(f"SELECT {spans} FROM ({union})").fetchall()[0] if families else (0, None, None, 0)
     scalars = run.sql("SELECT DISTINCT name FROM scalars ORDER BY name").fetchall() if "scalars" in families else []
     files = {} if run.path is None else _files(run.path)
-    lenses, record = run.info.get("lenses"), run.record
-    modules = run.info.get("model")
+    info, record = run.info, run.record
+    lenses, modules = info.get("lenses"), info.get("model")
     return {
         "run": "run" if run.path is None else run.path.name,
         "path": None if run.path is None else str(run.path),

@@ -206,7 +206,7 @@ class Subject:
                         gradient = parameter.grad
                         found.gradients[name] = None if gradient is None else norm_of(gradient)
                         found.largest[name] = 0.0 if gradient is None or not gradient.numel() else largest_of(gradient)
-                        if gradient is not None and _are_alike(parameter) and _are_alike(gradient) and found.largest[name] > 0:
+                        if gradient is not None and found.largest[name] > 0 and _are_alike(parameter) and _are_alike(gradient):
                             found.alike.append(name)
         found.calls, found.pairs = calls.found, calls.pairs
         for call in found.calls:

@@ -238,8 +238,8 @@ class Known:
     @staticmethod
     def of(run: Run) -> Known:
         """Read what *run* has at this moment."""
-        numbers = run.numbers
-        known = {family: described(run.info, family) for family in numbers}
+        numbers, info = run.numbers, run.info
+        known = {family: described(info, family) for family in numbers}
         kinds = frozenset(kinds_of(run).values())
         return Known(numbers, run.main_families, run.ports, known, kinds)
 

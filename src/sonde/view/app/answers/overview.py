@@ -37,7 +37,8 @@ def overview(opened: OpenedRun, *, first: int | None = None, last: int | None = 
     """
     run = opened.run
     settings = run.settings
-    modules = [line for line in run.info.get("model", ()) if isinstance(line, Mapping)] if _is_list(run.info.get("model")) else []
+    listed = run.info.get("model")
+    modules = [line for line in listed if isinstance(line, Mapping)] if isinstance(listed, list | tuple) else []
     scalars = scalars_data(opened, first, last, points)
     ends = [(each["all"][0], each["all"][1]) for each in scalars]
     _ = opened.known  # what cannot be read is found by reading
@@ -61,10 +62,6 @@ def overview(opened: OpenedRun, *, first: int | None = None, last: int | None = 
         "lost": losses(run),
         "reduction": REDUCTION,
     }
-
-
-def _is_list(given: Any) -> bool:
-    return isinstance(given, list | tuple)
 
 
 def scalars_data(opened: OpenedRun, first: int | None, last: int | None, points: int) -> list[dict[str, Any]]:
