@@ -1027,12 +1027,12 @@ def test_a_link_shows_what_its_sender_has_set(browser: Any, tmp_path: Path) -> N
         go(page, f"#/run/{run}/layer/fc")
         page.locator("tr[data-number*='fc.weight']").first.click()
         page.get_by_label("counts, too").check()
-        with opened(browser, page.url) as other:
+        with opened(browser, page.evaluate("location.href")) as other:
             expect(other.locator("tr.picked")).to_have_attribute("data-number", "moments.rms@param fc.weight:param")
             expect(other.get_by_label("counts, too")).to_be_checked()
         go(page, f"#/run/{run}/coverage")
         page.get_by_label("Filter sites").fill("head")
-        with opened(browser, page.url) as other:
+        with opened(browser, page.evaluate("location.href")) as other:
             expect(other.locator("td.name")).to_have_text(["head"])
         go(page, f"#/run/{run}")
         box = page.locator(".heat").bounding_box()
