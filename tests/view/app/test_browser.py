@@ -1090,7 +1090,7 @@ def test_a_picture_has_the_height_that_its_reader_gave_it(browser: Any, address:
             page.reload()
             page.locator("#view .view:not([aria-busy])").wait_for(state="attached")
             is_high(before + 100)
-            with opened(browser, page.url) as other:
+            with opened(browser, page.evaluate("location.href")) as other:
                 sync_api.expect(other.locator(place).first).to_have_js_property("offsetHeight", before + 100)
             handle.focus()
             page.keyboard.press("Delete")
