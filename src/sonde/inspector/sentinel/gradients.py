@@ -37,7 +37,7 @@ class GradientLook:
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self.parameters = parameters
         self.every = 1
-        self._before_all = 0  # steps until all gradients are looked at again
+        self._before_all = 0  # steps until all gradients are looked at again; two are enough until then
         self._ends: tuple[Tensor, ...] = ()
         self._cost = 0.0
 
@@ -47,7 +47,8 @@ class GradientLook:
         Args:
             step_time: seconds between two steps; 0 if that is not known.
         """
-        if self._rests():
+        self._before_all -= 1
+        if self._before_all >= 0:
             return self.is_finite_at_ends()
         begun = time.perf_counter()
         finite = are_finite(self.gradients())
@@ -59,7 +60,8 @@ class GradientLook:
 
         The numbers stay on the device, in float64 or narrower. Nothing waits for it.
         """
-        if self._rests():
+        self._before_all -= 1
+        if self._before_all >= 0:
             self._ends = self._ends or self._small()
             return _magnitudes(self._ends)
         begun = time.perf_counter()
@@ -78,11 +80,6 @@ class GradientLook:
         norms = [torch.stack(list(torch_tensors.norms_of(each))) for _, each in _parts(self.parameters)]
         return [norm.to(torch.float64).square().sum() for norm in norms]
 
-    def _rests(self) -> bool:
-        """Return whether all gradients were looked at so lately that two are enough."""
-        self._before_all -= 1
-        return self._before_all >= 0
-
     def _spent(self, seconds: float, step_time: float) -> None:
         """Choose how many steps later all gradients are looked at again, which took so many *seconds* now."""
         self._cost = seconds if not self._cost else min(seconds, 1.02 * self._cost)  # another program may have taken the processor
@@ -92,7 +89,11 @@ class GradientLook:
 
     def is_finite_at_ends(self) -> bool:
         """Return whether the gradients of two small parameters, near the input and near the output, are finite."""
-        found = [gradient for end in self._ends if (gradient := end.grad) is not None]
+        found: list[Tensor] = []
+        for end in self._ends:
+            if end.grad is None:
+                break
+            found.append(end.grad)
         if not found or len(found) < len(self._ends):
             self._ends = self._small()
             found = [gradient for end in self._ends if (gradient := end.grad) is not None]
