@@ -89,11 +89,7 @@ class GradientLook:
 
     def is_finite_at_ends(self) -> bool:
         """Return whether the gradients of two small parameters, near the input and near the output, are finite."""
-        found: list[Tensor] = []
-        for end in self._ends:
-            if end.grad is None:
-                break
-            found.append(end.grad)
+        found = [gradient for end in self._ends if (gradient := end.grad) is not None]
         if not found or len(found) < len(self._ends):
             self._ends = self._small()
             found = [gradient for end in self._ends if (gradient := end.grad) is not None]
