@@ -236,7 +236,9 @@ class LayerFindings:
         """
         moved = np.isfinite(values[:, self.history.at("update")])
         ran = np.isfinite(values[:, self.history.at("output")]).any(axis=1) & moved.any(axis=1)
-        for line in moved[ran] if not self.takes_turns else ():
+        lines = moved[ran]
+        lines = lines[: 1 if (lines == lines[:1]).all() else None]  # the same again says nothing new
+        for line in lines if not self.takes_turns else ():
             where = np.flatnonzero(self.history.at("update"))[line]
             if not self._turns or (len(self._turns) == 1 and not np.isin(where, self._turns[0]).any()):
                 self._turns.append(where)
@@ -253,23 +255,24 @@ class LayerFindings:
         mean = self.history.of("mean")
         if not len(updates) or not self._chosen.is_on("overwritten"):
             return
-        for line, step in enumerate(steps.tolist()):
-            now = np.stack([sizes.values[line, parameters], mean[line, parameters]])
-            update = sizes.values[line, updates]
-            last, size, middle, largest, rows = self._written[:, parameters]
-            shift = np.abs(now - np.stack([size, middle])).max(axis=0)
-            gap = step - last
-            explained = np.where(gap > 1, _APART * gap * np.fmax(largest, update), np.fmax(largest, update)) + 1e-4 * np.abs(now[0])
+        values, means, moved = sizes.values[:, parameters], mean[:, parameters], sizes.values[:, updates]
+        written = self._written[:, parameters]
+        for step, size, middle, update in zip(steps.tolist(), values, means, moved, strict=True):
+            last, size_before, middle_before, largest, rows = written
+            shift = np.maximum(np.abs(size - size_before), np.abs(middle - middle_before))
+            gap, explained = step - last, np.fmax(largest, update)
+            is_apart = np.fmax.reduce(gap) > 1
+            explained = (explained * np.where(gap > 1, _APART * gap, 1.0) if is_apart else explained) + 1e-4 * np.abs(size)
             hit = (rows >= UNMOVED) & self._chosen.measure("overwritten", shift, explained)[0]
-            is_apart = np.nanmax(gap, initial=1) > 1
             is_written = bool(hit.any()) and not (is_apart and 2 * hit.sum() < np.isfinite(explained).sum())
             if is_written and len(self._writes) < _WRITES:
                 self._note_writes(parameters[hit], shift[hit], update[hit], step)
             self._often.add_one(step, holds=is_written)
-            known = np.isfinite(update) & np.isfinite(now[0])
-            kept = np.fmax(largest * (1.0 if is_apart else 0.0), update)
-            new = np.stack([np.full(len(update), float(step)), *now, kept, np.nan_to_num(rows) + 1])
-            self._written[:, parameters[known]] = new[:, known]
+            known = np.isfinite(update) & np.isfinite(size)
+            kept = np.fmax(largest, update) if is_apart else np.fmax(0.0, update)
+            new = np.stack([np.full(len(update), float(step)), size, middle, kept, np.where(rows > 0, rows, 0) + 1])
+            written = np.where(known, new, written)
+        self._written[:, parameters] = written
 
     def _note_writes(self, columns: Columns, shift: Numbers, update: Numbers, step: int) -> None:
         """Keep the finding that parameters were written into between *step* and the logged step before."""

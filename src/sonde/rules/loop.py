@@ -34,6 +34,8 @@ UNBOUNDED_VALUES = 30
 NEGATED_VALUES, NEGATED_FALL = 9, 3.0
 """The fewest values of a loss that begins at minus the cross-entropy of a guess, and its fall, of its first value, from which on so
 few tell that it goes on."""
+SCORES_END = -1.0
+"""A loss that falls no lower is a score with a minus sign, as a share or a cosine, and may end there."""
 FASTER = 1.5
 """Fall of a loss from the middle third to the last, of that from the first to the middle one. What falls by logarithms of a scale
 falls evenly at most (1); the product of two weights that grow evenly has 2, that of four 6.8 (thirds of a run around 1/6, 1/2 and
@@ -171,7 +173,7 @@ def loss_unbounded(
     lowest: Any = np.fmin(late, np.where(is_negated, now, late))
     enough = np.where(np.less(count, UNBOUNDED_VALUES), NEGATED_FALL, 1.5)
     goes_on = is_negated & (lowest < enough * first) & (middle - lowest >= early - middle)
-    yield ((speeds_up & ~np.less(count, UNBOUNDED_VALUES)) | goes_on) & (lowest < -1) & (early > middle)
+    yield ((speeds_up & ~np.less(count, UNBOUNDED_VALUES)) | goes_on) & (lowest < SCORES_END) & (early > middle)
     yield lowest
     yield f"the loss falls without bound: from {short(first)} to {short(float(lowest))}"
 

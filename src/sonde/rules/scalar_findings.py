@@ -16,6 +16,7 @@ from sonde.rules.finding import Finding
 from sonde.rules.loop import (
     NEAR_CHANCE,
     NEGATED_VALUES,
+    SCORES_END,
     SMOOTH,
     SPIKE_FEW,
     SPIKE_VALUES,
@@ -240,7 +241,9 @@ class _Scalar:
             self.rises = self._at_last(loss.risen, rises, epoch, step)
         guess = self.chance if abs(loss.first + self.chance) < abs(loss.first + _COIN) else _COIN  # a guess of two, in one number
         negated = loss.highest < 0 and abs(loss.first + guess) < NEAR_CHANCE * guess
-        if self.falls is None and (thirds := loss.level_of_thirds(NEGATED_VALUES if negated else UNBOUNDED_VALUES)) is not None:
+        least = NEGATED_VALUES if negated else UNBOUNDED_VALUES
+        thirds = loss.level_of_thirds(least) if self.falls is None and loss.least < SCORES_END else None
+        if thirds is not None:
             numbers = (*thirds, loss.first, loss.first_scatter, guess, loss.highest, loss.smooth, float(loss.count))
             self.falls = self._at_last(loss.fallen, self.chosen.judge("loss_unbounded", *numbers), epoch, step)
             sinks = self.chosen.judge("loss_unbounded", *numbers, grows=True) if self.sinks is None else None
@@ -457,9 +460,11 @@ class _Loss:
         third = len(self._spans) // 3
         if self.count < STUCK_VALUES or self.steps[1] - self.steps[0] < STUCK_STEPS - 10:
             return None
-        early, middle, late = (np.array(self._spans[third * place : third * (place + 1)]) for place in range(3))
-        error = math.hypot(float(middle.std(ddof=1)), float(late.std(ddof=1))) / math.sqrt(third)
-        return float(late.mean()), float(middle.mean()), float(early.mean()), error
+        early, middle, late = (self._spans[third * place : third * (place + 1)] for place in range(3))
+        means = [sum(part) / third for part in (late, middle, early)]
+        away = [each - mean for part, mean in zip((late, middle), means, strict=False) for each in part]
+        squares = sum(each * each for each in away)  # infinite where they are too large
+        return means[0], means[1], means[2], math.sqrt(squares / (third - 1) / third)
 
 
 class _HeldOut:

@@ -90,7 +90,8 @@ class Held:
 
     def add_one(self, step: int, *, holds: bool) -> bool:
         """Add whether the condition holds at *step*, of the only column; return whether it has held often enough so far."""
-        self.add(np.array([[holds]]), np.zeros((1, 1)), np.array([step]))
+        if holds or self.window.after or not len(self._bits) or self._bits[0]:  # else nothing changes
+            self.add(np.array([[holds]]), np.zeros((1, 1)), np.array([step]))
         return bool(self.since[0] >= 0)
 
     def _add(self, columns: Columns, held: Mask, values: Numbers, steps: npt.NDArray[np.int64], others: Sequence[Numbers]) -> None:
