@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import threading
 import weakref
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Protocol
 
 from torch.optim.optimizer import Optimizer
@@ -163,5 +165,9 @@ def may_nest(optimizer: Optimizer) -> bool:
 
     torch wraps ``step`` of each class as the first optimizer of it is made, also where the class has inherited it.
     """
-    steps = [vars(kind).get("step") for kind in type(optimizer).__mro__ if kind is not Optimizer]
+    return _are_several(tuple([vars(kind).get("step") for kind in type(optimizer).__mro__ if kind is not Optimizer]))
+
+
+@lru_cache(maxsize=64)
+def _are_several(steps: tuple[Callable[..., Any] | None, ...]) -> bool:
     return len({inspect.unwrap(step) for step in steps if step is not None}) > 1
