@@ -34,6 +34,7 @@ from sonde.run.folder.duckdb_sql import (
     quoted,
 )
 from sonde.run.folder.end import End, State
+from sonde.run.folder.files import TENSORS, within
 from sonde.run.folder.run_json import Description, copied
 from sonde.run.folder.source import Answer, Ask, DiskSource, Source
 from sonde.run.graph.plain_graph import PlainGraph
@@ -45,6 +46,7 @@ from sonde.run.run_state import state_of, why_empty
 from sonde.run.run_summary import RunSummary, keep_summary, kept_summary, of_source
 from sonde.run.schema import READ_ORDER, main_families
 from sonde.run.sending import Beginning, Receiver, send
+from sonde.run.tensors.store import TensorStore, open_tensors
 from sonde.schedule import Steps
 from sonde.site import Site
 from sonde.suggest import unknown_name
@@ -334,6 +336,21 @@ class Run:
         there = [part for part in parts if part is not None]
         found = joined(there, self.sites) if len(there) > 1 and all(map(is_coverage, there)) else next(iter(there), None)
         return {**found, "pruned": self.pruned} if isinstance(found, dict) and self.pruned else found
+
+    @property
+    def tensors(self) -> TensorStore | None:
+        """The tensors that lie in the run's folder ``tensors``, as :func:`sonde.open_tensors` gives them, or None.
+
+        Raises:
+            StoreError: they cannot be read; the message says why.
+        """
+        folder = None if self.path is None else self.path / TENSORS
+        if folder is None or not folder.is_dir():
+            return None
+        try:
+            return open_tensors(within(folder.parent, folder))
+        except OSError as error:
+            raise StoreError(f"{folder} cannot be read: {error}") from None
 
     def document(self, name: str, *, rank: int = 0) -> Any:
         """A document as one rank wrote it, as plain data; None where there is none.

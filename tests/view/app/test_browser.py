@@ -14,11 +14,13 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
+import torch
 from tests.view.app import made_runs
 
 from sonde.rows import Layout
 from sonde.run import check
 from sonde.run.store.open import start_run
+from sonde.run.tensors.writers import write_tensors
 
 pytest.importorskip("uvicorn")
 sync_api = pytest.importorskip("playwright.sync_api")
@@ -940,6 +942,51 @@ def test_the_page_of_a_layer_shows_its_distribution_at_the_step_and_where_it_is_
 
 
 @slow
+def test_the_page_of_a_layer_shows_values_of_the_tensor_kept_last_before_the_step(browser: Any, tmp_path: Path) -> None:
+    """The picture has the marks and the values of that tensor; the address keeps the site; damage is a line of text."""
+    expect = sync_api.expect
+    made_runs.small_run(tmp_path / "runs" / "small")
+    folder = tmp_path / "runs" / "small" / "tensors"
+    kept = {}
+    for place, (port, step) in enumerate((port, step) for port in ("output", "grad_output") for step in (4, 10)):
+        values = torch.arange(24.0).reshape(2, 3, 4) - step
+        values[0, 0, 1] = torch.nan
+        site = f"blocks.1.fc:{port}"
+        kept[f"{place:06d}/{site}"] = ({"site": site, "tick": {"step": step}}, values)
+    write_tensors(folder, [(record, {key: values}) for key, (record, values) in kept.items()])
+    with LivePage(tmp_path / "runs") as served, opened(browser, served.address) as page:
+        go(page, f"#/run/{ids(page)['small']}/layer/blocks.1.fc?step=9")
+        stored = page.locator("figure.stored")
+        words = "of step 4, the last before 9 · kept at 2 steps · 2×3×4 · float32 · values from −4 to 19 · 1 NaN"
+        expect(stored.locator("figcaption")).to_contain_text(words)
+        expect(stored.locator(".legend")).to_contain_text("NaN")
+        expect(stored.locator(".legend")).to_contain_text("of [0, :, :] · down: axis 1 · across: axis 2")
+        plot = stored.locator("canvas").bounding_box()
+        page.mouse.move(plot["x"] + plot["width"] * 0.9, plot["y"] + plot["height"] * 0.9)
+        assert " ".join(page.locator("#tip").inner_text().split()) == "[0, 2, 3] 7"  # 11 of 24 from 0, minus 4
+        page.mouse.move(plot["x"] + plot["width"] * 0.3, plot["y"] + 2)
+        assert " ".join(page.locator("#tip").inner_text().split()) == "[0, 0, 1] NaN"
+        with page.expect_download() as saved:
+            stored.locator("button", has_text="CSV").click()
+        lines = Path(saved.value.path()).read_text(encoding="utf-8").splitlines()
+        assert lines[1:4] == ['"[0, 0, 0]",-4,', '"[0, 0, 1]",,NaN', '"[0, 0, 2]",-2,']
+        page.get_by_label("Stored tensor").select_option("blocks.1.fc:grad_output")
+        page.wait_for_url("**kept=blocks.1.fc%3Agrad_output*")
+        page.locator("button", has_text="the last step").click()
+        expect(stored.locator("figcaption")).to_contain_text("at step 10 ·")
+        page.reload()
+        expect(page.get_by_label("Stored tensor")).to_have_value("blocks.1.fc:grad_output")
+        go(page, f"#/run/{ids_of(page)}/layer/head")
+        expect(stored).to_contain_text('None was kept. tracker.save(inspector.run.path / "tensors")')
+        (shard,) = folder.glob("*.safetensors")
+        shard.write_bytes(shard.read_bytes()[:-1])
+        page.reload()
+        go(page, f"#/run/{ids_of(page)}/layer/blocks.1.fc?step=4")
+        expect(stored).to_contain_text("is not whole")
+        expect(page.locator(".numbers").first).to_be_visible()
+
+
+@slow
 def test_a_run_is_shown_against_another_one_in_every_view_and_the_address_keeps_it(browser: Any, tmp_path: Path) -> None:
     """Four times as large from step 10 on, which is 2 in powers of two; a layer that the other run lacks is named."""
     expect = sync_api.expect
@@ -1150,8 +1197,9 @@ def test_functions_of_the_page_give_what_their_names_say(browser: Any, address: 
     found = """async () => {
         const module = (name) => import(`/assets/app/${name}.js`);
         const names = ["dom", "scales", "span", "source", "story", "query", "heat", "change", "saving", "smoothing", "histogram",
-                       "against", "timeaxis", "chart"];
-        const [dom, scales, span, source, story, query, heat, change, saving, smoothing, histogram, against, timeaxis, chart] =
+                       "against", "timeaxis", "chart", "sample"];
+        const [dom, scales, span, source, story, query, heat, change, saving, smoothing, histogram, against, timeaxis, chart,
+               sample] =
           await Promise.all(names.map(module));
         const runs = [
             { name: "a", state: "ended", settings: { lr: 0.1, kind: "Adam" }, metrics: { loss: { last: 2, best: 1 } } },
@@ -1190,6 +1238,15 @@ def test_functions_of_the_page_give_what_their_names_say(browser: Any, address: 
               { powers: [-1, 0, 1, 2], share: [[0.05, 0.4, 0.4, 0.05]], zeros: [0.1], nonfinite: [0] }),
             signs: chart.clustered([0, 1, 18, 40, 56].map((step) => ({ step })), { first: 0, last: 99, at: (x) => x })
               .map(({ all }) => all.map(({ step }) => step)),
+            tensorPlaces: [[[5], [0], [4]], [[], [0], [0]], [[2, 3, 4], [0, 2], [1, 3]]].map(([shape, rows, columns]) =>
+              sample.placeOf({ shape, rows, columns }, rows.length - 1, columns.length - 1)),
+            when: [[{ step: null, steps: [], of: 1 }, 3], [{ step: 4, steps: [4], of: 1 }, null],
+                   [{ step: 4, steps: [4, 8], of: 2 }, 6],
+                   [{ step: 4, steps: [4], of: 1 }, 1]].map((given) => sample.whenWords(...given)),
+            values: [{ shape: [2, 3], dtype: "complex64", low: 0.5, high: 2, nan: 1, inf: 2 },
+                     { shape: [], dtype: "int8", low: null, high: null, nan: null, inf: null }].map(sample.valueWords),
+            axes: [[[9], [0], [4, 5]], [[3, 2, 2], [0, 1], [0, 1]], [[], [0], [0]]].map(([shape, rows, columns]) =>
+              sample.partWords({ shape, rows, columns })),
             part: [part.part, part.cursor, part.isWhole], odd: [odd.part, odd.cursor, odd.first, odd.last],
         };
     }"""
@@ -1227,6 +1284,18 @@ def test_functions_of_the_page_give_what_their_names_say(browser: Any, address: 
             ],
             "signs": [[0, 1, 18], [40], [56]],
             "unmatched": "3 logged steps in both: of 5 in a and 8 in b · only in a: x, y",
+            "tensorPlaces": ["[4]", "[]", "[0, 2, 3]"],
+            "when": [
+                "no step is known of it",
+                "at step 4",
+                "of step 4, the last before 6 · the first of 2 at this step · kept at 2 steps",
+                "of step 4, the first",
+            ],
+            "values": [
+                "2×3 · complex64 · magnitudes from 0.5 to 2 · 1 NaN · 2 infinite",
+                "one value · int8 · too large to be read whole: only the picture was read, and no checksum compared",
+            ],
+            "axes": ["across: axis 0: 2 of 9, evenly", "of [0, :, :] · down: axis 1 · across: axis 2", ""],
             "texts": [
                 {"at": 0, "text": "abcde", "line": 0, "isLeft": False},
                 {"at": 10, "text": "abc", "line": 1, "isLeft": False},

@@ -13,8 +13,12 @@ from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
+from sonde.errors import StoreError
+from sonde.paths import is_inside
+
 FILE = "run.json"
 SUMMARY = "summary.json"
+TENSORS = "tensors"
 
 _TEMPORARY = ".tmp"
 
@@ -67,6 +71,17 @@ def open_regular(path: Path) -> FileIO:
         OSError: something else is there, or the file cannot be opened.
     """
     return FileIO(descriptor_of(path))
+
+
+def within(folder: Path, file: Path) -> Path:
+    """Return *file*, which lies in *folder*, however deep.
+
+    Raises:
+        StoreError: a link leads out of the folder.
+    """
+    if not is_inside(folder, file):
+        raise StoreError(f"{file} is a link out of this folder, and is not followed")
+    return file
 
 
 def _regular(found: os.stat_result, path: Path) -> os.stat_result:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from sonde.errors import StoreError
 from sonde.escape import encodable
-from sonde.paths import is_inside, short_path
+from sonde.paths import short_path
 from sonde.run.folder.alone import alone
 from sonde.run.folder.duckdb_sql import damage, joined_rows_of, literal, quoted, rows_of
 from sonde.run.folder.end import End
-from sonde.run.folder.files import FILE, SUMMARY
+from sonde.run.folder.files import FILE, SUMMARY, TENSORS, within
 from sonde.run.folder.json_file import read_json
 from sonde.run.folder.parts import Part, gaps, live_parts, parts_in
 from sonde.run.folder.records import PATTERN as PATTERN_OF_RECORDS
@@ -104,13 +104,16 @@ class DiskSource:
 
     @property
     def version(self) -> str:
-        """Sizes and times of the files that each flush writes anew, shortened; a summary says nothing new. Nothing is read."""
+        """Sizes and times of the files that each flush writes anew, shortened, and of the folder of tensors; a summary says nothing
+        new. Nothing is read.
+        """
         seen = []
         with suppress(OSError), os.scandir(self.path) as entries:
             for entry in entries:
-                if entry.name.endswith(".json") and not entry.name.startswith(".") and entry.name != SUMMARY:
+                name = entry.name
+                if name == TENSORS or (name.endswith(".json") and not name.startswith(".") and name != SUMMARY):
                     status = entry.stat()
-                    seen.append((entry.name, status.st_size, status.st_mtime_ns))
+                    seen.append((name, status.st_size, status.st_mtime_ns))
         return hashlib.blake2b(repr(sorted(seen)).encode(), digest_size=8).hexdigest()
 
     def _kept(self, name: str, read: Callable[[], Answer]) -> Answer:
@@ -141,8 +144,7 @@ class DiskSource:
 
     def document(self, name: str, rank: int) -> Any:
         file = self.path / (f"{name}.json" if rank == 0 else f"{name}-r{rank:04d}.json")
-        if not is_inside(self.path, file):
-            raise StoreError(f"{file} is a link out of this folder, and is not followed")
+        within(self.path, file)
         try:
             return read_json(file)
         except FileNotFoundError:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from sonde.errors import StoreError
-from sonde.paths import is_inside
+from sonde.run.folder.files import within
 from sonde.run.tensors.index import Line
-from sonde.run.tensors.tensor_files import header_checksum, is_pairs, joined_pairs, tensor_checksum
+from sonde.run.tensors.sample import sample_of
+from sonde.run.tensors.tensor_files import header_checksum, header_size, is_pairs, joined_pairs, tensor_checksum
 from sonde.words import shape_text
 
 _MOST = 8_192  # shards that are mapped at once: the system allows a process 65,530 mappings
@@ -72,16 +73,30 @@ class Shards:
             return self._open[name]
         from safetensors import safe_open
 
-        file = self.folder / name
-        if not is_inside(self.folder, file):
-            raise StoreError(f"{file} is a link out of this folder, and is not followed")
-        check_size(self.folder, line)
-        if line["header"] is not None and header_checksum(file) != line["header"]:
-            raise StoreError(f"{file} is damaged: the checksum of its header does not fit")
-        self._open[name] = safe_open(file, framework="pt"), {}
+        self._open[name] = safe_open(self._file(line), framework="pt"), {}
         if len(self._open) > _MOST:
             self._open.popitem(last=False)
         return self._open[name]
+
+    def sample(self, line: Line, key: str) -> dict[str, Any]:
+        """Return a few values of the tensor *key* of the shard of this *line*: see :func:`~sonde.run.tensors.sample.sample_of`.
+
+        Raises:
+            StoreError: see there, and :meth:`tensor`.
+        """
+        try:
+            file = self._file(line)
+            return sample_of(file, header_size(file), key, *line["tensors"][key])
+        except OSError as error:
+            raise StoreError(f"{self.folder / line['shard']}, a shard of this folder, cannot be read: {error}") from None
+
+    def _file(self, line: Line) -> Path:
+        """The shard of this *line*, which lies in this folder, and is as long, and begins, as it was written."""
+        file = within(self.folder, self.folder / line["shard"])
+        check_size(self.folder, line)
+        if line["header"] is not None and header_checksum(file) != line["header"]:
+            raise StoreError(f"{file} is damaged: the checksum of its header does not fit")
+        return file
 
 
 def check_size(folder: Path, line: Line) -> None:

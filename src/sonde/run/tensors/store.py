@@ -103,6 +103,43 @@ class TensorStore(Mapping[str, Any]):
         return key.partition("/")[2] if self._blocks is None else key if ":" in key else ""
 
     @property
+    def kept(self) -> dict[str, list[tuple[int | None, str]]]:
+        """By site the step at which each tensor was kept, and its key; None where the record does not say, and of rows."""
+        found: dict[str, list[tuple[int | None, str]]] = {site: [] for site in self._parsed}
+        records = {f"{number:06d}": record for number, record in enumerate(self.records)}
+        for key in self:
+            match records.get(key.partition("/")[0]):
+                case {"tick": {"step": int(step)}}:
+                    found.get(self._site(key), []).append((step, key))
+                case _:
+                    found.get(self._site(key), []).append((None, key))
+        return found
+
+    def sample(self, key: str) -> dict[str, Any]:
+        """Return a few values of a tensor, or of the first one of a site, without torch: of rows those of the first shard.
+
+        >>> import sonde, tempfile, torch
+        >>> model = torch.nn.Sequential(torch.nn.Identity())
+        >>> with sonde.track(model, include="0", grad=False) as tracker, tempfile.TemporaryDirectory() as folder:
+        ...     _ = model(torch.arange(6.0).reshape(2, 3))
+        ...     found = sonde.open_tensors(tracker.save(f"{folder}/seen")).sample("0")
+        ...     found["shape"], found["dtype"], found["low"], found["high"], found["values"].tolist()
+        ([2, 3], 'float32', 0.0, 5.0, [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]])
+
+        At most 64 ``values`` along each of the last two axes, evenly picked, at the first place of all others, and their places:
+        ``rows``, ``columns``. ``low``, ``high``, ``nan`` and ``inf`` are of all values; above 256 MB they are None.
+
+        Raises:
+            StoreError: the tensor is damaged, of a type that only torch reads, or there are no rows.
+            UnknownSiteError: there is no such tensor.
+        """
+        key = key if key in self._values else self._keys_at(key)[0]
+        held = [self._values[key]] if self._blocks is None else self._blocks.held
+        if not held:
+            raise StoreError(f"{self.path} has no rows")
+        return held[0][0].sample(held[0][1], key)
+
+    @property
     def shards(self) -> int:
         """The number of files."""
         return len(self._lines)
@@ -186,11 +223,16 @@ class TensorStore(Mapping[str, Any]):
         """
         return [self[key] for key in self._keys_at(site)]
 
-    def _keys_at(self, site: str | Site) -> list[str]:
-        held: dict[str, Site] = {}
+    @property
+    def _parsed(self) -> dict[str, Site]:
+        found: dict[str, Site] = {}
         for text in self.sites:
             with suppress(SiteError):
-                held[text] = Site.parse(text)
+                found[text] = Site.parse(text)
+        return found
+
+    def _keys_at(self, site: str | Site) -> list[str]:
+        held = self._parsed
         aliases = self.about.get("aliases")
         others = aliases if isinstance(aliases, dict) else {}
         asked, whole_module = Site.asked(site, held.values(), lambda path: str(others.get(path, path)))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sonde.answer import asset, html_page, page_file
-from sonde.errors import ArgumentError, SondeError, UnknownSiteError
+from sonde.errors import ArgumentError, SondeError, StoreError, UnknownSiteError
 from sonde.run import Run, appearing
 from sonde.view.app.answers.against import Against
 from sonde.view.app.answers.covered import coverage
@@ -23,11 +23,13 @@ from sonde.view.app.answers.number_list import numbers
 from sonde.view.app.answers.opened_run import BINS, OpenedRun, graph_text
 from sonde.view.app.answers.overview import overview
 from sonde.view.app.answers.questions import json_of
+from sonde.view.app.answers.stored_sample import kept_sites, sample
 from sonde.view.app.answers.two_sides import comparison
 from sonde.view.app.followed_runs import FollowedRuns
 
 _ROOM = 5 << 20  # bytes of compressed answers; a third more as text, and the file stays far below 10 MB
 _DISTRIBUTIONS = 60  # sites
+_SAMPLES = 8  # sites, of each some 20 kB
 _OF_NUMBERS = ("overview", "numbers", "heatmap", "ratio")  # the answers that can be differences
 _ASSETS = Path(__file__).parents[1] / "assets" / "app"
 _BODY = re.compile(r"<!-- body -->\n(.*?)<!-- /body -->", re.DOTALL)
@@ -123,6 +125,7 @@ def _compared(a: OpenedRun, b: OpenedRun) -> dict[str, Any]:
 
 def recording(opened: OpenedRun, entry: dict[str, Any], room: int = _ROOM) -> dict[str, Any]:
     """Return the answers that a report holds, whose compressed size is about *room* bytes at most."""
+    sites, why = kept_sites(opened)
     held: dict[str, Any] = {
         "run": entry,
         "overview": overview(opened, points=BINS * 2),
@@ -131,6 +134,9 @@ def recording(opened: OpenedRun, entry: dict[str, Any], room: int = _ROOM) -> di
         "coverage": coverage(opened),
         "heatmap": {},
         "distribution": {},
+        "sample": {},
+        "unread": why
+        or (f"Not in this report, which has values of {_SAMPLES} sites. The live page has all: sonde ui" if sites else ""),
         "ratio": None,
     }
     left = room - _size(held)
@@ -155,6 +161,9 @@ def _pictures(opened: OpenedRun, has_ratio: bool) -> Iterator[tuple[str, str, di
     if has_ratio:
         with suppress(ArgumentError, UnknownSiteError):  # of a difference: the other run lacks it
             yield "ratio", "", ratio(opened, rounded=True)
+    for site in [] if isinstance(opened, Against) else kept_sites(opened)[0][:_SAMPLES]:
+        with suppress(StoreError):  # damaged: the live page says so
+            yield "sample", site, sample(opened, site)
     if not isinstance(opened, Against) and any("powers" in names for names in opened.known.numbers.values()):
         answer = distribution(opened)
         for site in answer["sites"][:_DISTRIBUTIONS]:

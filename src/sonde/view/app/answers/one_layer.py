@@ -15,6 +15,7 @@ from sonde.view.app.answers.distribution import counted_sites
 from sonde.view.app.answers.found import findings_data
 from sonde.view.app.answers.opened_run import OpenedRun, number_data
 from sonde.view.app.answers.reduction import Bins, end_of, listed, marks_of
+from sonde.view.app.answers.stored_sample import kept_sites
 from sonde.words import shape_text
 
 _POINTS = 120
@@ -34,8 +35,9 @@ def layer(opened: OpenedRun, layer: str, *, step: int | None = None, points: int
         ``layer``, ``kind``, ``code`` (where its class is written, as ``model.py:25``), ``children``; ``before`` and ``after``, the
         layers next to it in the order of execution; ``parameters`` (how many elements), ``shape`` and ``dtype`` of a parameter,
         ``own`` (name, shape, dtype, trainable of each parameter); ``findings``; ``powers``: its sites whose powers of two were
-        counted; and ``numbers``: of each number at each site ``number`` (its id), ``site``, label, unit, ``last`` and ``last_mark``
-        at ``last_step``, with *step* ``shown`` and ``shown_mark`` at ``shown_step``, and over bins of steps ``values``, ``low``,
+        counted; ``kept``: those that have a stored tensor, and ``unread``: why the tensors of the run cannot be read, in words;
+        and ``numbers``: of each number at each site ``number`` (its id), ``site``, label, unit, ``last`` and ``last_mark`` at
+        ``last_step``, with *step* ``shown`` and ``shown_mark`` at ``shown_step``, and over bins of steps ``values``, ``low``,
         ``high``, ``marks``.
 
     Raises:
@@ -52,7 +54,12 @@ def layer(opened: OpenedRun, layer: str, *, step: int | None = None, points: int
     held = {name: opened.facts.of(site) for name, site in parameters.items() if site.owner == owner and one in (None, site)}
     sizes = [math.prod(fact.shape) for fact in held.values() if fact.shape is not None]
     fact = None if one is None else held[one.name]
-    numbers = [each for each in _numbers(opened, owner, points, step) if one is None or Site.parse(each["site"]).path == one.path]
+    kept, unread = kept_sites(opened)
+
+    def is_here(text: str) -> bool:
+        site = Site.parse(text)
+        return site.owner == owner and (one is None or site.path == one.path)
+
     return {
         "layer": layer,
         "kind": opened.facts.of(owner).kind,
@@ -69,11 +76,11 @@ def layer(opened: OpenedRun, layer: str, *, step: int | None = None, points: int
         ],
         "findings": [each for each in findings_data(opened) if each["layer"] == owner.name],
         "powers": [
-            each
-            for each in counted_sites(opened, [str(site) for site in opened.sites if site.owner == owner])
-            if one is None or Site.parse(each).path == one.path
+            each for each in counted_sites(opened, [str(site) for site in opened.sites if site.owner == owner]) if is_here(each)
         ],
-        "numbers": numbers,
+        "kept": [each for each in kept if is_here(each)],
+        "unread": unread,
+        "numbers": [each for each in _numbers(opened, owner, points, step) if is_here(each["site"])],
     }
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from sonde.errors import ArgumentError, UnknownSiteError
 from sonde.number import Number
 from sonde.rules import ModelFacts
-from sonde.run import Run, quoted
+from sonde.run import Run, TensorStore, quoted
 from sonde.site import PORTS, Site
 from sonde.suggest import unknown_name
 from sonde.view.app.answers.reduction import Bins, Marks, Reduced, Values, marks_of
@@ -122,18 +122,10 @@ class StepGrid:
 
     def described(self) -> dict[str, Any]:
         """Return the legend of the number, for JSON."""
-        found, scale = self.matrix, self.scale
+        found = self.matrix
         return {
             **number_data(self.id, found.family, found.port, found.described),
-            "scale": {
-                "low": scale.low,
-                "high": scale.high,
-                "log": scale.log,
-                "diverging": scale.colours == DIVERGING,
-                "extend": scale.extend,
-                "least": self.ends[0],
-                "most": self.ends[1],
-            },
+            "scale": scale_data(self.scale, *self.ends),
         }
 
 
@@ -184,6 +176,11 @@ class OpenedRun:
     def sites(self) -> tuple[Site, ...]:
         """All sites, in the order of execution."""
         return tuple(map(Site.parse, self.run.sites))
+
+    @cached_property
+    def tensors(self) -> TensorStore | None:
+        """The tensors that were kept beside the run: see :attr:`sonde.run.Run.tensors`."""
+        return self.run.tensors
 
     @cached_property
     def rows(self) -> int:
@@ -281,6 +278,19 @@ class OpenedRun:
         begin = int(before.matrix.steps[kept])
         where = f"step >= {begin:d}"
         return before.matrix.extended(kept, matrix(self.run, number, port, family=family, known=self.known, where=where))
+
+
+def scale_data(scale: Scale, least: float | None, most: float | None) -> dict[str, Any]:
+    """Return a scale of colours and the ends of all values, for JSON."""
+    return {
+        "low": scale.low,
+        "high": scale.high,
+        "log": scale.log,
+        "diverging": scale.colours == DIVERGING,
+        "extend": scale.extend,
+        "least": least,
+        "most": most,
+    }
 
 
 def number_data(name: str, family: str, port: str, number: Number) -> dict[str, Any]:

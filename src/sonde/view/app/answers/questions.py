@@ -17,6 +17,7 @@ from sonde.view.app.answers.number_list import numbers
 from sonde.view.app.answers.one_layer import layer
 from sonde.view.app.answers.opened_run import OpenedRun
 from sonde.view.app.answers.overview import overview
+from sonde.view.app.answers.stored_sample import sample
 
 QUESTIONS: Mapping[str, Callable[..., dict[str, Any]]] = {
     "overview": overview,
@@ -29,6 +30,7 @@ QUESTIONS: Mapping[str, Callable[..., dict[str, Any]]] = {
     "distribution": distribution,
     "findings": findings,
     "coverage": coverage,
+    "sample": sample,
 }
 """By name the function that answers. A query gives its arguments but the run; ``first`` and ``last`` are ``from`` and ``to``."""
 

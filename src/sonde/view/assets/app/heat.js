@@ -15,7 +15,7 @@ const RIGHT = [14, 44]; // room for the signs of rows with marks, if there are a
 const RANK = [1, 0, 6, 4, 3, 2, 5];
 
 // The colours of the cells as an image, each line of which joins `size` rows; and of each mark with a hatch an image of its cells.
-function imagesOf({ columns, shown, shownMarks, stands, scale }, first, last, size, void_) {
+export function imagesOf({ columns, shown, shownMarks, stands, scale }, first, last, size, void_) {
   const lines = Math.ceil((last - first) / size);
   const image = new ImageData(Math.max(columns, 1), Math.max(lines, 1));
   const hatched = new Map();
@@ -60,6 +60,22 @@ function imagesOf({ columns, shown, shownMarks, stands, scale }, first, last, si
     colours: asCanvas(image),
     hatched: [...hatched].map(([mark, { cells }]) => [mark, asCanvas(cells)]),
   };
+}
+
+// Paints images of cells, each put in its place by `stretch`, and over those with marks their hatches.
+const sheet = make("canvas"); // on which hatches are cut out
+export function paintImages(pen, { colours, hatched }, density, stretch) {
+  const { width, height } = pen.canvas;
+  stretch(pen, colours);
+  for (const [mark, cells] of hatched) {
+    Object.assign(sheet, { width, height });
+    const cut = sheet.getContext("2d");
+    stretch(cut, cells);
+    cut.globalCompositeOperation = "source-in";
+    cut.fillStyle = cut.createPattern(hatchOf(mark, Math.max(1, Math.round(density))), "repeat");
+    cut.fillRect(0, 0, width, height);
+    pen.drawImage(sheet, 0, 0);
+  }
 }
 
 // Return {element, show(data), cell}. Data: {rows, columns, values, marks, steps (columns + 1 edges), names, scale, unit}.
@@ -130,7 +146,6 @@ export function heatMap(
   let home = null; // the site to which the cursor returns, at the step that the span holds
   let whole = null; // what is known of the whole training: it lies below the finer data of a part, which has not come yet while a reader moves
   const pictures = new Map(); // by data: the images, and what they were made of
-  const sheet = make("canvas"); // on which hatches are cut out
   let plot = { left: 0, top: 4, width: 1, height: 1 };
   let [wide, start] = [0, 0]; // of the plot, as last told to the pictures that stand on the same axis
 
@@ -172,17 +187,8 @@ export function heatMap(
       if (!held.isWhole) pen.clearRect(Math.max(start, 0), 0, Math.min(end, across) - Math.max(start, 0), down);
       const key = `${first} ${last} ${size} ${document.documentElement.dataset.theme}`;
       if (pictures.get(held)?.key !== key) pictures.set(held, { key, ...imagesOf(held, first, last, size, 0) });
-      const { colours, hatched, lines } = pictures.get(held);
-      stretch(pen, colours, held, lines, x, across, down);
-      for (const [mark, cells] of hatched) {
-        Object.assign(sheet, { width: across, height: down });
-        const cut = sheet.getContext("2d");
-        stretch(cut, cells, held, lines, x, across, down);
-        cut.globalCompositeOperation = "source-in";
-        cut.fillStyle = cut.createPattern(hatchOf(mark, Math.max(1, Math.round(density))), "repeat");
-        cut.fillRect(0, 0, across, down);
-        pen.drawImage(sheet, 0, 0);
-      }
+      const images = pictures.get(held);
+      paintImages(pen, images, density, (on, image) => stretch(on, image, held, images.lines, x, across, down));
     }
     furniture(width, first, last);
     if (onlayout && (wide !== plot.width || start !== plot.left)) {

@@ -5,6 +5,7 @@ import { amount, fill, make, notice, partsOf, plain, whole } from "./dom.js";
 import { card } from "./findings.js";
 import { histogram, meanShare, spreadWords } from "./histogram.js";
 import { portWords } from "./layers.js";
+import { tensorPicture, valueWords, whenWords } from "./sample.js";
 import { MARKS, lineColour } from "./scales.js";
 import { smoothingSlider } from "./smoothing.js";
 import { Span } from "./span.js";
@@ -45,7 +46,10 @@ export async function layerView({ root, source, run, rest, args, isShown }) {
   );
   const [spreadTitle, bars] = [make("h3"), histogram()];
   const spread = make("figure", { hidden: true }, make("figcaption", null, spreadTitle), bars.element);
+  const [valuesTitle, values, without] = [make("h3"), tensorPicture(), make("p", { class: "quiet" })];
+  const stored = make("figure", { class: "stored" }, make("figcaption", null, valuesTitle), values.element, without);
   let tensor = args.tensor; // the site whose distribution is shown
+  let kept = args.kept; // the site of which stored values are shown
   const when = make("span", { class: "quiet" });
   const name = (entry) => entry.title ?? entry.label;
   const keyOf = (entry) => `${entry.number} ${entry.site}`;
@@ -87,6 +91,15 @@ export async function layerView({ root, source, run, rest, args, isShown }) {
     });
   }
 
+  // What a tensor of this layer is called here, or a field to choose one of several.
+  const words = (site) =>
+    partsOf(site)[0] === rest ? partsOf(site)[1] : site.startsWith(`${rest}.`) ? site.slice(rest.length + 1) : site;
+  function chooser(label, sites, site, chosen) {
+    if (sites.length < 2) return make("span", null, words(site));
+    const options = sites.map((each) => make("option", { value: each, selected: each === site }, words(each)));
+    return make("select", { "aria-label": label, onchange: (event) => chosen(event.target.value) }, options);
+  }
+
   // How the elements of one tensor of this layer are spread at the step, beside the mean of the training.
   async function distribution() {
     const sites = held.powers ?? [];
@@ -99,24 +112,15 @@ export async function layerView({ root, source, run, rest, args, isShown }) {
       source.ask(run.id, "distribution", { site, columns: 1 }),
     ]);
     if (!isShown() || site !== tensor) return;
-    const words = (each) =>
-      partsOf(each)[0] === rest ? partsOf(each)[1] : each.startsWith(`${rest}.`) ? each.slice(rest.length + 1) : each;
-    const choose = make(
-      "select",
-      {
-        "aria-label": "Tensor",
-        onchange: () => {
-          tensor = choose.value;
-          keep({ tensor });
-          distribution();
-        },
-      },
-      sites.map((each) => make("option", { value: each, selected: each === site }, words(each))),
-    );
+    const choose = chooser("Tensor", sites, site, (next) => {
+      tensor = next;
+      keep({ tensor });
+      distribution();
+    });
     fill(
       spreadTitle,
       make("span", null, "Distribution of"),
-      sites.length > 1 ? choose : make("span", null, words(site)),
+      choose,
       make(
         "span",
         { class: "quiet" },
@@ -129,6 +133,42 @@ export async function layerView({ root, source, run, rest, args, isShown }) {
       answer,
       answer.powers.map((power) => usual[all.powers.indexOf(power)] ?? 0),
     );
+  }
+
+  // Values of a tensor that was kept at the step, or last before it; or why there are none.
+  async function sample() {
+    const sites = held.kept ?? [];
+    if (!sites.includes(kept)) kept = sites.find((site) => partsOf(site)[1].startsWith("output")) ?? sites[0];
+    const site = kept;
+    const answer = site && (await source.ask(run.id, "sample", { site, step }).catch((error) => ({ error })));
+    if (!isShown() || site !== kept) return;
+    const choose =
+      site &&
+      chooser("Stored tensor", sites, site, (next) => {
+        kept = next;
+        keep({ kept });
+        sample();
+      });
+    const shown = answer && !answer.error;
+    fill(
+      valuesTitle,
+      make("span", null, site ? "Values of" : "Values of its tensors"),
+      choose,
+      shown ? make("span", { class: "quiet" }, ` ${whenWords(answer, step)} · ${valueWords(answer)}`) : null,
+    );
+    values.element.hidden = !shown;
+    without.hidden = Boolean(shown);
+    if (shown) values.show(answer);
+    else
+      fill(
+        without,
+        answer?.error?.message ||
+          held.unread || [
+            "None was kept. ",
+            make("code", null, 'tracker.save(inspector.run.path / "tensors")'),
+            " of a sonde.track within the training keeps some.",
+          ],
+      );
   }
 
   // Show all numbers at another step.
@@ -244,7 +284,7 @@ export async function layerView({ root, source, run, rest, args, isShown }) {
       step === null ? `at the last step of each` : `at step ${whole(shown)} `,
       step === null ? null : make("button", { onclick: () => span.hold(null) }, "the last step"),
     );
-    await Promise.all([history(), distribution()]);
+    await Promise.all([history(), distribution(), sample()]);
   }
 
   function line(entry) {
@@ -297,6 +337,7 @@ export async function layerView({ root, source, run, rest, args, isShown }) {
     findings,
     figure,
     spread,
+    stored,
     make("div", { class: "bar" }, make("h2", null, "All numbers"), when, make("label", null, counts, "counts, too")),
     tables,
   );

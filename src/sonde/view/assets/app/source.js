@@ -5,7 +5,7 @@ export class Refused extends Error {}
 export class Gone extends Error {}
 
 // Numbers travel as base64 of their bytes (little endian, as on every machine that runs a browser).
-function bytes(text) {
+export function bytes(text) {
   const signs = atob(text);
   const held = new Uint8Array(signs.length);
   for (let place = 0; place < signs.length; place += 1) held[place] = signs.charCodeAt(place);
@@ -176,6 +176,7 @@ export class Recording {
       heatmap: () => held.heatmap?.[settings.number],
       numbers: () => ({ ...held.numbers, numbers: held.numbers.numbers.filter((number) => held.heatmap?.[number.id]) }),
       distribution: () => this.distribution(held, settings),
+      sample: () => held.sample?.[settings.site],
       lines: () => this.lines(held, settings),
       flow: () => this.flow(held, settings),
       layer: () => this.layer(held, settings.layer, settings.step),
@@ -282,6 +283,8 @@ export class Recording {
     return {
       ...layer,
       powers: Object.keys(held.distribution ?? {}).filter((site) => layerOf(site) === name),
+      kept: Object.keys(held.sample ?? {}).filter((site) => layerOf(site) === name),
+      unread: held.unread,
       numbers: rows,
       findings: findings.findings.filter((finding) => finding.site && layerOf(finding.site) === name),
     };
