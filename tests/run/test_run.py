@@ -110,6 +110,26 @@ def test_series_scalar_and_heatmap(writer: RunWriter) -> None:
     assert repr(picture) == "Heatmap of mean at output in moments: 2 sites x 4 steps"
 
 
+def test_a_large_heatmap_has_seven_digits_where_their_range_holds_every_value(writer: RunWriter) -> None:
+    """NaN, infinities, zeros and cells without a row stay as they are; two rows of a cell are one value."""
+    places = Layout([f"{place}:output" for place in range(5)])
+    held = np.array([[1 / 3, np.nan, np.inf, 0.0, -1e-30], [1e38, -np.inf, -1e-37, 7.0, 2 / 3]])
+    for step, values in enumerate(held):
+        writer.append("moments", places, {"rms": values}, step=step, rows=[True, True, True, True, step == 0])
+    run = writer.run()
+    exact, single = run.heatmap("rms", exact=10).values, run.heatmap("rms", exact=9).values
+    assert (exact.dtype, single.dtype) == (np.float64, np.float32)
+    assert np.array_equal(single, exact.astype(np.float32), equal_nan=True)
+    writer.append("moments", places, {"rms": 3 * held[0]}, step=0)  # the mean, or of magnitudes the greater, is one value
+    again = writer.run()
+    assert np.array_equal(again.heatmap("rms", exact=0).values, again.heatmap("rms").values.astype(np.float32), equal_nan=True)
+    for beyond in (1e39, 1e-39, -1e300):
+        writer.append("moments", Layout(["0:output"]), {"rms": [beyond]}, step=2)
+        found = writer.run().heatmap("rms", exact=0).values
+        assert found.dtype == np.float64
+        assert np.array_equal(found, writer.run().heatmap("rms").values, equal_nan=True)
+
+
 def test_a_heatmap_is_in_execution_order_and_empty_where_nothing_was_seen(writer: RunWriter) -> None:
     """Sites neither in alphabetical order nor in that of their rows; a site that is seen in some steps alone."""
     layout = Layout(["z:output", "a:output", "m:output"], order=[1, 2, 0])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,9 @@ Reduce = Literal["worst", "mean", "min", "max", "sum"]
 _SPARSE = 64  # steps for each logged one, up to which a table of all steps is small
 _PIECE = 1 << 14  # rows that are held at once beside the matrix, in the cache of a core
 _EMPTY = np.array(0x7FF8_0000_0000_E0E0, np.int64).view(np.float64)[()]
+_EMPTY_SINGLE = np.array(0x7FC0_E0E0, np.int32).view(np.float32)[()]
 """The NaN of a cell without a row: no other has these bits, so that no mask is held beside the matrix."""
+_ROUNDING = 1e-7  # of a value that a float32 can hold, at most: 2^-24
 _FUNCTIONS: dict[str, str] = {"mean": "avg", "min": "min", "max": "max", "sum": "sum"}
 
 
@@ -39,7 +42,7 @@ class Heatmap:
     ((2, 1), 'rms', 'output', 'moments')
 
     Attributes:
-        values: float64 of shape (sites, steps); NaN where nothing was recorded.
+        values: float64, or where it was asked for float32, of shape (sites, steps); NaN where nothing was recorded.
         sites: the rows, in the order of execution.
         steps: the columns, int64, ascending: steps at which any of the sites has a row.
         number, port, family: the number, the port and the family that it was read from.
@@ -57,7 +60,14 @@ class Heatmap:
 
 
 def heatmap_of(
-    connection: duckdb.DuckDBPyConnection, family: str, number: Number, port: str, reduce: Reduce, condition: str, run: str
+    connection: duckdb.DuckDBPyConnection,
+    family: str,
+    number: Number,
+    port: str,
+    reduce: Reduce,
+    condition: str,
+    run: str,
+    exact: float,
 ) -> Heatmap:
     """The heat-map of one family; see :meth:`sonde.run.run.Run.heatmap`. *condition* is SQL that begins with AND, or empty.
 
@@ -86,31 +96,37 @@ def heatmap_of(
     logged = f"SELECT DISTINCT step FROM {quoted(family)} WHERE port = $port AND {value} IS NOT NULL{condition} ORDER BY step"
     steps = np.array([step for (step,) in connection.execute(logged, {"port": encodable(port)}).fetchall()], np.int64)
     cells = f"SELECT sonde_line, step, {value}::DOUBLE AS sonde_value {rows_of_port}"
-    values, unique = _filled(connection, cells, len(sites), steps)
+    values, unique = _filled(connection, cells, len(sites), steps, exact)
     if not unique:
         function = _FUNCTIONS[(number.worst or "mean") if reduce == "worst" else reduce]
         some = f" FILTER (NOT isnan({value}::DOUBLE))" if reduce == "worst" and number.worst else ""  # NaN is no number
         reduced = f"coalesce({function}({value}::DOUBLE){some}, 'nan') AS sonde_value"
         cells = f"SELECT sonde_line, step, {reduced} {rows_of_port} GROUP BY sonde_line, step"
-        values, _ = _filled(connection, cells, len(sites), steps)
+        values, _ = _filled(connection, cells, len(sites), steps, exact)
     return Heatmap(values, sites, steps, number.name, port, family)
 
 
 def _filled(
-    connection: duckdb.DuckDBPyConnection, query: str, sites: int, steps: npt.NDArray[np.int64]
+    connection: duckdb.DuckDBPyConnection, query: str, sites: int, steps: npt.NDArray[np.int64], exact: float
 ) -> tuple[npt.NDArray[np.float64], bool]:
     """The matrix of (line, step, value), put together piece by piece as Arrow has them, and whether no cell had two of them."""
-    column_of = _columns_of(steps)
-    matrix = np.full(sites * len(steps), _EMPTY)
+    column_of, empty = _columns_of(steps), _EMPTY if sites * len(steps) <= exact else _EMPTY_SINGLE
+    matrix: npt.NDArray[Any] = np.full(sites * len(steps), empty)
     rows = 0
     for piece in connection.sql(query).to_arrow_reader(_PIECE):
         line, step, value = map(numbers_of, piece.columns)
         cells = line.astype(np.int64) * len(steps) + column_of(step)
-        matrix[cells] = value
+        with np.errstate(over="ignore", invalid="ignore"):
+            held = value.astype(matrix.dtype)
+            if (np.abs(held - value) > _ROUNDING * np.abs(value)).any():
+                break
+        matrix[cells] = held
         rows += len(cells)
-    lines = matrix.reshape(sites, len(steps))
-    filled = sum(int(np.count_nonzero(line.view(np.int64) != _EMPTY.view(np.int64))) for line in lines)
-    return lines, rows == filled
+    else:
+        lines, bits = matrix.reshape(sites, len(steps)), np.dtype(f"i{matrix.itemsize}")
+        filled = sum(int(np.count_nonzero(line.view(bits) != empty.view(bits))) for line in lines)
+        return lines, rows == filled
+    return _filled(connection, query, sites, steps, math.inf)  # a value is beyond the range of a float32
 
 
 def _columns_of(steps: npt.NDArray[np.int64]) -> Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]]:

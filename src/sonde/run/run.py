@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -493,6 +494,7 @@ class Run:
         family: str | None = None,
         reduce: Reduce = "worst",
         where: str | None = None,
+        exact: float = math.inf,
     ) -> Heatmap:
         """One number of all layers over all steps, as a matrix: sites in the order of execution, times steps.
 
@@ -511,6 +513,8 @@ class Run:
                 default the worst, for numbers that have one (the greatest share of dead units, the greatest magnitude), and
                 the mean of others.
             where: an SQL condition on the rows, as ``"rank = 0"``.
+            exact: cells up to which the values are float64. Of more they are float32, with seven digits and half the memory, unless
+                one of them is beyond the range of a float32.
 
         Raises:
             UnknownSiteError: there is no such family, number, or port; the message names the nearest.
@@ -520,7 +524,7 @@ class Run:
         def question(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...]) -> Heatmap:
             chosen = self._family_of(connection, families, number, family)
             about = described_numbers(self._about, chosen).get(number) or number_of(number)
-            return heatmap_of(connection, chosen, about, port, reduce, condition(where), self._source.name)
+            return heatmap_of(connection, chosen, about, port, reduce, condition(where), self._source.name, exact)
 
         return self._ask(question, callers_sql=where)
 

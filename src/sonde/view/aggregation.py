@@ -43,7 +43,7 @@ def _quantile_of(share: float) -> Callable[[Values, Starts], Values]:
 
 def ordered_of(values: Values, starts: Starts) -> tuple[Values, Values, Values]:
     """Return the least, the median and the greatest finite value of each interval of the last axis; NaN where there are none."""
-    low, middle, high = (np.empty((values[..., 0].size, len(starts))) for _ in range(3))
+    low, middle, high = (np.empty((values[..., 0].size, len(starts)), values.dtype) for _ in range(3))
     begin = 0
     for pieces, counts in _sorted_pieces(values, starts):
         rows = slice(begin, begin + len(pieces))

@@ -18,7 +18,7 @@ from sonde.run.record import Record
 from sonde.run.run import open_run
 from sonde.run.store.memory_writer import memory_run
 from sonde.run.store.open import start_run
-from sonde.view.app.answers import layer_pictures
+from sonde.view.app.answers import layer_pictures, opened_run
 from sonde.view.app.answers.against import Against
 from sonde.view.app.answers.covered import coverage
 from sonde.view.app.answers.distribution import distribution
@@ -441,8 +441,10 @@ def test_a_run_equals_itself(small: OpenedRun) -> None:
     assert (answer["first"], answer["partings"], answer["layers"]) == (None, [], [])
 
 
-def test_a_run_that_grows_gives_what_a_fresh_reading_gives(tmp_path: Path) -> None:
-    """The second answer reads only the last steps again; a new layer, and new defects, are in it."""
+@pytest.mark.parametrize("most", [2_000_000, 20, 0])
+def test_a_run_that_grows_gives_what_a_fresh_reading_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """The second answer reads only the last steps again; a new layer, and new defects, are in it, with 7 digits, too."""
+    monkeypatch.setattr(opened_run, "_EXACT", most)
     from sonde.run.store.open import start_run
 
     with start_run(tmp_path / "run") as writer:
@@ -457,7 +459,23 @@ def test_a_run_that_grows_gives_what_a_fresh_reading_gives(tmp_path: Path) -> No
             kept = OpenedRun(kept.run, "run", str(begin), kept.numbers)
             grown, fresh = heatmap(kept, "rms"), heatmap(OpenedRun(open_run(tmp_path / "run")), "rms")
             assert grown == fresh
+            values = kept.grid("rms").matrix.values
+            assert values.dtype == (np.float32 if values.size > most else np.float64)
     assert grown["sites"][-1] == "new:output"
+
+
+def test_a_large_number_has_seven_digits_and_a_difference_has_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runs differ by 2^-40, which is nothing in seven digits."""
+    monkeypatch.setattr(opened_run, "_EXACT", 0)
+    runs = []
+    for name, size in (("a", 1 / 3), ("b", (1 / 3) * (1 + 2.0**-40))):
+        with memory_run() as writer:
+            writer.append("moments", Layout(["fc:output"]), {"rms": [size]}, step=0)
+        runs.append(OpenedRun(writer.run(), name))
+    (value,) = flow(runs[0], "rms")["values"]
+    assert value == np.float32(1 / 3)
+    (difference,) = flow(Against(*runs), "rms")["values"]
+    assert difference == pytest.approx(-(2.0**-40) / math.log(2), rel=1e-3)
 
 
 def test_unknown_names_are_said_with_the_nearest(small: OpenedRun) -> None:

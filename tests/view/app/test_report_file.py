@@ -19,9 +19,9 @@ from sonde.errors import ArgumentError, MissingExtraError, StoreError
 from sonde.rows import Layout
 from sonde.run.run import open_run
 from sonde.run.store.open import start_run
-from sonde.view.app.answers.layer_pictures import heatmap, rounded_to
+from sonde.view.app.answers.layer_pictures import heatmap, values_data
 from sonde.view.app.answers.opened_run import OpenedRun
-from sonde.view.app.answers.reduction import unpacked
+from sonde.view.app.answers.reduction import packed, unpacked
 from sonde.view.app.report_file import recording, report_html, save_report
 
 
@@ -124,17 +124,15 @@ def test_large_heatmaps_are_rounded_and_say_so() -> None:
     random = np.random.default_rng(0)
     values = random.lognormal(size=100_000).astype(np.float32) * random.choice(np.array([-1, 1], np.float32), 100_000)
     values[3] = np.nan
-    from sonde.view.app.answers.reduction import packed
-
-    answer = rounded_to({"values": packed(values, "f4"), "reduction": "bins"})
+    answer = values_data(values.copy(), "bins", rounded=True)
     found = np.ascontiguousarray(unpacked(answer["values"], "u1").reshape(4, -1).T).view("<f4")[:, 0]  # all first bytes come first
     assert (answer["planes"], answer["digits"]) == (True, 3)
     assert np.isnan(found[3])
     rest = np.delete(np.arange(len(values)), 3)
     assert (np.abs(found[rest] - values[rest]) <= 2.0**-13 * np.abs(values[rest])).all()
     assert answer["reduction"] == "bins; values are rounded to three and a half digits"
-    small = {"values": packed(values[:10], "f4"), "reduction": ""}
-    assert rounded_to(small) is small
+    for few, rounded in ((values[:10], True), (values, False)):
+        assert values_data(few, "", rounded=rounded) == {"values": packed(few, "f4"), "reduction": ""}
 
 
 def test_the_command_writes_the_file(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

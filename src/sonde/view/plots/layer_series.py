@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -29,7 +30,7 @@ class Matrix:
     """A number of layers over steps.
 
     Attributes:
-        values: float64 of shape (layers, steps); NaN where there is none.
+        values: float64, or of a large one float32, of shape (layers, steps); NaN where there is none.
         defects: of the same shape; codes of elements that were infinite (1), NaN (3), or one of both (2), as in
             ``canvas.DEFECTS``; 0 where all were finite.
         sites: of the layers or parameters, in the order of execution.
@@ -98,7 +99,7 @@ class Matrix:
         """Return the first *kept* steps of this one, and the steps of *later*, whose sites are the same and perhaps more."""
         row_of = {site: row for row, site in enumerate(later.sites)}
         rows = [row_of[site] for site in self.sites]
-        values = np.full((len(later.sites), kept), np.nan)
+        values = np.full((len(later.sites), kept), np.nan, self.values.dtype)
         defects = np.zeros(values.shape, np.int8)
         values[rows], defects[rows] = self.values[:, :kept], self.defects[:, :kept]
         return replace(
@@ -130,8 +131,9 @@ def matrix(
     where: str | None = None,
     reduce: Reduce = "worst",
     known: Known | None = None,
+    exact: float = math.inf,
 ) -> Matrix:
-    """Read *number* at *port* of the layers that *include* selects.
+    """Read *number* at *port* of the layers that *include* selects; for *exact* see :meth:`sonde.run.Run.heatmap`.
 
     Raises:
         UnknownSiteError: it was not recorded; the message names the lens that records it.
@@ -140,7 +142,7 @@ def matrix(
     """
     known = known or Known.of(run)
     family = known.family_with(number, port, family)
-    heat = run.heatmap(number, port, family=family, reduce=reduce, where=where)
+    heat = run.heatmap(number, port, family=family, reduce=reduce, where=where, exact=exact)
     if not len(heat.steps):
         raise UnknownSiteError(f"{number!r} at port {port!r} has no value in {family}" + (f" where {where}" if where else ""))
     sites = tuple(Site.parse(site) for site in heat.sites)

@@ -47,14 +47,14 @@ class Against(OpenedRun):
         name = next(iter(self.drawable), None)
         if name is None:
             return None
-        own, other = self.own.grid(name).matrix.steps, self.other.grid(name).matrix.steps
+        own, other = (run.grid(name, exact=True).matrix.steps for run in (self.own, self.other))
         return {"both": len(np.intersect1d(own, other)), "own": len(own), "other": len(other)}
 
-    def _read(self, name: str) -> StepGrid:
-        return difference(self.own.grid(name), self.other.grid(name), self.other.name)
+    def _read(self, name: str, exact: bool) -> StepGrid:
+        return difference(self.own.grid(name, exact=exact), self.other.grid(name, exact=exact), self.other.name)
 
-    def grid(self, asked: str) -> StepGrid:
-        """Return the difference of a number.
+    def grid(self, asked: str, *, exact: bool = True) -> StepGrid:
+        """Return the difference of a number, in which digits show that two runs share.
 
         Raises:
             UnknownSiteError: one of the runs has no such number.
@@ -62,7 +62,7 @@ class Against(OpenedRun):
         """
         name = RATIO if asked == RATIO else self.number(asked)
         key = f"{self.name} against {self.other.name}", name, self.version, ()
-        return self.numbers.get(key, lambda: self._read(name), lambda grid: grid.nbytes)
+        return self.numbers.get(key, lambda: self._read(name, exact), lambda grid: grid.nbytes)
 
     def scalar(self, name: str) -> tuple[npt.NDArray[np.int64], Values, str]:
         """Return the steps that both runs have of a scalar, the differences there, and their unit."""

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sonde.errors import ArgumentError
 from sonde.rules import UPDATE_USUAL
 from sonde.view.app.answers.alike_rows import ShownRow, put_together, shown_rows
 from sonde.view.app.answers.opened_run import BINS, RATIO, OpenedRun, StepGrid, chosen_rows
-from sonde.view.app.answers.reduction import REDUCTION, Bins, listed, packed, unpacked
+from sonde.view.app.answers.reduction import REDUCTION, Bins, listed, packed
 from sonde.view.plots.layer_names import spaced
 
 _CELLS = 2_000_000  # of a heat-map, at most: of more sites there are fewer columns
@@ -41,7 +42,7 @@ def heatmap(
         first, last: the steps, both inclusive; None: from the first, to the last.
         columns: the most bins; of many sites there are fewer.
         layers: a subtree of modules by its name, or a regular expression that is searched in the names.
-        rounded: round the values of more than 80,000 cells to three and a half digits, see :func:`rounded_to`.
+        rounded: round the values of more than 80,000 cells to three and a half digits, see :func:`values_data`.
         fold: put rows of blocks that are alike into one, where no *layers* are chosen: see :func:`shown_rows`. Its values are the
             largest change of any of them, as a share of the median of that row.
 
@@ -99,7 +100,7 @@ def _heatmap(
         spikes.append(stands)
         begin = end
     end = bins.within.stop - 1
-    answer = {
+    return {
         **grid.described(),
         "sites": [str(found.sites[row]) for row in rows],
         "layers": [row.name for row in shown],
@@ -110,14 +111,13 @@ def _heatmap(
         "like": [row.like for row in shown],
         "steps": bins.edges.tolist(),
         "ends": bins.ends.tolist(),
-        "values": packed(values, "f4"),
         "marks": packed(marks, "u1"),
         "spikes": {"at": packed(np.concatenate(at), "u4"), "values": packed(np.concatenate(spikes), "f4")},
         "last": packed(found.values[rows, end], "f4"),
         "last_marks": packed(grid.marks[rows, end], "u1"),
         **_span(grid, bins),
+        **values_data(values, "" if bins.are_single else REDUCTION, rounded=rounded),
     }
-    return rounded_to(answer) if rounded else answer
 
 
 def _pieces(shown: Sequence[ShownRow]) -> Iterator[list[ShownRow]]:
@@ -132,23 +132,22 @@ def _pieces(shown: Sequence[ShownRow]) -> Iterator[list[ShownRow]]:
         yield piece
 
 
-def rounded_to(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return a large heat-map with fewer digits: bits that no picture shows cannot be compressed.
+def values_data(values: npt.NDArray[np.float32], reduction: str, *, rounded: bool) -> dict[str, Any]:
+    """Return the values of a heat-map for JSON, and how steps were put together; *values* are rounded in place.
 
     Returns:
-        Of more than 80,000 cells ``values`` with a relative error of 2^-13 at most, in which the first bytes of all numbers come
-        before the second ones, and so on: these compress. ``planes`` says so, and ``digits`` how many can be shown.
+        Of more than 80,000 cells, if they may be rounded, ``values`` with a relative error of 2^-13 at most, in which the first
+        bytes of all numbers come before the second ones, and so on: bits that no picture shows cannot be compressed. ``planes``
+        says so, and ``digits`` how many can be shown.
     """
-    values = unpacked(answer["values"], "f4")
-    if len(values) <= _ROUNDED:
-        return answer
-    dropped = 23 - _KEPT
-    bits = values.view(np.uint32)
-    finite = np.isfinite(values)
-    bits = np.where(finite, (bits + np.uint32(1 << (dropped - 1))) & np.uint32(0xFFFFFFFF << dropped & 0xFFFFFFFF), bits)
-    planes = bits.astype("<u4").view(np.uint8).reshape(-1, 4).T
-    said = f"{answer['reduction']}; values are rounded to three and a half digits".lstrip("; ")
-    return {**answer, "values": packed(planes, "u1"), "planes": True, "digits": 3, "reduction": said}
+    if not rounded or values.size <= _ROUNDED:
+        return {"values": packed(values, "f4"), "reduction": reduction}
+    dropped, bits, finite = 23 - _KEPT, values.view(np.uint32), np.isfinite(values)
+    np.add(bits, np.uint32(1 << (dropped - 1)), out=bits, where=finite)
+    np.bitwise_and(bits, np.uint32(0xFFFFFFFF << dropped & 0xFFFFFFFF), out=bits, where=finite)
+    planes = bits.astype("<u4", copy=False).view(np.uint8).reshape(-1, 4).T
+    said = f"{reduction}; values are rounded to three and a half digits".lstrip("; ")
+    return {"values": packed(planes, "u1"), "planes": True, "digits": 3, "reduction": said}
 
 
 def _span(grid: StepGrid, bins: Bins) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,6 +32,9 @@ RATIO = "ratio"
 _HELD = 512 << 20  # bytes of numbers that stay in memory
 _FIRST = 10_000  # rows, among which nearly every number of a family has a value
 _AGAIN = 3  # logged steps that are read once more when a run has grown: their rows may have come in several flushes
+
+_EXACT = 2_000_000  # cells of a number; of more, seven digits are kept
+_DOUBLE = 8  # bytes of a number with all digits
 
 _FEW = 3  # bins that say how a layer was before something went wrong
 
@@ -100,8 +104,8 @@ class StepGrid:
     @cached_property
     def ends(self) -> tuple[float | None, float | None]:
         """The least and the greatest finite value; None without any."""
-        values = self.matrix.values
-        low, high = (choose.reduce(values, axis=None, where=np.isfinite(values), initial=np.nan) for choose in (np.fmin, np.fmax))
+        reduced = self.whole[1]
+        low, high = np.fmin.reduce(reduced.low, axis=None), np.fmax.reduce(reduced.high, axis=None)
         return (None, None) if np.isnan(low) else (float(low), float(high))
 
     @cached_property
@@ -238,46 +242,52 @@ class OpenedRun:
             raise unknown_name("number", asked, self.drawable, f"run {self.name}")
         return found
 
-    def grid(self, asked: str) -> StepGrid:
+    def grid(self, asked: str, *, exact: bool = False) -> StepGrid:
         """Return a number of all sites over all steps.
 
         Args:
             asked: the number, see :meth:`number`, or :data:`RATIO`.
+            exact: with all digits; else those of two million cells or more have seven.
 
         Raises:
             UnknownSiteError: the run has no such number; the message names the nearest.
         """
         name = RATIO if asked == RATIO else self.number(asked)
-        key = self.name, name, self.version, self._attempts
-        return self.numbers.get(key, lambda: self._read(name), lambda grid: grid.nbytes)
+        key = self.name, name, self.version, self._attempts, exact
+        return self.numbers.get(key, lambda: self._read(name, exact), lambda grid: grid.nbytes)
 
-    def _read(self, name: str) -> StepGrid:
+    def _read(self, name: str, exact: bool) -> StepGrid:
         if name == RATIO:
             found = ratio_of(self.run)
         else:
-            family, number, port, _ = self.drawable[name]
-            found = self._grown(name) or matrix(self.run, number, port, family=family, known=self.known)
+            found = self._grown(name, exact) or self._matrix(name, math.inf if exact else _EXACT)
         kinds = tuple(self.facts.of(site).kind for site in found.sites)
         began = min((each.begun for each in self.run.findings if each.severity != "note"), default=None)
         return StepGrid(name, found, marks_of(found.values, found.defects), kinds, began)
+
+    def _matrix(self, name: str, exact: float, where: str | None = None) -> Matrix:
+        family, number, port, _ = self.drawable[name]
+        return matrix(self.run, number, port, family=family, known=self.known, where=where, exact=exact)
 
     @cached_property
     def _attempts(self) -> tuple[int, tuple[int, ...]]:
         return len(self.run.description.attempts), self.run.ranks
 
-    def _grown(self, name: str) -> Matrix | None:
+    def _grown(self, name: str, exact: bool) -> Matrix | None:
         """Return a number of a run that goes on: as it was at an earlier version, with the rows of later steps; None: read all.
 
-        All is read where one of several ranks may be behind the others, or a run that was resumed may have replaced its last steps.
+        All is read where one of several ranks may be behind the others, or a run that was resumed may have replaced its last steps;
+        and where the number becomes so large that it is no longer kept with all digits.
         """
-        before: StepGrid | None = self.numbers.latest(lambda key: key[:2] == (self.name, name) and key[3] == self._attempts)
+        before: StepGrid | None = self.numbers.latest(
+            lambda key: key[:2] == (self.name, name) and key[3:] == (self._attempts, exact)
+        )
         if before is None or self._attempts[1] != (0,) or len(before.matrix.steps) <= _AGAIN:
             return None
-        family, number, port, _ = self.drawable[name]
-        kept = len(before.matrix.steps) - _AGAIN
-        begin = int(before.matrix.steps[kept])
-        where = f"step >= {begin:d}"
-        return before.matrix.extended(kept, matrix(self.run, number, port, family=family, known=self.known, where=where))
+        kept, held = len(before.matrix.steps) - _AGAIN, before.matrix.values
+        later = self._matrix(name, math.inf if held.itemsize == _DOUBLE else 0, f"step >= {int(before.matrix.steps[kept]):d}")
+        found = before.matrix.extended(kept, later)
+        return None if not exact and held.size <= _EXACT < found.values.size else found
 
 
 def scale_data(scale: Scale, least: float | None, most: float | None) -> dict[str, Any]:

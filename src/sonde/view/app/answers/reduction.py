@@ -177,7 +177,7 @@ def end_of(values: Values, marks: Marks, step: int = -1, name: str = "last") -> 
 
 def packed(values: npt.NDArray[Any], kind: str) -> str:
     """Return *values* as base64 of little-endian numbers of a *kind*, as ``"f4"`` or ``"u1"``, row by row."""
-    return base64.b64encode(np.ascontiguousarray(values, f"<{kind}").tobytes()).decode("ascii")
+    return base64.b64encode(np.ascontiguousarray(values, f"<{kind}").data).decode("ascii")
 
 
 def unpacked(text: str, kind: str) -> npt.NDArray[Any]:
