@@ -175,13 +175,12 @@ class Growth:
     common: float = np.nan
 
     def __post_init__(self) -> None:
-        self.first = np.empty(0)
-        self.peak = self.before = self.step = self._low = np.empty(0)
+        self.first = self.peak = self.before = self.step = self._low = np.empty(0)
 
     def add(self, values: Numbers, steps: npt.NDArray[np.int64]) -> None:
         """Add values of shape ``(moments, columns)``."""
         width = values.shape[1]
-        self.first, self.step = extended(self.first, width, -1), extended(self.step, width, -1)
+        self.first, self.step = (extended(each, width, -1) for each in (self.first, self.step))
         self.peak, self.before, self._low = (extended(each, width) for each in (self.peak, self.before, self._low))
         low = np.fmin.accumulate(np.vstack([self._low, values]), axis=0)
         before = np.where(np.isnan(low[:-1]), np.nan, np.fmax(low[:-1], self.common))  # a first value has not grown
@@ -190,11 +189,9 @@ class Growth:
             known = np.nan_to_num(self.peak / self.before, nan=-1.0)
         filled = np.nan_to_num(factor, nan=-1.0, posinf=np.inf)
         best = filled.argmax(axis=0)
-        columns = np.arange(width)
-        better = filled[best, columns] > known
-        self.peak[better] = values[best, columns][better]
-        self.before[better] = before[best, columns][better]
-        self.step[better] = steps[best][better]
+        better = np.flatnonzero(filled[best, np.arange(width)] > known)
+        at = best[better], better
+        self.peak[better], self.before[better], self.step[better] = values[at], before[at], steps[at[0]]
         hit = filled >= self.limit
         new = hit.any(axis=0) & (self.first < 0)
         self.first[new] = steps[hit.argmax(axis=0)][new]

@@ -39,7 +39,7 @@ class PortFindings:
         self._scalars = {rule.name: _Own(rule, chosen) for rule in chosen.applied().values() if rule.at == "scalars"}
         self._latest: dict[str, tuple[int, float]] = {}
         self._histories: dict[tuple[str, str], History] = {}
-        self._records: dict[tuple[str, str, str], _Own | _BuiltIn] = {}  # by family, model and rule
+        self._records: dict[tuple[str, str, str], _Own] = {}  # by family, model and rule
 
     def look(self, block: RowBlock) -> None:
         """Judge the rows of *block* that have the numbers of a rule.
@@ -94,14 +94,38 @@ class PortFindings:
                 yield replace(each, message=f"{each.message}, from step {each.first_step:,} on")
 
 
-class _BuiltIn:
-    """The places at which a built-in rule holds often enough, and those at which it does as far as a note."""
+class _Own:
+    """The places at which a rule of the user's own finds something often enough. Its function takes the numbers of one row."""
 
     def __init__(self, rule: Rule, chosen: Chosen) -> None:
         self.rule = rule
         self._chosen = chosen
         self._held = chosen.held(rule.name)
         self._noted = chosen.held(rule.name) if rule.note_until else None
+        self._first: dict[int, Finding] = {}
+
+    def add(self, numbers: list[Numbers], moments: npt.NDArray[np.int64]) -> None:
+        """Add numbers of shape ``(moments, columns)``."""
+        known: Mask = np.logical_not(np.isnan(np.stack(numbers)).any(axis=0))
+        for line, (epoch, step) in enumerate(moments[:, :2].tolist()):
+            columns = np.flatnonzero(known[line]).tolist()
+            judged = {
+                each: self._chosen.judge(self.rule.name, *[float(number[line, each]) for number in numbers]) for each in columns
+            }
+            holds = np.array([[judged.get(each) is not None for each in range(known.shape[1])]])
+            self._held.add(holds, np.where(known[[line]], 0.0, np.nan), np.array([step]))
+            for column, found in judged.items():
+                if found is not None and column not in self._first and self._held.since[column] >= 0:
+                    first = int(self._held.since[column])
+                    self._first[column] = replace(found, epoch=epoch, step=step, first_step=first)
+
+    def findings(self) -> Iterator[list[tuple[int, Finding]]]:
+        """Yield the findings by their columns."""
+        yield list(self._first.items())
+
+
+class _BuiltIn(_Own):
+    """The places at which a built-in rule holds often enough, and those at which it does as far as a note."""
 
     def add(self, numbers: list[Numbers], moments: npt.NDArray[np.int64]) -> None:
         """Add numbers of shape ``(moments, columns)``."""
@@ -126,32 +150,3 @@ class _BuiltIn:
             if each is not None:
                 step, first = int(record.last[column]), int(record.since[column])
                 yield column, replace(each, step=step, first_step=first, last_step=int(record.last.max()))
-
-
-class _Own:
-    """The places at which a rule of the user's own finds something often enough. Its function takes the numbers of one row."""
-
-    def __init__(self, rule: Rule, chosen: Chosen) -> None:
-        self.rule = rule
-        self._chosen = chosen
-        self._held = chosen.held(rule.name)
-        self._found: dict[int, Finding] = {}
-
-    def add(self, numbers: list[Numbers], moments: npt.NDArray[np.int64]) -> None:
-        """Add numbers of shape ``(moments, columns)``."""
-        known: Mask = np.logical_not(np.isnan(np.stack(numbers)).any(axis=0))
-        for line, (epoch, step) in enumerate(moments[:, :2].tolist()):
-            columns = np.flatnonzero(known[line]).tolist()
-            judged = {
-                each: self._chosen.judge(self.rule.name, *[float(number[line, each]) for number in numbers]) for each in columns
-            }
-            holds = np.array([[judged.get(each) is not None for each in range(known.shape[1])]])
-            self._held.add(holds, np.where(known[[line]], 0.0, np.nan), np.array([step]))
-            for column, found in judged.items():
-                if found is not None and column not in self._found and self._held.since[column] >= 0:
-                    first = int(self._held.since[column])
-                    self._found[column] = replace(found, epoch=epoch, step=step, first_step=first)
-
-    def findings(self) -> Iterator[list[tuple[int, Finding]]]:
-        """Yield the findings by their columns."""
-        yield list(self._found.items())
