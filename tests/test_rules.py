@@ -414,6 +414,12 @@ def test_what_an_entry_names_is_there() -> None:
         assert named <= each.thresholds.keys()
 
 
+@pytest.mark.parametrize("name", sorted(rules.RULES))
+def test_an_advice_has_the_words_of_what_it_tries_and_of_nothing_else(name: str) -> None:
+    words = {"lr": "lower a learning rate", "clip_grad_norm": "clip the gradient norm"}
+    assert {each for each, said in words.items() if said in rules.RULES[name].advice} == set(rules.RULES[name].tries)
+
+
 @pytest.mark.parametrize("name", [name for name, each in rules.RULES.items() if each.window is not None])
 def test_a_rule_must_hold_as_often_as_its_condition_says(name: str) -> None:
     """In 3 of 5 logged steps, for example, and so often where nothing is said; docs/rules.md names a dead layer, in 2 of 3."""

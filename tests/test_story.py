@@ -179,3 +179,15 @@ def test_chapters_are_the_roots_with_what_follows_the_gravest_first() -> None:
 @pytest.mark.parametrize("rule", ["a rule of another process", ""])
 def test_a_rule_that_is_not_known_here_is_a_root(rule: str) -> None:
     assert follows(found("update_huge", 0), found(rule, 5))[rule] == ""
+
+
+def test_a_symptom_that_nothing_explains_stands_behind_a_root_that_names_a_cause() -> None:
+    """However grave it is; a note stands last."""
+    symptom = Finding("gradient_growth", "grew", step=30, severity="bad")
+    cause = Finding("dropped", "99 % dropped", "1:output", step=50, first_step=50)
+    note = Finding("dead", "half", "3:output", step=0, severity="note")
+    assert [(each.rule, each.follows) for each in told([note, symptom, cause])] == [
+        ("dropped", ""),
+        ("gradient_growth", ""),
+        ("dead", ""),
+    ]

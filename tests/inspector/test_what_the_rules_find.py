@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -753,3 +753,78 @@ def test_what_fades_behind_a_dead_layer_follows_from_it() -> None:
     findings = trained(model, Adam(model.parameters(), 1e-6), classes(model), steps=30).findings
     follows = {each.rule: each.follows for each in findings if each.severity != "note"}
     assert (follows["dead"], follows["output_small"]) == ("", "dead")
+
+
+# What is seen, and what is the reason
+
+
+def test_a_linear_model_may_grow_as_long_as_its_loss_falls() -> None:
+    torch.manual_seed(0)
+    model, weight = nn.Linear(10, 1), 8 * torch.randn(10, 1)
+    nn.init.zeros_(model.weight)
+
+    def loss(step: int) -> Tensor:
+        x = torch.randn(64, 10)
+        return functional.mse_loss(model(x), x @ weight + 3)
+
+    assert found(model, Adam(model.parameters(), 0.05), loss, steps=120) == {}
+
+
+def noise(model: nn.Module) -> Loss:
+    """The loss of labels that belong to no sample."""
+    return lambda step: functional.cross_entropy(model(torch.randn(64, 8)), torch.randint(2, (64,)))
+
+
+def test_a_loss_is_not_stuck_while_a_warm_up_has_hardly_begun() -> None:
+    """The first 150 steps of 10,000 move the weights by a hundredth; from the end of a warm-up on, 90 steps tell."""
+    for warm_up, rules in ((10_000, set()), (40, {"loss_stuck"})):
+        model = mlp()
+        optimizer, loss = SGD(model.parameters(), 0.02), noise(model)
+        steps = iter(range(150))
+
+        def warm(optimizer: SGD = optimizer, steps: Iterator[int] = steps, end: int = warm_up) -> None:
+            optimizer.param_groups[0]["lr"] = 0.02 * min(1.0, (next(steps) + 1) / end)
+
+        assert set(found(model, optimizer, loss, steps=150, after=warm)) == rules, warm_up
+
+
+def test_a_loss_that_stands_still_at_a_rate_that_may_be_meant_is_a_note_at_the_end() -> None:
+    model = mlp()
+    with_notes = trained(model, Adam(model.parameters(), 1e-5), noise(model), steps=150)
+    assert [(each.rule, each.severity, each.opened) for each in with_notes.findings] == [("loss_stuck", "note", 149)]
+
+
+def test_small_steps_are_told_with_what_the_learning_rate_says_of_them() -> None:
+    """A rate that is small for any optimizer is the reason; a usual one is not, as where the loss is divided by a million."""
+    for rate, factor, words in ((1e-8, 1.0, "raise the learning rate"), (0.05, 1e-6, "lr 0.05 is no small one")):
+        model = mlp()
+        loss = classes(model)
+        small = found(model, SGD(model.parameters(), rate), lambda step: factor * loss(step), steps=30)["update_small"]  # noqa: B023
+        assert small.advice.startswith(words)
+        assert f"at lr {rate:g}" in small.message
+
+
+def test_dead_units_are_told_with_what_has_made_them_so() -> None:
+    """A bias, what goes in, or a step: only what the rows show is named, and the learning rate only where steps were made."""
+    born, biased, killed = mlp(), mlp(), mlp()
+    with torch.no_grad():
+        born[0].weight.abs_()
+        biased[2].bias.fill_(-9.0)
+    dead = {}
+    for name, model, change in (
+        ("born", born, lambda x: -4 - x.abs()),
+        ("biased", biased, lambda x: x),
+        ("killed", killed, lambda x: x),
+    ):
+
+        def loss(step: int, model: nn.Sequential = model, change: Callable[[Tensor], Tensor] = change, name: str = name) -> Tensor:
+            with torch.no_grad():
+                model[2].bias.add_(-9.0 if name == "killed" and step == 20 else 0.0)
+            x = torch.randn(64, 8)
+            return functional.cross_entropy(model(change(x)), (x[:, 0] > 0).long())
+
+        dead[name] = found(model, Adam(model.parameters(), 1e-3), loss, steps=60)["dead"]
+    assert dead["born"].advice.startswith("no step has made it so: look in this order at what goes in")
+    assert dead["biased"].advice.startswith("look at what sets the bias before it: -9 of the -")
+    assert dead["killed"].advice.startswith("look at the steps and the batch before step ")
+    assert ["learning rate" in each.advice for each in dead.values()] == [False, False, True]

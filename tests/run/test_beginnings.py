@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,6 +14,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from sonde import lens
 from sonde.inspector import watch
+from sonde.rows import Layout, RowBlock
 from sonde.rules import Finding
 from sonde.run.findings import Findings
 
@@ -198,10 +201,33 @@ def test_a_loss_that_was_far_below_a_guess_from_the_beginning_is_not_stuck() -> 
     """The network was trained before: ten outputs guess with 2.3. Where that is not known, a loss that does not fall is told."""
     about = {"model": [{"name": "head", "type": "Linear", "shapes": {"weight": [10, 4]}}]}
     for value, description, rules in ((0.2, about, []), (2.3, about, ["loss_stuck"]), (0.2, {}, ["loss_stuck"])):
-        history = Findings(description)
-        for step in range(150):
-            history.judge([], [("loss", value, 0, step)])
-        assert [each.rule for each in history.judged()] == rules
+        assert stuck(value, description) == rules
+
+
+def test_a_last_weight_that_does_not_make_the_output_tells_no_guess() -> None:
+    """A layer that is registered last and runs before the end; a gradient that is not that of a softmax; outputs of two sizes."""
+    layers = [{"name": name, "type": "Linear", "shapes": {"weight": [size, 4]}} for name, size in (("head", 2), ("side", 10))]
+    rows = {"side:output": (40, 0.5), "head:output": (8, 0.5)}
+    assert stuck(1.0, {"model": layers}, rows) == ["loss_stuck"]  # two outputs guess with 0.7, ten with 2.3
+    assert stuck(0.2, {"model": layers}, rows) == []
+    for others in ({"head:grad_output": (8, 0.5)}, {"(root):output[0]": (8, 0.5), "(root):output[1]": (40, 0.5)}):
+        assert stuck(0.2, {"model": layers}, rows | others) == ["loss_stuck"]
+    assert stuck(0.2, {"model": layers}, rows | {"head:grad_output": (8, 0.0)}) == []
+
+
+def stuck(value: float, about: dict[str, Any], rows: dict[str, tuple[int, float]] | None = None) -> list[str]:
+    """Return what is found where a loss has one *value* in 150 steps, by the count and the mean of each of the *rows*."""
+    history, held = Findings(about), rows or {"head:output": (40, 0.5)}
+    layout = Layout(list(held), order=list(range(len(held))))
+    counts, means = zip(*held.values(), strict=True)
+    numbers: dict[str, Any] = {"rms": np.ones(len(held)), "count": np.array(counts), "mean": np.array(means)}
+    lines = np.arange(len(held))
+    history.judge(
+        [RowBlock("moments", layout, lines, np.zeros((1, 3), int), np.array([0, len(held)]), np.ones(len(held)), numbers)]
+    )
+    for step in range(150):
+        history.judge([], [("loss", value, 0, step)])
+    return [each.rule for each in history.judged()]
 
 
 # Rounding

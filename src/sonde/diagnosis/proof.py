@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,7 +16,6 @@ from sonde.engine import Trial, as_arguments, check_loss_fn, check_model, check_
 from sonde.errors import ArgumentError
 from sonde.rules import RULES, Finding
 
-_OF_RATES = ("lower the learning rate", "lower a learning rate")  # what an advice says that a lower rate is tried for
 _LOWER = (10.0, 100.0, 1000.0)
 
 
@@ -55,8 +55,6 @@ class Proof:
                 f"{broken} of the model is not finite, as the training has left it: make the model anew for a proof"
             )
         self._model, self._batch, self._loss_fn, self._optimizer = model, batch, loss_fn, optimizer
-        self._as_it_is: Attempt | None = None
-        self._rates: list[float] = []
 
     def of(self, findings: Sequence[Finding]) -> list[Finding]:
         """Return *findings*, with ``proof`` of those whose advice can be tried in one step and that no other finding explains."""
@@ -67,8 +65,6 @@ class Proof:
         if not changes:
             return ""
         try:
-            if self._as_it_is is None:
-                self._as_it_is = self._attempt({})
             before = self._as_it_is
             if not _shows(before, finding):
                 return "likely: the first step of this model does not show it"
@@ -82,19 +78,21 @@ class Proof:
 
     def _changes(self, finding: Finding) -> Iterator[dict[str, Any]]:
         """Yield what can be tried of an advice: a lower learning rate, and clipping, against what is too large."""
-        if _way(finding) not in ("large", "broken"):
-            return
-        rates = self._learning_rates() if any(each in finding.advice for each in _OF_RATES) else []
+        tries = RULES[finding.rule].tries if finding.rule in RULES else ()
+        rates = self._learning_rates if "lr" in tries else []
         for factor in _LOWER if len(set(rates)) == 1 else ():
             yield {"lr": rates[0] / factor}
-        if "clip the gradient norm" in finding.advice:
+        if "clip_grad_norm" in tries:
             yield {"clip_grad_norm": 1.0}
 
+    @cached_property
     def _learning_rates(self) -> list[float]:
-        if not self._rates:
-            with self._trial() as trial:
-                self._rates = [float(group["lr"]) for group in trial.make_optimizer(self._optimizer).param_groups if "lr" in group]
-        return self._rates
+        with self._trial() as trial:
+            return [float(group["lr"]) for group in trial.make_optimizer(self._optimizer).param_groups if "lr" in group]
+
+    @cached_property
+    def _as_it_is(self) -> Attempt:
+        return self._attempt({})
 
     def _trial(self) -> Any:
         return Trial.of(self._model, *as_arguments(self._batch), self._loss_fn, self._optimizer)
@@ -106,14 +104,7 @@ class Proof:
                 return attempted(trial, change, run_with_loss, self._optimizer)
 
 
-def _way(finding: Finding) -> str:
-    about = RULES[finding.rule].about if finding.rule in RULES else None
-    return "" if about is None else about[1]
-
-
 def _shows(step: Attempt, finding: Finding) -> bool:
-    """Return whether a step has the fault that *finding* is about: a NaN, a weight that is moved too far, or either or a rise."""
-    if _way(finding) == "broken":
-        return bool(step.broken)
+    """Return whether a step has the fault that *finding* is about: a weight that is moved too far, or else a NaN or a rise, too."""
     about = RULES[finding.rule].about
     return step.moves_too_far if about is not None and about[0] == "update" else bool(step.fault)

@@ -21,9 +21,13 @@ Way = Literal["large", "jump", "small", "lost", "still", "broken"]
 About = tuple[Quantity, Way]
 """What a finding of a rule says, so that :mod:`sonde.rules.story` can tell which one explains which."""
 
-Circumstance = Literal["helped", "learnt", "converged", "in turns"]
-"""What makes it right as it is: the loss fell behind the step, is well below its first values, has come to its end; or the parts of
-the model are trained against each other, step about."""
+Circumstance = Literal["helped", "learnt", "falls", "converged", "in turns"]
+"""What makes it right as it is: the loss fell behind the step, is well below its first values, falls from third to third of the
+run, has come to its end; or the parts of the model are trained against each other, step about."""
+
+Lowered = Literal["lr", "clip_grad_norm"]
+"""A setting that an advice lowers, by its name in ``sonde.replay(change=)``; a norm that is not clipped counts as unbounded."""
+_LOWER = {"lr": "lower a learning rate that is no usual one", "clip_grad_norm": "clip the gradient norm"}
 
 Severity = Literal["note", "warn", "bad"]
 """``note``: worth a look, shown in tables; ``warn``: unusual; ``bad``: wrong in any training. Findings are ``warn`` and ``bad``."""
@@ -138,6 +142,8 @@ class Rule:
         note_until: the threshold up to which a value is a note; ``""``: none is.
         about: the quantity of its findings, and how that is wrong; None: it explains no other finding, and none explains it.
         unless: under any of these circumstances its findings are none.
+        tries: the settings that its advice lowers: what a :class:`sonde.Proof` tries.
+        symptom: its findings say what is seen, and nothing of why: where they are roots, other roots stand before them.
     """
 
     name: str
@@ -157,6 +163,8 @@ class Rule:
     note_until: str = ""
     about: About | None = None
     unless: tuple[Circumstance, ...] = ()
+    tries: tuple[Lowered, ...] = ()
+    symptom: bool = False
 
     def __deepcopy__(self, memo: object) -> Rule:
         """Return this: an entry never changes."""
@@ -189,6 +197,8 @@ def entry(
     brings: tuple[str, ...] = (),
     about: About | None = None,
     unless: tuple[Circumstance, ...] = (),
+    tries: tuple[Lowered, ...] = (),
+    symptom: bool = False,
 ) -> Callable[[Callable[_Numbers, Judged]], Callable[_Numbers, Finding | None]]:
     """List the decorated function as a built-in rule, under its own name.
 
@@ -204,12 +214,14 @@ def entry(
             yield f"its size is {short(rms)}"
 
     Args:
-        condition, source, advice, needs, note_until, at, window, brings, about, unless: see :class:`Rule`.
+        condition, source, needs, note_until, at, window, brings, about, unless, tries, symptom: see :class:`Rule`.
+        advice: see :class:`Rule`; ``{lr}`` and ``{clip_grad_norm}`` stand for the words of what it *tries*.
         severity: of its findings.
         evidence: the names under which a finding has the arguments, in their order, ``""`` for one that it has not; by default
             their own names.
         least: see :class:`Rule`; by default as many as the window asks for.
     """
+    told_advice = advice.format(**{each: _LOWER[each] for each in tries}) if tries else advice
 
     def listed(function: Callable[_Numbers, Judged]) -> Callable[_Numbers, Finding | None]:
         name = function.__name__
@@ -226,7 +238,7 @@ def entry(
             shown = zip(reads, evidence or reads, strict=True)
             known = {as_what: given[read] for read, as_what in shown if as_what and not math.isnan(given[read])}
             graveness = "note" if is_note else next(parts, severity)
-            told = Finding(name, words, value=float(value), severity=graveness, evidence=known, advice=advice)
+            told = Finding(name, words, value=float(value), severity=graveness, evidence=known, advice=told_advice)
             return replace(told, condition=condition, source=source)
 
         def measure(*args: Any, **limits: Any) -> tuple[Any, Any]:
@@ -236,8 +248,8 @@ def entry(
         lasts = least or (window.most if window is not None else 1)
         required = frozenset(reads) - defaults.keys()
         RULES[name] = Rule(
-            name, condition, source, advice, judged, thresholds, needs, at, reads, required, measure, window, lasts,
-            frozenset(brings), note_until, about, unless,
+            name, condition, source, told_advice, judged, thresholds, needs, at, reads, required, measure, window, lasts,
+            frozenset(brings), note_until, about, unless, tries, symptom,
         )  # fmt: skip
         return judged
 

@@ -44,7 +44,8 @@ def gradient_zero(size: float) -> Judged:
 @entry(
     f"a gradient of {GRADIENT_LARGE:g} x the median or more",
     "AutoTrainer has 70 x (last / first layer), torchmortem 100 x",
-    "look at its initialisation and its scale; clip the gradient norm",
+    "look at its initialisation and its scale; {clip_grad_norm}",
+    tries=("clip_grad_norm",),
 )
 def gradient_large(size: float, median: float, *, factor: float = GRADIENT_LARGE) -> Judged:
     """Judge the *size* of a gradient; *median* is that of its kind."""
@@ -68,11 +69,13 @@ def gradient_small(size: float, median: float, *, factor: float = GRADIENT_SMALL
 @entry(
     f"the norm of all gradients {GRADIENT_GROWTH:g} x as large as at the first logged step and as it ever was",
     "our own, measured on healthy trainings",
-    "look at the loss and at its scale; lower a learning rate that is no usual one, or warm it up",
+    "look in this order at the sign of the loss, its scale, and that of inputs and targets; {lr}, or warm it up",
     needs=("grad_norm",),
     severity="bad",
     least=2,
     about=("gradient", "large"),
+    tries=("lr",),
+    symptom=True,
 )
 def gradient_growth(size: float, before: float, *, factor: float = GRADIENT_GROWTH) -> Judged:
     """Judge a norm *size*; *before* is the larger of its first value and of its smallest so far."""
@@ -104,12 +107,13 @@ def gradient_vanishing(first: float, last: float, along: float = 1.0, *, factor:
 @entry(
     f"gradients of the first quarter of the weights {DEPTH:g} x larger than those of the last, and larger from layer to layer",
     "Pascanu et al., 2013; AutoTrainer has 70 (first / last layer)",
-    "clip the gradient norm, use smaller initial weights, a normalisation, or scale residual branches",
+    "{clip_grad_norm}, use smaller initial weights, a normalisation, or scale residual branches",
     needs=("rms:grad", "rms:param"),
     evidence=("first", "last", ""),
     at="depth",
     window=Window(3, 5),
     about=("gradient", "large"),
+    tries=("clip_grad_norm",),
 )
 def gradient_exploding(first: float, last: float, along: float = -1.0, *, factor: float = DEPTH) -> Judged:
     """Judge the median size of the gradients of the *first* quarter of the weights against that of the *last*.

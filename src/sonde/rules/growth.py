@@ -37,12 +37,14 @@ OUTPUT_SMALL = 1e3
 @entry(
     f"an output {OUTPUT_GROWTH:g} x as large as it was and as any output was at the beginning",
     "our own, measured on healthy trainings",
-    "look at what multiplies it, and at what goes in; lower a learning rate that is no usual one, or normalise between layers",
+    "look at the sign of the loss, at what multiplies it, and at what goes in; {lr}, or normalise between layers",
     needs=("rms:output",),
     severity="bad",
     least=2,
     about=("output", "large"),
     unless=("learnt",),
+    tries=("lr",),
+    symptom=True,
 )
 def output_growth(size: float, before: float, *, factor: float = OUTPUT_GROWTH) -> Judged:
     """Judge the *size* of an output; *before* is the larger of its smallest size so far and the largest output at the beginning."""
@@ -100,11 +102,14 @@ def input_large(
     f"a weight {WEIGHT_GROWTH:g} x as large as it was, as half of the weights were at the beginning, and as PyTorch's own "
     "initialisation",
     "torchmortem; a weight that begins smaller than usual has to grow",
-    "lower the learning rate, or decay the weights",
+    "where no finding explains it, look in this order at the sign of the loss, at labels and targets outside of its range, and at "
+    "the scale of inputs and targets; then {lr}, or decay the weights",
     needs=("rms:param",),
     least=2,
     about=("weight", "large"),
-    unless=("learnt",),
+    unless=("learnt", "falls"),
+    tries=("lr",),
+    symptom=True,
 )
 def weight_growth(size: float, before: float, *, factor: float = WEIGHT_GROWTH) -> Judged:
     """Judge the *size* of a weight; *before* is the largest of its smallest so far, its usual one, and the median at first."""

@@ -65,7 +65,8 @@ def nonfinite(nan: float, inf: float, count: float, *, what: str = "") -> Judged
 @entry(
     f"{percent(DEAD_SOME)} of a layer's units or more without output (a note), more than {percent(DEAD_MOST)} (bad)",
     "smdebug, DeadRelu, has 50 % of units inactive; the limits are our own",
-    "look at the bias, the weights and the scale of what comes before, and the learning rate; or use another activation",
+    "look in this order at what goes in (its mean, its scale), at weights and bias of what comes before, and at the steps before "
+    "it died; or use another activation",
     needs=("call_death:output|zeros:output",),
     severity="bad",
     note_until="most",
@@ -251,11 +252,12 @@ def input_same(passes: float, differ: float, *, is_blank: bool = False) -> Judge
     f"attention scores of size {SCORES:g} or more (size of the queries x size of the keys), in 3 of 5 logged steps",
     "softmax of 4,096 normal scores of this size is a one in float32; Dehghani et al., Scaling vision transformers to 22 billion "
     "parameters, 2023: scores grow before a training diverges",
-    "normalise queries and keys, scale down their initial weights, or lower the learning rate",
+    "normalise queries and keys, scale down their initial weights; {lr}",
     needs=("rms:output",),
     at="attention",
     window=Window(3, 5),
     about=("output", "large"),
+    tries=("lr",),
 )
 def attention_large(query: float, key: float, *, most: float = SCORES) -> Judged:
     """Judge the root mean squares of queries and keys. Their product is the size of scores that are divided by sqrt(head width).

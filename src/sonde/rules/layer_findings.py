@@ -33,9 +33,15 @@ _GROWN = 10  # times as large as its first size what goes in did not begin so
 _INPUTS, _EARLY_INPUTS = 32, 3  # sizes of inputs that are remembered, and the fewest that one is compared with
 _ENDED = 20  # logged steps without a gradient, from which on a weight that had one gets none any more
 _WRITES, _APART = 8, 4.0  # moments of writes that are remembered; how far steps between logged ones may differ from these
+_SUMS_TO_ZERO = 1e-3  # mean of a gradient, of its size, below which it sums to zero but for rounding
 _MEASURED = 16  # logged steps before a step that it is compared with
 
 Steps = npt.NDArray[np.int64]
+
+
+def _in_order(history: History, port: str) -> list[int]:
+    """Return the columns at a *port* in the order of execution."""
+    return sorted(np.flatnonzero(history.at(port)).tolist(), key=history.rank)
 
 
 class LayerFindings:
@@ -43,8 +49,10 @@ class LayerFindings:
 
     >>> from sonde.rules import Chosen, LayerFindings, ModelFacts
     >>> found = LayerFindings(ModelFacts({}), Chosen())
-    >>> list(found.findings()), list(found.begins_large(2.0, 2.0)), list(found.targets_large(2.0)), found.moved_first(0, 3.0)
+    >>> list(found.findings()), list(found.begins_large(2.0)), list(found.targets_large(2.0)), found.moved_first(0, 3.0)
     ([], [], [], None)
+    >>> found.chance, found.dead_since("1:output")
+    (nan, {})
 
     Rules about single steps say in their entries where they are judged, and how often they must hold. A rule that compares steps
     has a memory of its own here.
@@ -52,6 +60,9 @@ class LayerFindings:
     Args:
         facts: about the layers.
         chosen: the rules that are applied.
+
+    Attributes:
+        chance: the cross-entropy of a guess; NaN if that is not known.
     """
 
     def __init__(self, facts: ModelFacts, chosen: Chosen) -> None:
@@ -63,16 +74,16 @@ class LayerFindings:
         self._usual = np.empty(0)  # of each weight its size as torch would initialise it, 0 of what is none
         self._outputs = Growth(chosen.limit("output_growth", "factor"))
         self._weights = Growth(chosen.limit("weight_growth", "factor"))
-        self._first = np.empty(0)  # the first value of each column, and its step
-        self._first_step = self._first_count = np.empty(0)  # of elements
+        self._firsts = np.empty((4, 0))
+        self._first, self._first_step, self._first_count, self._first_mean = self._firsts  # of each column; count: of elements
+        self.chance = math.nan
         on = [name for name, rule in chosen.applied().items() if rule.at in PLACES or name == "update_small"]
         self._held = {name: chosen.held(name) for name in on}
         self._marks = np.empty((4, 0))  # of each update: how many, update / weight at the last two powers of 2, and the largest
-        self._small_since = np.empty(0)  # of each update, the step from which on it was too small
-        self._still = np.empty(0)  # of each column of a gradient or parameter, steps in which others moved and it had no update
+        self._small_since = self._still = np.empty(0)  # of each update, the step from which on it was too small; of each column of
+        # a gradient or parameter, steps in which others moved and it had no update
         self._step: Finding | None = None  # the largest of those steps that are too large
-        self._steps = 0  # how many of these there were
-        self._stepped = 0  # logged steps that moved several weights
+        self._steps = self._stepped = 0  # how many of these there were; logged steps that moved several weights
         self._last_weight = -1, math.nan  # of the first layer: the last logged step, and the size behind it
         self._inputs: deque[float] = deque(maxlen=_INPUTS)  # sizes of what went into the first layer
         self._first_input = math.nan  # what went into the first layer at first is no larger
@@ -286,20 +297,20 @@ class LayerFindings:
 
     def _remember_first(self, values: Numbers, steps: Steps) -> None:
         width = values.shape[1]
-        self._first, self._first_step = extended(self._first, width), extended(self._first_step, width, -1)
+        self._firsts = extended(self._firsts, width)
+        self._first, self._first_step, self._first_count, self._first_mean = self._firsts
         new = np.isnan(self._first) & np.isfinite(values).any(axis=0)
         if new.any():
-            line = np.isfinite(values).argmax(axis=0)
-            self._first[new] = values[line, np.arange(width)][new]
-            self._first_step[new] = steps[line][new]
-            self._first_count = extended(self._first_count, width)
-            self._first_count[new] = self.history.of("count")[line, np.arange(width)][new]
+            line, own = np.isfinite(values).argmax(axis=0), np.arange(width)
+            count, mean = (self.history.of(number)[line, own] for number in ("count", "mean"))
+            self._firsts[:, new] = np.stack([values[line, own], steps[line], count, mean])[:, new]
+            self.chance = self._read_chance()
             self._look_at_tables(np.flatnonzero(new & self.history.at("param")).tolist())
 
     def _look_at_tables(self, columns: list[int]) -> None:
         """Judge the first sizes of parameters: of embeddings, where one runs first and no normalisation comes next."""
         history = self.history
-        outputs = sorted(np.flatnonzero(history.at("output")).tolist(), key=history.rank)[:2]
+        outputs = _in_order(history, "output")[:2]
         kinds = [history.facts[column].kind for column in outputs]
         own = [c for c in columns if history.facts[c].kind == "Embedding" and history.facts[c].trainable]
         if kinds[:1] == ["Embedding"] and "Norm" not in kinds[-1]:
@@ -441,30 +452,44 @@ class LayerFindings:
         yield from self._of_still()
         yield from self._of_frozen()
 
-    def begins_large(self, loss: float, guess: float) -> Iterator[Finding]:
-        """Yield what the first *loss*, against that of a *guess*, and the first outputs of the model say of the initial weights."""
-        history = self.history
+    def _read_chance(self) -> float:
+        """Return ln(outputs) of the weight that makes the outputs of the model, if these go into a cross-entropy; NaN otherwise.
+
+        That is the weight whose layer runs last, of those that return as many elements as the model does, in outputs of one size.
+        The gradient there tells a cross-entropy: it sums to zero over the classes, since a softmax forgets what is common to them.
+        """
+        history, count = self.history, self._first_count
+        outputs = [c for c in _in_order(history, "output") if count[c] > 1]
+        sizes = {float(count[c]) for c in [c for c in outputs if not history.sites[c].path] or outputs[-1:]}
+        own = {path.rpartition(".")[0]: fact for path, fact in self._of_model() if fact.is_matrix and fact.units > 1}
+        made = [path for c in outputs if (path := history.sites[c].path) in own and {float(count[c])} == sizes][-1:]
+        gradients = [c for c in _in_order(history, "grad_output") if history.sites[c].path in made]
+        is_zero = all(abs(self._first_mean[c]) <= _SUMS_TO_ZERO * self._first[c] for c in gradients)
+        return math.log(own[made[0]].units) if made and is_zero else math.nan
+
+    def dead_since(self, site: str) -> dict[str, float]:
+        """Return of an output whose units are dead the first mean of what goes into it, and that of the bias which makes this."""
+        history, outputs = self.history, _in_order(self.history, "output")
+        here = [c for c in outputs if str(history.sites[c]) == site][:1]
+        before = [c for at in here for c in outputs[: outputs.index(at)] if self._first_count[c] == self._first_count[at]][-1:]
+        paths = [f"{history.sites[c].path}.bias".removeprefix(".") for c in before]
+        biases = [c for c in _in_order(history, "param") if history.sites[c].path in paths]
+        return {name: float(self._first_mean[c]) for name, held in (("before", before), ("bias", biases)) for c in held}
+
+    def begins_large(self, loss: float) -> Iterator[Finding]:
+        """Yield what the first *loss*, against that of a guess, and the first outputs of the model say of the initial weights."""
+        history, guess = self.history, self.chance
         outputs = np.flatnonzero(history.is_output_of_model() & np.isfinite(self._first[: len(history)]))
         if not len(outputs) or math.isnan(guess) or any(not fact.trainable for _, fact in self._matrices()):
             return  # what is frozen was trained before, for other outputs
         last = max(outputs.tolist(), key=history.rank)
-        if not self._is_of_last_weight(last):
-            return  # the width of the last weight is no number of classes
         large = np.flatnonzero(history.at("output") & (self._first[: len(history)] >= BEGINS_SIZE)).tolist()
         times = max((each[1] for each in self._heavy), default=0.0)
         found = self._chosen.judge("begins_large", loss, guess, float(self._first[last]), times)
         if found is not None:
-            if times < BEGINS_WEIGHT:  # no weight explains it: what goes in may
-                found = replace(found, quantity="output")
+            found = replace(found, quantity="" if times >= BEGINS_WEIGHT else "output")  # no weight explains it: what goes in may
             columns = sorted([column for column, _ in self._heavy] or large, key=history.rank)
             yield from joined(history, [(column, replace(found, step=int(self._first_step[column]))) for column in columns])
-
-    def _is_of_last_weight(self, output: int) -> bool:
-        """Return whether the model's *output* has as many elements as that of its last weight, if that has any."""
-        history = self.history
-        layer = next((path.rpartition(".")[0] for path, _ in list(self._matrices())[::-1]), None)
-        own = [c for c in np.flatnonzero(history.at("output")).tolist() if history.sites[c].path == layer]
-        return all(self._first_count[c] == self._first_count[output] for c in own)
 
     def targets_large(self, loss: float) -> Iterator[Finding]:
         """Yield what the first *loss* says of the targets, beside the first outputs of the model."""
@@ -536,20 +561,16 @@ class LayerFindings:
         at = {(history.sites[c].path, history.ports[c]) for c in range(len(history))}
         gradients = [c for c in np.flatnonzero(history.at("grad")).tolist() if np.isfinite(self._first[c])]
         lone = [c for c in gradients if (history.sites[c].path, "update") not in at]
-        still = [(c, found) for c in lone if (found := self._chosen.judge("unmoved", float(self._still[c]))) is not None]
-        still.sort(key=lambda each: (not history.matrix[each[0]], history.rank(each[0])))
-        yield from joined(history, [(c, replace(found, step=int(self._first_step[c]))) for c, found in still])
-        if not gradients:
-            return
-        begins = min(int(history.order[c]) for c in gradients)
+        begins = min((int(history.order[c]) for c in gradients), default=-1)
         without = [
             c
             for c in np.flatnonzero(history.at("param") & history.matrix).tolist()
             if history.facts[c].trainable and history.order[c] < begins and (history.sites[c].path, "grad") not in at
         ]
-        cut = [(c, found) for c in without if (found := self._chosen.judge("unreached", float(self._still[c]))) is not None]
-        cut.sort(key=lambda each: history.rank(each[0]))
-        yield from joined(history, [(c, replace(found, step=int(self._first_step[c]))) for c, found in cut])
+        for rule, columns in (("unmoved", lone), ("unreached", without)):
+            judged = [(c, found) for c in columns if (found := self._chosen.judge(rule, float(self._still[c]))) is not None]
+            judged.sort(key=lambda each: (not history.matrix[each[0]], history.rank(each[0])))
+            yield from joined(history, [(c, replace(found, step=int(self._first_step[c]))) for c, found in judged])
 
     def _of_frozen(self) -> Iterator[Finding]:
         """Frozen weights that run between trained ones."""
@@ -592,10 +613,12 @@ class LayerFindings:
 
     def _matrices(self) -> Iterator[tuple[str, Fact]]:
         """Yield the parameters of the model that have two axes, by path."""
+        yield from ((path, fact) for path, fact in self._of_model() if fact.shape is not None and len(fact.shape) == 2)
+
+    def _of_model(self) -> Iterator[tuple[str, Fact]]:
+        """Yield the parameters of the model, by path."""
         model = self.history.sites[0].model
-        for (of, path), fact in self._facts.parameters.items():
-            if of == model and fact.shape is not None and len(fact.shape) == 2:
-                yield path, fact
+        yield from ((path, fact) for (of, path), fact in self._facts.parameters.items() if of == model)
 
     def _of_frozen_later(self, places: Mapping[str, int]) -> Iterator[Finding]:
         """Weights that had a gradient and have none any more, between those that have one; *places* are of trained weights."""

@@ -23,6 +23,9 @@ LOST_AGAIN = 0.8
 """Share of the fall of a loss that is lost where it is that of a guess again."""
 STUCK, STUCK_STEPS = 0.02, 100
 """Fall of the loss, of its size at the beginning, and the fewest steps after which it is judged."""
+STUCK_MOVED, STUCK_FAR, STUCK_LONG, SLOW_RATE = 0.03, 0.1, 1000, 1e-5
+"""How far all steps together must have moved the weights, of their size, unless there were so many of the last; and how far while
+the learning rate still grows. And a learning rate at which few steps are a slow training, as likely as not meant."""
 STUCK_VALUES = 12
 """The fewest values of a loss that may be stuck."""
 SMOOTH = 5
@@ -50,11 +53,13 @@ OVERFIT = 1.15
     f"a loss or norm {SPIKE:g} deviations above the median of 128 logged values (of logarithms), and as large as at the beginning; "
     f"or a loss or gradient norm {SPIKE_ABOVE:g} x as large as any before",
     "OLMo-core, SpikeScore; Megatron-LM, 10 x the largest of the first 100",
-    "look at the batch of this step; clip the gradient norm, lower the learning rate",
+    "look at the batch of this step; {clip_grad_norm}, {lr}",
     needs=("loss|grad_norm",),
     evidence=("value", "median", "deviations", "largest"),
     least=SPIKE_FEW + 1,
     about=("loss", "jump"),
+    tries=("lr", "clip_grad_norm"),
+    symptom=True,
 )
 def spike(
     value: float,
@@ -88,7 +93,7 @@ def no_training_forward(missed: int, logged: int) -> Judged:
     f"the loss is {RISING:g} x as large as at the beginning, or has lost all that it had won, or is that of a guess again "
     "(3 of 5 medians of 5 values)",
     "TheDeepChecker has 2 x the smallest loss, five times",
-    "look at the sign of the loss and at what changed in the data; lower the learning rate, or clip the gradient norm",
+    "look at the sign of the loss and at what changed in the data; {lr}, or {clip_grad_norm}",
     needs=("loss",),
     severity="bad",
     evidence=("loss", "first", "lowest", "", "", ""),
@@ -96,6 +101,8 @@ def no_training_forward(missed: int, logged: int) -> Judged:
     least=LOSS_VALUES,
     about=("loss", "large"),
     unless=("in turns",),
+    tries=("lr", "clip_grad_norm"),
+    symptom=True,
 )
 def loss_rising(
     loss: float,
@@ -179,15 +186,20 @@ def loss_unbounded(
 
 
 @entry(
-    f"after {STUCK_STEPS} steps or more the loss has fallen by less than {percent(STUCK)}, since the first values and since the "
-    "first third, or stays at ln(outputs), as a guess; not that of a network that had been trained before, far below a guess",
+    f"after {STUCK_STEPS} steps or more (counted from the end of a warm-up, until all steps have moved the weights by "
+    f"{percent(STUCK_FAR)}; where they have moved them by less than {percent(STUCK_MOVED)}, after {STUCK_LONG:,}, or at the end: "
+    f"at a learning rate of {SLOW_RATE:g} or less, a note) the loss has fallen by less than {percent(STUCK)}, since the first "
+    "values and since the first third, or stays at ln(outputs), as a guess; not that of a network that had been trained before, "
+    "far below a guess",
     "smdebug, LossNotDecreasing; TheDeepChecker has 5 % of the loss in five checks",
-    "look whether labels belong to their samples, and whether samples differ; raise the learning rate only where steps move the "
-    "weights by less than usual, a thousandth of their size",
+    "where no finding explains it, look in this order whether labels belong to their samples, whether samples differ, what stands "
+    "between outputs and loss (a softmax, a temperature, a factor, an eps), whether each part gets a gradient, and how far steps "
+    "move the weights (a thousandth of their size is usual)",
     needs=("loss",),
     least=STUCK_VALUES,
     about=("loss", "still"),
     unless=("in turns",),
+    symptom=True,
 )
 def loss_stuck(
     late: float,

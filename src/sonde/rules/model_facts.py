@@ -74,8 +74,8 @@ class ModelFacts:
     >>> import sonde
     >>> from sonde.rules import ModelFacts
     >>> facts = ModelFacts({})
-    >>> facts.chance(""), facts.has_attention(""), facts.of(sonde.Site("0"))
-    (nan, False, Fact(kind='', name='', shape=None, trainable=True, dtype='float32', rate=nan))
+    >>> facts.has_attention(""), facts.of(sonde.Site("0"))
+    (False, Fact(kind='', name='', shape=None, trainable=True, dtype='float32', rate=nan))
 
     Args:
         about: the description that the run begins with: ``model`` is the list of its modules. A run that another program wrote
@@ -101,12 +101,6 @@ class ModelFacts:
             dtype = str(dtypes.get(name, "float32")) if isinstance(dtypes, Mapping) else "float32"
             trainable = not (isinstance(frozen, Sequence) and name in frozen)
             self.parameters[model, f"{layer}.{name}" if layer else str(name)] = Fact(kind, str(name), known, trainable, dtype)
-
-    def chance(self, model: str) -> float:
-        """Return the cross-entropy of a guess: ln(outputs) of the last weight with two or more; NaN if that is not known."""
-        last = [fact for (of, _), fact in self.parameters.items() if of == model and fact.is_matrix and fact.shape]
-        outputs = last[-1].shape[0] if last and last[-1].shape else 0
-        return math.log(outputs) if outputs > 1 else math.nan
 
     def has_attention(self, model: str) -> bool:
         """Return whether a *model* has attention, by the types of its layers and the names of its weights."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
@@ -17,9 +17,13 @@ from sonde.rules.loop import (
     NEAR_CHANCE,
     NEGATED_VALUES,
     SCORES_END,
+    SLOW_RATE,
     SMOOTH,
     SPIKE_FEW,
     SPIKE_VALUES,
+    STUCK_FAR,
+    STUCK_LONG,
+    STUCK_MOVED,
     STUCK_STEPS,
     STUCK_VALUES,
     UNBOUNDED_VALUES,
@@ -51,10 +55,11 @@ class ScalarFindings:
     >>> found = ScalarFindings(Chosen())
     >>> for step in range(40):
     ...     found.add("loss", 1.0 / (1 + step) ** 2, epoch=0, step=step)
-    >>> found.begun_at(""), found.has_converged(""), found.is_learnt(""), list(found.findings())
-    (1.0, True, True, [])
-    >>> found.has_helped("", 0), found.has_worsened("", 0), found.stands("", 0.5), list(found.of_rates(""))
-    (True, False, False, [])
+    >>> loss = found.loss_of("")
+    >>> loss.begun, loss.has_converged, loss.is_learnt, loss.has_helped(0), loss.has_worsened(0), loss.falls(), loss.stands(0.5)
+    (1.0, True, True, True, False, True, False)
+    >>> list(found.findings()), list(found.of_rates(""))
+    ([], [])
 
     Args:
         chosen: the rules that are applied.
@@ -71,95 +76,67 @@ class ScalarFindings:
         self._chosen = chosen
         self._moved_first = moved_first
         self._chance_of = chance
+        self._nothing = _Loss(chosen)
         self._scalars: dict[str, _Scalar] = {}
         self._held_out: dict[str, _HeldOut] = {}
         self._cleared: dict[str, _Cleared] = {}
-        self._added_up: dict[str, float] = {}  # by model the steps that a long momentum adds up
+        self._latest: dict[tuple[str, str], float] = {}  # by model the norm of all parameters, the steps that a momentum adds up
         self._rates: dict[str, list[tuple[int, float]]] = {}  # by model the last two learning rates, with their steps
+        self._moved: dict[str, list[tuple[int, float]]] = {}  # by model how far its steps have moved them, at the last two of these
 
     def add(self, name: str, value: float, epoch: int, step: int) -> None:
         """Look at a pushed value or a norm."""
         model, _, kind = name.rpartition("/")
         if "lr" in (kind, model.rpartition("/")[2]):
             known = self._rates.setdefault(model if kind == "lr" else model.rpartition("/")[0], [])
-            known[:] = [*[each for each in known if each[0] < step][-1:], (step, value)]
-        if kind == "momentum_steps":
-            self._added_up[model] = value
+            _keep_two(known, step, value)
+        if kind in ("param_norm", "momentum_steps"):
+            self._latest[model, kind] = value
+        if kind == "update_norm" and (size := self._latest.get((model, "param_norm"), 0.0)) > 0:
+            moved = self._moved.setdefault(model, [])
+            last, far = moved[-1] if moved else (step - 1, 0.0)
+            _keep_two(moved, step, far + value / size * (step - last))
         if kind not in _JUDGED:
             return
         if kind == "val_loss":
-            loss = self._scalars.get(f"{model}/loss" if model else "loss")
-            self._held_out.setdefault(name, _HeldOut(name, self._chosen)).add(value, epoch, step, loss)
+            self._held_out.setdefault(name, _HeldOut(name, self._chosen)).add(value, epoch, step, self.loss_of(model).smooth)
             return
         if kind in _GRADIENTS:
             self._cleared.setdefault(model, _Cleared(model, self._chosen)).add(kind, value, epoch, step)
         scalar = self._scalars.get(name)
         if scalar is None:
-            of_model = partial(self._loss_of, model)
-            scalar = self._scalars[name] = _Scalar(name, self._chosen, self._moved_first, of_model, self._chance(name))
+            scalar = self._scalars[name] = _Scalar(
+                name, self._chosen, self._moved_first, partial(self.loss_of, model), partial(self._chance_of, model)
+            )
         scalar.add(value, epoch, step)
         if kind == "loss" and scalar.loss is not None:
-            rates = self._rates.get(model) or next(iter(self._rates.values()), [])
-            scalar.loss.go_with(*next((each for each in reversed(rates) if each[0] < step), (step, math.nan)))
+            scalar.loss.go_with(*_before(self._rates, model, step), _before(self._moved, model, step)[1])
 
-    def _chance(self, name: str) -> float:
-        return self._chance_of(name.rpartition("/")[0])
-
-    def _loss_of(self, model: str) -> _Loss | None:
-        """Return the training loss of a *model*; None without one."""
+    def loss_of(self, model: str) -> _Loss:
+        """Return what is known of the training loss of a *model*, or of all: nothing where none was pushed."""
         scalar = self._scalars.get(f"{model}/loss") or self._scalars.get("loss")
-        return None if scalar is None else scalar.loss
-
-    def has_converged(self, model: str) -> bool:
-        """Return whether the loss has come down to a hundredth of what it was, or to 0 for one of the last batches."""
-        loss = self._loss_of(model)
-        if loss is None or loss.smooth is None or loss.first is None:
-            return loss is not None and loss.ends()
-        return loss.smooth <= _CONVERGED * loss.first > 0 or loss.ends()
-
-    def is_learnt(self, model: str) -> bool:
-        """Return whether the loss has fallen well below its first values, and is near its smallest one."""
-        loss = self._loss_of(model)
-        return loss is not None and loss.is_learnt()
-
-    def stands(self, model: str, share: float, times: int = 1) -> bool:
-        """Return whether a loss above zero has not come down to a *share*, in so many *times* the steps to be stuck."""
-        loss = self._loss_of(model)
-        if loss is None or loss.smooth is None or loss.first is None or loss.steps[1] - loss.steps[0] < times * STUCK_STEPS - 10:
-            return False
-        return loss.lowest >= share * loss.first and loss.least > 0
-
-    def has_helped(self, model: str, step: int) -> bool | None:
-        """Return whether the loss fell by a tenth or more behind *step*: False also without a loss, None while none came later."""
-        loss = self._loss_of(model)
-        return False if loss is None else loss.has_helped(step)
-
-    def has_worsened(self, model: str, step: int) -> bool | None:
-        """Return whether the loss is higher from *step* on than before: False also without a loss, None while that is not known."""
-        loss = self._loss_of(model)
-        return False if loss is None else loss.has_worsened(step)
-
-    def begun_at(self, model: str) -> float:
-        """Return the first loss; NaN without one."""
-        loss = self._loss_of(model)
-        return math.nan if loss is None else loss.begun
+        return self._nothing if scalar is None or scalar.loss is None else scalar.loss
 
     def of_rates(self, model: str) -> Iterator[Finding]:
         """Yield what may be wrong with the learning rates of a model; whether it did harm another finding says."""
-        if (loss := self._loss_of(model)) is not None:
-            found = self._chosen.judge("rate_grown", loss.rate, loss.best_rate)
-            yield from (replace(each, step=loss.steps[1], first_step=loss.grown_at) for each in (found,) if each is not None)
+        loss = self.loss_of(model)
+        found = self._chosen.judge("rate_grown", loss.rate, loss.best_rate)
+        yield from (replace(each, step=loss.steps[1], first_step=loss.grown_at) for each in (found,) if each is not None)
         for step, rate in self._rates.get(model, [])[-1:]:
-            found = self._chosen.judge("momentum_large", rate, self._added_up.get(model, 0.0))
+            found = self._chosen.judge("momentum_large", rate, self._latest.get((model, "momentum_steps"), 0.0))
             yield from (replace(each, step=step, first_step=0) for each in (found,) if each is not None)
 
-    def findings(self) -> Iterator[Finding]:
-        """Yield one finding for all scalars by each rule: the first, with the names of the others."""
+    def findings(self, *, at_end: bool = False) -> Iterator[Finding]:
+        """Yield one finding for all scalars by each rule: the first, with the names of the others.
+
+        *at_end* says that no values come: a loss of which it was too early to say that it is stuck may be.
+        """
         clipped = {f"{name}_raw" for name in self._scalars}  # the norm after clipping says nothing where that before is known
         raw = {name.removesuffix("_raw") for name in self._scalars if name in clipped or name.endswith("_raw")}
         judged = [each for name, each in self._scalars.items() if name not in raw]
-        columns = ([each.grown for each in judged], [each.spike for each in judged], [each.rises for each in judged])
-        for found in (*columns, [each.falls or each.sinks for each in judged], [each.stuck for each in judged]):
+        stuck = [each.stuck or (each.stuck_at(each.loss, 0, at_end=True) if at_end and each.loss else None) for each in judged]
+        held = [(each.grown, each.spike, each.rises, each.falls or each.sinks) for each in judged]
+        for found in (*zip(*held, strict=True), stuck):
             known = [each for each in found if each is not None]
             first, *others = sorted(known, key=lambda each: (each.first_step or 0, _QUANTITIES.index(each.quantity))) or (None,)
             if first is not None:
@@ -177,10 +154,10 @@ class _Scalar:
         name: as it was pushed.
         chosen: the rules that are applied.
         moved_first: names the layer that moved first.
-        loss_of_model: returns the training loss of the model, whose gradients these may be; None without one.
+        loss_of_model: returns the training loss of the model, whose gradients these may be.
         spike: the first value that stands out of those before it.
         grown: the growth of a norm of gradients, if that was too much.
-        chance: the cross-entropy of a guess; NaN if that is not known.
+        chance_of_model: returns the cross-entropy of a guess; NaN if that is not known.
         rises, falls, stuck: a loss that rises, falls without bound, or had not fallen at some step.
         sinks: a loss that falls without bound if an output or a weight grows too large.
         loss: what is known of a loss; None for other scalars.
@@ -189,8 +166,8 @@ class _Scalar:
     name: str
     chosen: Chosen
     moved_first: Where
-    loss_of_model: Callable[[], _Loss | None] = lambda: None
-    chance: float = math.nan
+    loss_of_model: Callable[[], _Loss]
+    chance_of_model: Callable[[], float]
     spike: Finding | None = None
     grown: Finding | None = None
     rises: Finding | None = None
@@ -231,15 +208,14 @@ class _Scalar:
 
     def _look_at_loss(self, loss: _Loss, value: float, epoch: int, step: int) -> None:
         loss.add(value, step)
-        if loss.smooth is None or loss.first is None:
+        if math.isnan(loss.smooth):
             return
+        chance = self.chance_of_model()
         if self.rises is None:
             lowest = loss.lowest if loss.least >= 0 else loss.least
-            rises = self.chosen.judge(
-                "loss_rising", loss.smooth, loss.first, lowest, loss.scatter(), self.chance, loss.first_scatter
-            )
+            rises = self.chosen.judge("loss_rising", loss.smooth, loss.first, lowest, loss.scatter(), chance, loss.first_scatter)
             self.rises = self._at_last(loss.risen, rises, epoch, step)
-        guess = self.chance if abs(loss.first + self.chance) < abs(loss.first + _COIN) else _COIN  # a guess of two, in one number
+        guess = chance if abs(loss.first + chance) < abs(loss.first + _COIN) else _COIN  # a guess of two, in one number
         negated = loss.highest < 0 and abs(loss.first + guess) < NEAR_CHANCE * guess
         least = NEGATED_VALUES if negated else UNBOUNDED_VALUES
         thirds = loss.level_of_thirds(least) if self.falls is None and loss.least < SCORES_END else None
@@ -248,7 +224,7 @@ class _Scalar:
             self.falls = self._at_last(loss.fallen, self.chosen.judge("loss_unbounded", *numbers), epoch, step)
             sinks = self.chosen.judge("loss_unbounded", *numbers, grows=True) if self.sinks is None else None
             self.sinks = self.sinks or self._at_last(loss.sunk, sinks, epoch, step)
-        self.stuck = self.stuck or self._stuck(loss, epoch)
+        self.stuck = self.stuck or self.stuck_at(loss, epoch)
 
     def _at_last(self, held: Held, found: Finding | None, epoch: int, step: int) -> Finding | None:
         """Return what was *found* at *step*, once there was something often enough."""
@@ -257,20 +233,20 @@ class _Scalar:
         message = f"{self.name}: {found.message}, at step {step:,}"
         return replace(found, message=message, epoch=epoch, step=step, first_step=int(held.since[0]))
 
-    def _stuck(self, loss: _Loss, epoch: int) -> Finding | None:
-        """Return the finding about a *loss* that has not fallen so far."""
-        told = loss.thirds()
-        begun = math.nan if loss.first is None else loss.first - 2 * loss.first_scatter
-        found = None if told is None else self.chosen.judge("loss_stuck", *told, self.chance, begun, loss.lowest)
+    def stuck_at(self, loss: _Loss, epoch: int, *, at_end: bool = False) -> Finding | None:
+        """Return the finding about a *loss* that has not fallen so far; of a slow one *at_end* alone, when no values come."""
+        is_long = at_end or not (loss.moved < STUCK_MOVED and loss.steps[1] - loss.steps[0] < STUCK_LONG)
+        thirds = loss.thirds() if is_long else None
+        rest = self.chance_of_model(), loss.first - 2 * loss.first_scatter, loss.lowest
+        found = None if thirds is None else self.chosen.judge("loss_stuck", *thirds, *rest)
         if found is None:
             return None
         first, last = loss.steps
         message = f"{self.name}: {found.message}, from step {first:,} to {last:,}"
-        return replace(found, message=message, epoch=epoch, step=last, first_step=first)
-
-    def smooth(self) -> float:
-        """Return the median of the last values; infinity without any."""
-        return math.inf if self.loss is None or self.loss.smooth is None else self.loss.smooth
+        return replace(
+            found, message=message, epoch=epoch, step=last, first_step=first,
+            severity="note" if at_end and loss.rate <= SLOW_RATE else found.severity,
+        )  # fmt: skip
 
     def _grow(self, value: float, epoch: int, step: int) -> None:
         if self._goes_with_a_density():
@@ -288,10 +264,8 @@ class _Scalar:
 
         It is that of a density, or of a policy: its gradients follow the precision that is reached, or the rewards.
         """
-        loss = None if self.kind in _LOSSES else self.loss_of_model()
-        if loss is None or loss.smooth is None or loss.first is None:
-            return False
-        return loss.least < 0 and loss.smooth <= loss.first + loss.first_scatter
+        loss = self.loss_of_model()
+        return self.kind not in _LOSSES and loss.least < 0 and loss.smooth <= loss.first + loss.first_scatter
 
     def _judged(self, value: float, epoch: int, step: int) -> Finding | None:
         """The finding if *value* is a spike that brings the training back to its beginning: other jumps are the noise of batches.
@@ -335,8 +309,8 @@ class _Loss:
     """The history of a loss: medians of the last values, and the means of a bounded number of spans.
 
     Attributes:
-        first: the median of the first values; None before there are so many.
-        smooth: the median of the last values.
+        first: the median of the first values; NaN before there are so many.
+        smooth: the median of the last values; NaN, too.
         first_scatter: the standard deviation of the first values around it.
         lowest: the smallest such median.
         least, highest: the smallest and the largest value.
@@ -345,18 +319,18 @@ class _Loss:
         rate: the learning rate of the last step before the last value; NaN if that is not known.
         best_rate: that of the smallest median.
         grown_at: the step from which on the rate has been far above that; -1 while it is not.
+        peak: the step at which the rate was last larger than ever before.
+        moved: how far the steps before the last value have moved the weights, together, of their size; NaN if that is not known.
         risen, fallen, sunk: how often the loss was found to rise, or to fall without bound, by itself or where something grows.
     """
 
     def __init__(self, chosen: Chosen) -> None:
-        self.first: float | None = None
-        self.smooth: float | None = None
+        self.first = self.smooth = self.begun = self.rate = self.best_rate = self._largest_rate = self.moved = math.nan
         self.first_scatter = 0.0
         self.lowest = self.least = math.inf
         self.highest = -math.inf
-        self.begun = math.nan
         self.steps = (0, 0)
-        self.rate = self.best_rate = math.nan
+        self.peak = 0
         self.grown_at, self._limit = -1, chosen.limit("rate_grown", "factor")
         self._lately: deque[tuple[int, float]] = deque(maxlen=_AFTER)
         self._around: deque[tuple[int, float]] = deque(maxlen=SMOOTH + _AFTER)
@@ -364,8 +338,7 @@ class _Loss:
         self._worse: set[int] = set()  # steps from which on it was higher
         self._last: deque[float] = deque(maxlen=SMOOTH)
         self._changes: deque[float] = deque(maxlen=_CHANGES)
-        self.risen = chosen.held("loss_rising")
-        self.fallen, self.sunk = chosen.held("loss_unbounded"), chosen.held("loss_unbounded")
+        self.risen, self.fallen, self.sunk = map(chosen.held, ("loss_rising", "loss_unbounded", "loss_unbounded"))
         self._spans: list[float] = []
         self._width, self._open = 1, [0.0, 0]
 
@@ -386,7 +359,7 @@ class _Loss:
         """Return whether the values from *step* on are higher than those before; None while that is not known."""
         if step in self._worse:
             return True
-        return None if not self._around or self._around[0][0] <= step else False
+        return None if self._around and self._around[0][0] <= step else False
 
     def has_helped(self, step: int) -> bool | None:
         """Return whether one of the next values is a tenth less than that of *step*; None while there is none."""
@@ -406,10 +379,19 @@ class _Loss:
         """
         return self.least == min(self._last, default=math.nan) == 0 < self.highest
 
+    @property
+    def has_converged(self) -> bool:
+        """Whether it has come down to a hundredth of what it was, or to 0 for one of the last batches."""
+        return self.smooth <= _CONVERGED * self.first > 0 or self.ends()
+
+    def stands(self, share: float, times: int = 1) -> bool:
+        """Return whether a loss above zero has not come down to a *share*, in so many *times* the steps to be stuck."""
+        is_long = self.steps[1] - self.steps[0] >= times * STUCK_STEPS - 10
+        return is_long and self.lowest >= share * self.first and self.least > 0
+
+    @property
     def is_learnt(self) -> bool:
-        """Return whether the loss has fallen well below its first values, and is near its smallest one."""
-        if self.smooth is None or self.first is None:
-            return False
+        """Whether it has fallen well below its first values, and is near its smallest one."""
         return self.smooth < _LEARNT * self.first and self.smooth <= max(1.5, math.exp(2.4 * self.scatter())) * self.lowest
 
     def add(self, value: float, step: int) -> None:
@@ -421,7 +403,7 @@ class _Loss:
         self._last.append(value)
         if len(self._last) == SMOOTH:
             self.smooth = median(self._last)
-            if self.first is None:
+            if math.isnan(self.first):
                 self.first = self.smooth
                 self.first_scatter = float(np.std(self._last, ddof=1))
             self.lowest = min(self.lowest, self.smooth)
@@ -433,15 +415,38 @@ class _Loss:
             self._spans = [(left + right) / 2 for left, right in zip(self._spans[::2], self._spans[1::2], strict=True)]
             self._width *= 2
 
-    def go_with(self, step: int, rate: float) -> None:
-        """Note the learning *rate* of the last *step* before that of the value: that of the step itself may come later."""
-        self.rate = rate
+    def go_with(self, step: int, rate: float, moved: float) -> None:
+        """Note the learning *rate* of the last *step* before that of the value: that of the step itself may come later.
+
+        So with how far the weights have *moved* by then.
+        """
+        self.rate, self.moved = rate, moved
+        if not rate <= self._largest_rate and not math.isnan(rate):
+            self._largest_rate, self.peak = rate, step
         if math.isnan(self.best_rate) or self.smooth == self.lowest:
             self.best_rate = rate
         if not rate >= self._limit * self.best_rate:
             self.grown_at = -1
         elif self.grown_at < 0:
             self.grown_at = step
+
+    @property
+    def rests(self) -> bool:
+        """Whether there were steps enough behind a warm-up for a loss to fall; one that has moved the weights far is over, too."""
+        begin = self.steps[0] if self.moved >= STUCK_FAR else max(self.steps[0], self.peak)
+        return self.steps[1] - begin >= STUCK_STEPS - 10
+
+    def falls(self, steps: int = 0) -> bool | None:
+        """Return whether it is above zero, and lower in the last third than in the first by more than chance.
+
+        None before so many *steps*; False without any value.
+        """
+        third = len(self._spans) // 3
+        if third < 2 or math.isnan(self.smooth) or self.steps[1] - self.steps[0] < steps:
+            return None if self._last else False
+        early, late = np.array(self._spans[:third]), np.array(self._spans[2 * third : 3 * third])
+        error = math.hypot(float(early.std(ddof=1)), float(late.std(ddof=1))) / math.sqrt(third)
+        return self.least > 0 and self.smooth < early.mean() and bool(early.mean() - late.mean() > 2 * error)
 
     def scatter(self) -> float:
         """Return the standard deviation of logarithms of values around those next to them, by the median of their changes."""
@@ -458,13 +463,23 @@ class _Loss:
     def thirds(self) -> tuple[float, float, float, float] | None:
         """Return the means of the last, the middle and the first third, and the error of a difference; None: it is too early."""
         third = len(self._spans) // 3
-        if self.count < STUCK_VALUES or self.steps[1] - self.steps[0] < STUCK_STEPS - 10:
+        if self.count < STUCK_VALUES or not self.rests:
             return None
         early, middle, late = (self._spans[third * place : third * (place + 1)] for place in range(3))
         means = [sum(part) / third for part in (late, middle, early)]
         away = [each - mean for part, mean in zip((late, middle), means, strict=False) for each in part]
         squares = sum(each * each for each in away)  # infinite where they are too large
         return means[0], means[1], means[2], math.sqrt(squares / (third - 1) / third)
+
+
+def _keep_two(known: list[tuple[int, float]], step: int, value: float) -> None:
+    """Put the *value* of a *step* behind the last one of an earlier step, and forget the others."""
+    known[:] = [*[each for each in known if each[0] < step][-1:], (step, value)]
+
+
+def _before(held: Mapping[str, list[tuple[int, float]]], model: str, step: int) -> tuple[int, float]:
+    """Return the last step before *step*, and its value, of a *model*, or of the first one; *step* and NaN where there is none."""
+    return next((each for each in reversed(held.get(model) or next(iter(held.values()), [])) if each[0] < step), (step, math.nan))
 
 
 class _HeldOut:
@@ -480,11 +495,11 @@ class _HeldOut:
         self._lowest, self._then, self._begin = math.inf, math.inf, math.nan
         self._held = chosen.held("overfitting")
 
-    def add(self, value: float, epoch: int, step: int, loss: _Scalar | None) -> None:
+    def add(self, value: float, epoch: int, step: int, loss: float) -> None:
         """Compare *value* with its lowest, and the training *loss* with what it was then."""
         if not math.isfinite(value):
             return
-        now = math.inf if loss is None else loss.smooth()
+        now = math.inf if math.isnan(loss) else loss
         self._begin = value if math.isnan(self._begin) else self._begin
         if value < self._lowest:
             self._lowest, self._then = value, now

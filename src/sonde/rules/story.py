@@ -78,8 +78,15 @@ def told(findings: Iterable[Finding], gap: int = 1) -> list[Finding]:
         names = dict.fromkeys(listed[root].rule for root in near)
         found.setdefault(near[0], []).append(each if near == [place] else replace(each, follows=" or ".join(names)))
     chapters = [sorted(held, key=lambda each: (bool(each.follows), *_moment(each))) for held in found.values()]
-    chapters.sort(key=lambda held: (min(gravity(each) for each in held)[:2], gravity(held[0])))
+    chapters.sort(
+        key=lambda held: (held[0].severity == "note", _is_symptom(held[0]), min(map(gravity, held))[:2], gravity(held[0]))
+    )
     return [each for held in chapters for each in held]
+
+
+def _is_symptom(each: Finding) -> bool:
+    """Return whether a finding says what is seen, and nothing of why."""
+    return each.rule in RULES and RULES[each.rule].symptom
 
 
 def chapters(findings: Iterable[Finding]) -> Iterator[tuple[Finding, list[Finding]]]:

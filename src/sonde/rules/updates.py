@@ -34,7 +34,7 @@ REMEMBERED, ADDED_UP = 500.0, 10.0
 GROWN_RATE = 10.0
 """Learning rate against that at which the loss was smallest."""
 
-_LARGE_STEP = "lower a learning rate that is no usual one, warm it up, clip the gradient norm; else scale inputs, targets and loss"
+_LARGE_STEP = "{lr}, warm it up, {clip_grad_norm}; else scale inputs, targets and loss"
 
 
 @entry(
@@ -47,6 +47,7 @@ _LARGE_STEP = "lower a learning rate that is no usual one, warm it up, clip the 
     brings=("update_huge",),
     about=("update", "large"),
     unless=("helped",),
+    tries=("lr", "clip_grad_norm"),
 )
 def update_large(ratio: float, *, most: float = UPDATE_LARGE) -> Judged:
     """Judge the *ratio* of the size of an update to the size of its weight."""
@@ -59,12 +60,14 @@ def update_large(ratio: float, *, most: float = UPDATE_LARGE) -> Judged:
     f"a step moves a weight by less than {UPDATE_SMALL:g} of its size, while its gradient is 1/1000 of its first one or more, in "
     f"{percent(IDLE)} of the steps so far or more",
     "CS231n, Babysitting the learning process; torchmortem",
-    "see which optimizer holds it, and what makes its gradient small (clipping, a divided loss); else raise its learning rate",
+    "where no finding explains it, look in this order at the optimizer that holds it and its learning rate, at what makes its "
+    "gradient small (a divided loss, a temperature, clipping), and at the optimizer's eps",
     needs=("rms:update", "rms:param"),
     window=Window(4, 5, smallest=True),
     brings=("loss_stuck",),
     about=("update", "small"),
-    unless=("converged",),
+    unless=("converged", "falls"),
+    symptom=True,
 )
 def update_small(ratio: float, *, least: float = UPDATE_SMALL) -> Judged:
     """Judge the *ratio* of the size of an update to the size of its weight."""
@@ -82,6 +85,7 @@ def update_small(ratio: float, *, least: float = UPDATE_SMALL) -> Judged:
     window=Window(1, 1),
     about=("update", "large"),
     unless=("helped",),
+    tries=("lr", "clip_grad_norm"),
 )
 def update_huge(ratio: float, *, most: float = UPDATE_HUGE) -> Judged:
     """Judge the *ratio* of the size of one update to the size of its weight after that."""
@@ -99,6 +103,7 @@ def update_huge(ratio: float, *, most: float = UPDATE_HUGE) -> Judged:
     least=FIRST_STEPS + 1,
     about=("update", "large"),
     unless=("helped",),
+    tries=("lr", "clip_grad_norm"),
 )
 def step_large(ratio: float, *, most: float = UPDATE_LARGE) -> Judged:
     """Judge the median *ratio* of update to weight over the weights in one step."""

@@ -32,6 +32,7 @@ from sonde.rules import (
 )
 from sonde.run.schema import main_families
 from sonde.site import Site
+from sonde.words import short
 
 PlainScalar = tuple[str, float, int, int]
 """A scalar: its name, value, epoch and step."""
@@ -45,6 +46,7 @@ _GROWN = (("output", "large"), ("weight", "large"))  # what a loss that falls wi
 _BY_OTHERS = ("rate_grown", "momentum_large", "target_large", "bounded")  # found by what other findings, or the loss, say
 _STANDS, _HALF = 0.8, 0.5  # smallest loss, of the first ones, that has hardly fallen; and that has not fallen by half
 _USUAL_PACE = 3e-4  # update / weight of half of the weights, from which on a learning rate is not too small
+_TINY_RATE, _USUAL_RATE, _SLOW = 1e-6, 1e-3, 300  # rates that are small for any optimizer, and for none; steps of a slow training
 _NOT_THE_RATE = (
     "as usual: the learning rate is not too small; look at what stands between outputs and loss (a softmax, a temperature, an eps)"
     ", and whether labels belong to their samples"
@@ -62,7 +64,7 @@ class _Judges:
         self.defect = FirstDefect()
         self.seen: dict[str, int] = {}  # of each number at a port, and each scalar, at how many steps
         self._layers: dict[tuple[str, str], LayerFindings] = {}  # by family and model
-        self._scalars = ScalarFindings(chosen, self._moved_first, self.facts.chance)
+        self._scalars = ScalarFindings(chosen, self._moved_first, self._chance)
         self._ports = PortFindings(self.facts, chosen)
         self._families: set[str] = set()
         self._rates: dict[str, float] = {}  # by model the learning rate, NaN where it has several
@@ -93,22 +95,21 @@ class _Judges:
         self._scalars.add(name, value, epoch, step)
         self._ports.look_at_scalar(name, value, epoch, step)
 
-    def findings(self, *, all_of_them: bool = False) -> list[Finding]:
+    def findings(self, *, all_of_them: bool = False, at_end: bool = False) -> list[Finding]:
         """Return what every rule finds so far, the gravest first: one finding of a rule for each model, with all its places.
 
         Args:
             all_of_them: also what the loss says to be right as it is, which it may not have said some steps ago.
+            at_end: also what waits for later steps: none come.
         """
         defect = self.defect.finding() if self.chosen.is_on("nonfinite") else None
         found = [] if defect is None else [defect]
         found += sorted(self._ports.findings(), key=lambda each: each.rule)
         found += [each for key in sorted(self._layers) for each in self._layers[key].findings()]
-        found += self._scalars.findings()
-        if self.chosen.is_on("begins_large"):
-            for (_, model), layers in sorted(self._layers.items()):
-                found += layers.begins_large(self._scalars.begun_at(model), self.facts.chance(model))
+        found += self._scalars.findings(at_end=at_end)
         for (_, model), layers in sorted(self._layers.items()):
-            found += layers.targets_large(self._scalars.begun_at(model))
+            begun = self._scalars.loss_of(model).begun
+            found += [*layers.begins_large(begun), *layers.targets_large(begun)]
         models = dict.fromkeys(model for _, model in self._layers) or {"": None}
         found += [each for model in models for each in self._scalars.of_rates(model)]
         if not all_of_them:
@@ -121,21 +122,67 @@ class _Judges:
         return sorted(first.values(), key=gravity)
 
     def completed(self, each: Finding) -> Finding:
-        """Return a finding with what is known of the steps: about too large updates the learning rate, where its model has one.
+        """Return a finding with what is known of the steps: about too large or too small updates the learning rate.
 
-        Of a loss that does not fall, where steps move the weights as usual: that the learning rate is not the reason.
+        Of a loss that does not fall, where steps move the weights as usual: that the learning rate is not the reason. Of dead
+        units, what their bias has to do with it, or the step at which they died.
         """
+        if each.rule == "dead" and each.severity != "note":
+            return self._of_dead(each)
         if each.rule == "loss_stuck":
-            pace = max((layers.pace for (_, model), layers in self._layers.items() if model == each.model), default=math.nan)
-            if not pace >= _USUAL_PACE:
-                return each
+            pace = self._pace(each.model)
             advice = f"steps move the weights by {pace:.1g} of their size, {_NOT_THE_RATE}"
-            return replace(each, advice=advice, evidence={**each.evidence, "update_ratio": pace})
-        rate = self._rates.get(each.model, math.nan)
-        if math.isnan(rate) or each.rule not in RULES or RULES[each.rule].about != ("update", "large"):
+            told = replace(each, advice=advice, evidence={**each.evidence, "update_ratio": pace})
+            return told if pace >= _USUAL_PACE else each
+        rate, is_small = self._rates.get(each.model, math.nan), each.rule == "update_small"
+        if math.isnan(rate) or each.rule not in RULES or not (is_small or RULES[each.rule].about == ("update", "large")):
             return each
         said, *others = each.message.partition(" (also ")
-        return replace(each, message="".join([f"{said}, at lr {rate:g}", *others]), evidence={**each.evidence, "lr": rate})
+        advice = (
+            each.advice
+            if not is_small or _TINY_RATE < rate < _USUAL_RATE
+            else f"lr {rate:g} is no small one: look in this order at what makes its gradient small (a divided loss, a "
+            "temperature, a factor between layers, clipping), and at the optimizer's eps"
+            if rate >= _USUAL_RATE
+            else "raise the learning rate, or look at the schedule that has brought it down, if that is not meant"
+        )
+        message = "".join([f"{said}, at lr {rate:g}", *others])
+        return replace(each, message=message, advice=advice, evidence={**each.evidence, "lr": rate})
+
+    def _of_dead(self, each: Finding) -> Finding:
+        layers = [held for _, held in sorted(self._layers.items()) if not each.begun]
+        known = next(filter(None, (held.dead_since(each.site) for held in layers)), {})
+        own, whole = known.get("bias", 0.0), known.get("before", math.nan)
+        advice = (
+            f"look at the steps before step {each.begun:,}: how far they moved the weights, what went in, and the learning rate; "
+            "or use another activation"
+            if each.begun
+            else f"look at what sets the bias before it: {short(own)} of the {short(whole)} that go in, on average"
+            if own <= 0.5 * whole < 0
+            else "no step has made it so: look in this order at what goes in (its mean, its scale), at the weights and the bias "
+            "before it as they begin; or use another activation"
+        )
+        return replace(each, advice=advice, evidence={**each.evidence, **known})
+
+    def _pace(self, model: str) -> float:
+        """Return how far the last step has moved half of the weights of a *model*, of their size; NaN if that is not known."""
+        return max((layers.pace for (_, of), layers in self._layers.items() if of == model), default=math.nan)
+
+    def _chance(self, model: str) -> float:
+        """Return the cross-entropy of a guess of a *model*; NaN if that is not known."""
+        return next((layers.chance for (_, of), layers in sorted(self._layers.items()) if of == model), math.nan)
+
+    def falls(self, each: Finding) -> bool | None:
+        """Whether the loss says of a weight that grows, or hardly moves, that it learns; None while that is not known.
+
+        Steps that move nothing, or next to nothing, are no slow training; nor are small ones where those of half of the weights are
+        usual: it is these that learn. Those of a warm-up are small at first.
+        """
+        loss, least = self._scalars.loss_of(each.model), self.chosen.limit("update_small", "least")
+        is_slow = each.rule == "update_small" and each.value >= least / 100 and not self._pace(each.model) >= 10 * least
+        if "falls" not in RULES[each.rule].unless or (each.rule == "update_small" and not is_slow):
+            return False
+        return (is_slow and not loss.rests and loss.peak > loss.steps[0]) or loss.falls(_SLOW if is_slow else 0)
 
     def _weighed(self, each: Finding, found: Sequence[Finding]) -> Finding | None:
         """Return a finding as grave as what it does: without harm it is a note, or none; None, too, while that is not known."""
@@ -143,16 +190,16 @@ class _Judges:
             harms = {_quantity(other) for other in found if other.severity != "note" and related(each, other)}
             return each if harms & _HARMED else None
         if each.rule == "target_large":
-            return each if self._harms(each, found) & _OF_TARGETS or self._scalars.stands(each.model, _STANDS, 2) else None
+            return each if self._harms(each, found) & _OF_TARGETS or self._scalars.loss_of(each.model).stands(_STANDS, 2) else None
         if each.rule == "bounded":
-            return each if self._scalars.stands(each.model, _HALF) else None
+            return each if self._scalars.loss_of(each.model).stands(_HALF) else None
         if each.rule in ("rate_grown", "momentum_large"):
             return each if self._harms(each, found, each.begun) & _TOO_FAR else None
         if each.rule == "loss_unbounded" and self._crosses_zero(each):
             grown = (RULES[other.rule].about for other in found if other.severity != "note" and related(each, other))
             return each if any(about in _GROWN for about in grown) else None
         if each.rule == "overwritten" and each.severity == "note":
-            is_worse = self._scalars.has_worsened(each.model, each.step)
+            is_worse = self._scalars.loss_of(each.model).has_worsened(each.step)
             return None if is_worse is None else replace(each, severity="warn") if is_worse else each
         return each
 
@@ -173,14 +220,15 @@ class _Judges:
 
     def has_helped(self, each: Finding) -> bool | None:
         """Whether *each* is about a step that is too large, and the loss fell behind that; None while no later loss is known."""
-        return "helped" in RULES[each.rule].unless and self._scalars.has_helped(each.model, each.step)
+        return "helped" in RULES[each.rule].unless and self._scalars.loss_of(each.model).has_helped(each.step)
 
     def _is_contradicted(self, each: Finding) -> bool:
         """Whether the training says that *each* is right as it is: by the loss, or because no loss has to fall in a game."""
-        unless = RULES[each.rule].unless
+        unless, loss = RULES[each.rule].unless, self._scalars.loss_of(each.model)
         return (
-            ("learnt" in unless and self._scalars.is_learnt(each.model))
-            or ("converged" in unless and self._scalars.has_converged(each.model))
+            ("learnt" in unless and loss.is_learnt)
+            or bool(self.falls(each))
+            or ("converged" in unless and loss.has_converged)
             or ("in turns" in unless and any(layers.takes_turns for layers in self._layers.values()))
         )
 
@@ -281,7 +329,7 @@ class Findings:
         until: int = -1,
     ) -> None:
         self.chosen = Chosen() if chosen is None else chosen
-        self.step = -1
+        self.step = self._last_rows = self._reached = -1  # the last step with rows, and of which anything has come
         self.steps = 0
         self._until = until
         self._about = about or {}
@@ -291,8 +339,6 @@ class Findings:
         self._known: set[Identity] = set(self._opened)  # those that are open, and those that follow from one of them
         self._beyond: set[Identity] = set()  # those that say more than the rows
         self._fresh: list[Finding] = []
-        self._last_rows = -1  # the last step with rows
-        self._reached = -1  # the last step of which anything has come
 
     def judge(self, blocks: Sequence[RowBlock], scalars: Iterable[PlainScalar] = ()) -> None:
         """Judge finished rows and scalars. Those of a model come in the order of their steps.
@@ -401,7 +447,7 @@ class Findings:
         if each.rule in _BY_OTHERS:
             return is_whole
         if "helped" not in RULES[each.rule].unless:
-            return each.rule != "nonfinite" or each.step < self._last_rows
+            return (each.rule != "nonfinite" or each.step < self._last_rows) and self._judges.falls(each) is not None
         return is_whole and each.step < self._last_rows and self._judges.has_helped(each) is not None
 
     def _open(self, step: int, *, is_whole: bool = False, at_end: bool = False) -> None:
@@ -412,7 +458,7 @@ class Findings:
             is_whole: no more of it comes.
             at_end: no other step comes.
         """
-        every = self._judges.findings()
+        every = self._judges.findings(at_end=at_end)
         if not any(self._may_open(each, is_whole=is_whole, at_end=at_end) for each in every):
             return
         there = [*self._opened.values(), *every]
