@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -218,6 +219,11 @@ def targets_beyond_probabilities() -> Case:
 def probabilities_into_kl_div() -> Case:
     x, _ = data()
     return net(nn.Softmax(-1)), x, lambda p: functional.kl_div(p, torch.full((16, 3), 1 / 3), reduction="batchmean"), None
+
+
+def relu_behind_the_last_layer() -> Case:
+    x, y = data()
+    return net(nn.ReLU()), x, classify(y), None
 
 
 def one_sample_for_all() -> Case:
@@ -544,6 +550,30 @@ def test_a_frozen_last_layer_is_no_random_one_where_its_weights_or_a_part_are_tr
     assert sonde.preflight(model, x, loss_fn, checks=["gradients"])["gradients"].verdict == "ok"
 
 
+def test_logits_that_are_all_zero_at_first_or_have_both_signs_are_no_fault() -> None:
+    torch.manual_seed(0)
+    x, y = data()
+    model = net()
+    assert sonde.preflight(model, x, classify(y), checks=["loss_input"])["loss_input"].verdict == "ok"
+    nn.init.zeros_(model[4].weight)
+    nn.init.zeros_(model[4].bias)
+    assert sonde.preflight(model, x, classify(y), checks=["loss_input"])["loss_input"].verdict == "ok"
+
+
+def test_inputs_that_are_learnt_better_than_zeros_in_more_steps_alone_are_no_fault() -> None:
+    """Four features are left of sixteen random ones: at first the mean is learnt, as well as of zeros."""
+    torch.manual_seed(0)
+    sizes = (16, 8, 4, 8, 16)
+    layers = [each for pair in itertools.pairwise(sizes) for each in (nn.Linear(*pair), nn.ReLU())]
+    model, x = nn.Sequential(*layers[:-1]), torch.rand(64, 16)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    found = sonde.preflight(
+        model, x, lambda p: functional.mse_loss(p, x), optimizer, checks=["overfit", "zeroed_inputs"], verbose=False
+    )
+    assert found["zeroed_inputs"].verdict == "unknown", found
+    assert "in more steps alone" in found["zeroed_inputs"].words
+
+
 def test_a_last_layer_that_begins_at_zero_and_equal_inputs_beside_others_are_no_fault() -> None:
     torch.manual_seed(0)
     x, y = data()
@@ -592,6 +622,7 @@ def test_a_last_layer_that_begins_at_zero_and_equal_inputs_beside_others_are_no_
         (softmax_before_cross_entropy, "loss_input", "softmax_twice", "bad"),
         (sigmoid_before_logits_loss, "loss_input", "softmax_twice", "bad"),
         (probabilities_into_nll, "loss_input", "softmax_twice", "bad"),
+        (relu_behind_the_last_layer, "loss_input", "logits_cut", "warn"),
         (too_few_classes, "labels", "labels_outside", "bad"),
         (negative_label, "labels", "labels_outside", "bad"),
         (broadcast_mse, "loss_shape", "loss_broadcast", "bad"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from statistics import median
 
@@ -62,18 +61,17 @@ def alive(subject: Subject) -> Check:
     ran = subject.ran
     for layer in ran.layers:
         counted += layer.output is not None
-        begins_at_zero = layer.output is not None and layer.output.absmax == 0 and _learns(ran.gradients, layer.name)
+        begins_at_zero = (
+            layer.output is not None
+            and layer.output.absmax == 0
+            and any(size for name, size in ran.gradients.items() if not layer.name or name.startswith(f"{layer.name}."))
+        )
         found += [
             replace(each, site=f"{layer.name}:output")
             for each in layer.findings
             if each.rule in _SHOWN and not (begins_at_zero and each.rule != "saturated")
         ]
     return Check("alive", f"{counted:,} layers looked at", tuple(found))
-
-
-def _learns(gradients: Mapping[str, float | None], layer: str) -> bool:
-    """Return whether a parameter of *layer*, or below it, has a gradient that is not zero."""
-    return any(size for name, size in gradients.items() if not layer or name.startswith(f"{layer}."))
 
 
 def dtype(subject: Subject) -> Check:

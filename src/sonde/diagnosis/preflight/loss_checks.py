@@ -13,7 +13,7 @@ from sonde.answer import Check
 from sonde.diagnosis.preflight.loss_calls import REGRESSION, LossCall, is_probability
 from sonde.diagnosis.preflight.subject import Subject, UnjudgedError
 from sonde.rules import Finding
-from sonde.words import short
+from sonde.words import percent, short
 
 _WHY = "sonde.why_nan(model, batch, loss_fn) names the operation"
 _SOME = 8  # samples of one class that are no chance
@@ -100,28 +100,26 @@ def loss_input(subject: Subject) -> Check:
 
 def _of_input(call: LossCall) -> Finding | None:
     given = call.input.float()
-    if given.numel() < _FEWEST and call.name == "binary_cross_entropy_with_logits":
-        return None
-    if call.name == "binary_cross_entropy_with_logits":
-        spread = given.numel() and float(given.max()) > float(given.min())
-        return (
-            rules.judge("softmax_twice", given.numel(), float(given.mean()), what=call.name)
-            if spread and is_probability(given)
-            else None
-        )
     rows = given.movedim(1, -1) if given.dim() > 1 else given[None]
-    sums = rows.sum(-1)
-    if call.name == "nll_loss":
-        total = rows.exp().sum(-1)
-        is_wrong = bool((total - 1).abs().max() >= 0.05) and is_probability(rows)
-        return rules.judge("softmax_twice", sums.numel(), float(sums.mean()), what=call.name) if is_wrong else None
-    tolerance = rows.shape[-1] * torch.finfo(call.input.dtype).eps
-    are_sums = bool(((sums - 1).abs() <= max(tolerance, 1e-5)).all())
-    return (
-        rules.judge("softmax_twice", sums.numel(), float(sums.mean()), what=call.name)
-        if is_probability(rows) and are_sums
-        else None
+    sums, is_wrong = rows.sum(-1), is_probability(rows)
+    if call.name == "binary_cross_entropy_with_logits":
+        sums, is_wrong = given, given.numel() >= _FEWEST and float(given.max()) > float(given.min()) and is_probability(given)
+    elif call.name == "nll_loss":
+        is_wrong = is_wrong and bool((rows.exp().sum(-1) - 1).abs().max() >= 0.05)
+    else:
+        tolerance = max(rows.shape[-1] * torch.finfo(call.input.dtype).eps, 1e-5)
+        is_wrong = is_wrong and bool(((sums - 1).abs() <= tolerance).all())
+    if is_wrong:
+        return rules.judge("softmax_twice", sums.numel(), float(sums.mean()), what=call.name)
+    share = float((given == 0).float().mean()) if given.numel() >= _FEWEST and float(given.min()) == 0 < float(given.max()) else 0.0
+    words = (
+        f"{call.name} is given no logit below 0, and {percent(share)} of them are 0: a relu or a clamp stands behind the last layer"
     )
+    advice = "leave it out: a logit below 0 says that a class is unlikely"
+    return Finding("logits_cut", words, value=share, severity="warn", advice=advice) if share > _CUT else None
+
+
+_CUT = 0.05
 
 
 def initial_loss(subject: Subject) -> Check:

@@ -210,7 +210,9 @@ def samples_apart(subject: Subject) -> Check:
             if place < len(after)
         ]
     worst = max(far, key=lambda pair: pair[0] / pair[1], default=(0.0, 1.0))
-    is_sure = _is_of_samples(subject, samples) or not any(_is_time_first(each) for each in modules)
+    is_sure = _is_of_samples(subject, samples) or not any(
+        isinstance(each, _TIME_FIRST) and not each.batch_first for each in modules
+    )
     found = rules.judge("samples_mixed", *worst, is_sure=is_sure)
     if found is not None and not is_sure:
         words = f"{found.message}; a layer has batch_first=False, so that the first axis may be time"
@@ -261,7 +263,3 @@ def _holds_graph(subject: Subject, tensors: list[Tensor], samples: int) -> bool:
 def _of_sample(output: Tensor, kept: int, samples: int) -> Tensor:
     """Return *output* of the sample *kept*, along each axis of so many *samples*: in a matrix of pairs there are two."""
     return output[tuple(slice(kept, kept + 1) if size == samples else slice(None) for size in output.shape)]
-
-
-def _is_time_first(module: Any) -> bool:
-    return isinstance(module, _TIME_FIRST) and not module.batch_first

@@ -27,6 +27,7 @@ _SHORT = 12  # steps for each of these
 _NOISE = 0.02  # rise of the loss, as a share of it, that dropout and small batches explain
 _FEWEST = 20  # steps after which a training is judged
 _FAR = 1.5  # times the loss that needs no inputs, from which on the training has not come to its end
+_LONGER = 4  # times the steps, in which real inputs may be learnt better than zeros after all
 _SLIGHT = 0.01  # of the fall of the loss
 _RATES = (1e-3, 1e-2)  # of Adam
 
@@ -235,6 +236,10 @@ def zeroed_inputs(subject: Subject) -> Check:
     if not math.isfinite(_last(zeroed)) or len(zeroed) < min(_FEWEST, len(curve)):
         raise UnjudgedError("the training on zeroed inputs came to no end")
     found = rules.judge("zeroed_as_good", max(curve[0], zeroed[0]), real, _last(zeroed))
+    if found is not None and _last(train(subject, make, _LONGER * len(curve))) < _WELL * _last(zeroed):
+        raise UnjudgedError(
+            f"real inputs are learnt better than zeros, to {short(_last(zeroed))}, in more steps alone: give more steps="
+        )
     if real - _last(zeroed) > _SLIGHT * (curve[0] - real):  # zeros are easier to model: the inputs are what is learnt
         found = None
     if found is not None and constant is None:
