@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -99,3 +100,57 @@ def test_of_two_calls_the_input_of_that_one_counts_whose_output_parts() -> None:
     assert found.culprit is not None
     assert (str(found.culprit.site), found.culprit.call) == ("first:input", 1)
     assert [place.parts for place in found.places if str(place.site) == "first:input"] == [False, True]
+
+
+class Normed(nn.Module):
+    """A convolution and its normalisation, which may be folded into it, and what follows times a gate."""
+
+    def __init__(self, gate: float = 1.0) -> None:
+        super().__init__()
+        self.conv, self.norm, self.last = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 3)
+        self.norm.running_var.mul_(3)  # type: ignore[union-attr]  # a tensor
+        self.gate = gate
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.last(self.norm(self.conv(x)).relu())
+        return x[:, :1, 4:, 4:] + self.gate * made
+
+
+def folded(model: Normed) -> Normed:
+    """Return a copy in which the normalisation is part of the convolution."""
+    made = copy.deepcopy(model)
+    made.conv = nn.utils.fuse_conv_bn_eval(made.conv, made.norm)
+    made.norm = nn.Identity()  # type: ignore[assignment]  # in its place
+    return made.eval()
+
+
+def test_a_folded_normalisation_differs_inside_and_meets_again() -> None:
+    """Its layer gives other numbers in each side, and so do their gradients; all that follows is equal."""
+    model = Normed().eval()
+    found = sonde.compare(model, folded(model), torch.randn(2, 3, 8, 8))
+    assert found.ok
+    assert found["conv:output"][0].relative > 0.1
+    assert {place.remark for place in found.places if place.relative > 0.1} == {"differs inside, meets again at norm:output"}
+    assert "places differ inside of modules whose outputs agree" in str(found)
+
+
+def test_behind_a_folded_normalisation_a_difference_is_found_at_its_place() -> None:
+    model = Normed().eval()
+    other = folded(model)
+    with torch.no_grad():
+        other.last.weight[0, 0, 0, 0] += 1
+    found = sonde.compare(model, other, torch.randn(2, 3, 8, 8))
+    assert found.culprit is not None
+    assert found.cause is not None
+    assert (str(found.culprit.site), found.cause.rule) == ("last:output", "weight_differs")
+
+
+def test_what_differs_where_a_gate_is_closed_counts() -> None:
+    """The outputs agree only because the layers count for nothing yet."""
+    model = Normed(0.0).eval()
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.conv.weight[0] += 1
+    found = sonde.compare(model, other, torch.randn(2, 3, 8, 8))
+    assert found.culprit is not None
+    assert str(found.culprit.site) == "conv:output"

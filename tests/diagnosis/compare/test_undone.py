@@ -113,6 +113,7 @@ class Mixing(nn.Module):
         part: so many features are turned.
         later: keys are turned so many positions further.
         padding: what a mask of padding says of positions that are seen; None to leave it unread.
+        kind: what else is otherwise, in a word.
     """
 
     def __init__(
@@ -126,16 +127,21 @@ class Mixing(nn.Module):
         part: int = 4,
         later: int = 0,
         padding: bool | None = True,
+        kind: str = "",
     ) -> None:
         super().__init__()
         torch.manual_seed(3)
         self.q, self.k, self.v, self.out = (nn.Linear(16, 16) for _ in range(4))
-        self._form = heads, ahead, scale, base, window, cap, part, later, padding
+        self._form, self._kind = (heads, ahead, scale, base, window, cap, part, later, padding), kind
 
     def forward(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
         heads, ahead, scale, base, window, cap, part, later, padding = self._form
         q, k, v = (layer(x).unflatten(-1, (heads, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
-        if base is not None:
+        if self._kind == "spread":
+            q, k, v = (layer(x).unflatten(-1, (-1, heads)).permute(0, 3, 1, 2) for layer in (self.q, self.k, self.v))
+        if base is not None and self._kind == "queries turned":
+            q = rotated(q, base)
+        elif base is not None:
             q, k = (torch.cat((rotated(h[..., :part], base, f), h[..., part:]), -1) for h, f in ((q, 0), (k, later)))
         scores = q @ k.mT / math.sqrt(q.size(-1)) * scale
         scores = cap * (scores / cap).tanh() if cap else scores
@@ -144,8 +150,12 @@ class Mixing(nn.Module):
             hidden = hidden | torch.ones(x.size(1), x.size(1)).triu(ahead + 1).bool()
         if seen is not None and padding is not None:
             hidden = hidden | (seen != padding)[:, None, None]
-        scores = scores.masked_fill(hidden, -1e9)
-        mixed: Tensor = self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+        weights = scores.softmax(-1).masked_fill(hidden, 0.0)
+        if self._kind != "hidden behind":
+            scores = scores.masked_fill(hidden, 0.0 if self._kind == "hidden by 0" else -1e9)
+            weights = scores.softmax({"over queries": -2, "over heads": 1}.get(self._kind, -1))
+        weights = scores.sigmoid() if self._kind == "sigmoid" else weights
+        mixed: Tensor = self.out((weights @ v).transpose(1, 2).flatten(2))
         return mixed
 
 
@@ -345,6 +355,13 @@ def test_a_cause_is_stated_and_without_it_the_sides_are_equal(rule: str) -> None
         ({"base": 123.0}, "rotary", "halves, base 123 in b"),
         ({"padding": False}, "mask", "['seen'] in a, ['seen'] turned round in b"),
         ({"padding": None}, "mask", "['seen'] in a, no position sees later ones in b"),
+        ({"base": 10_000.0, "kind": "queries turned"}, "rotary", "halves, base 10000, of queries alone in b"),
+        ({"kind": "over queries"}, "activation", "softmax over keys in a, softmax over queries in b"),
+        ({"kind": "over heads"}, "activation", "softmax over keys in a, softmax over heads in b"),
+        ({"kind": "sigmoid"}, "activation", "softmax over keys in a, sigmoid in b"),
+        ({"kind": "hidden by 0"}, "mask", "what is not seen: their scores are -inf in a, their scores are 0 in b"),
+        ({"kind": "hidden behind"}, "mask", "their weights are 0, behind the softmax in b"),
+        ({"kind": "spread"}, "heads", "features side by side in a, features that lie as far apart as there are heads in b"),
     ],
 )
 def test_attention_that_one_number_sets_apart_is_recognised_beside_that_of_the_other_side(
@@ -520,6 +537,48 @@ def test_a_module_is_matched_to_one_module_or_to_a_part_of_one() -> None:
         assert {place.site.path, place.other.path} == {"layer.qkv", "layer.k"}
         assert found.cause is not None, found
         assert (found.cause.rule, "1 of 16 rows" in found.cause.message) == ("weight_differs", True)
+        turned = copy.deepcopy(b)
+        for held in turned.layer.qkv.parameters():
+            held.data = torch.cat([held.data[16:32], held.data[:16], held.data[32:]])
+        found = sonde.compare(*(turned if each is b else each for each in (one, other)), sequences(), verbose=False)
+        assert found.cause is not None, found
+        assert found.cause.rule == "weight_permuted"
+        assert found.cause.message.endswith(
+            "layer.qkv lie in another order than its code takes them, which is layer.q, layer.k, layer.v"
+        )
+
+
+def test_layers_are_no_parts_of_one_that_is_given_another_input() -> None:
+    """Queries and keys have as many features together as the layer behind them, where attention is one module."""
+
+    class Whole(nn.Module):
+        def __init__(self, other: Mixing) -> None:
+            super().__init__()
+            self.attention, self.up = nn.MultiheadAttention(16, 4, batch_first=True), nn.Linear(16, 32)
+            parts = (other.q, other.k, other.v)
+            self.attention.in_proj_weight.data = torch.cat([part.weight.data for part in parts])
+            self.attention.in_proj_bias.data = torch.cat([part.bias.data for part in parts])
+            self.attention.out_proj.load_state_dict(other.out.state_dict())
+
+        def forward(self, x: Tensor) -> Tensor:
+            made: Tensor = self.up(self.attention(x, x, x, need_weights=False)[0])
+            return made[..., :16]
+
+    a, b = between(Mixing(), Mixing())
+    b.layer = Whole(a.layer)
+    a.layer = nn.Sequential()
+    a.layer.mix, a.layer.up, a.layer.first = Mixing(), copy.deepcopy(b.layer.up), First()
+    for one, other in ((a, b), (b, a)):
+        found = sonde.compare(one, other, sequences(), verbose=False)
+        assert found.ok, found
+        assert found.notes == ()
+
+
+class First(nn.Module):
+    """Returns the first features."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[..., :16]
 
 
 def test_momentum_of_a_batch_norm_shows_in_what_the_statistics_move_by() -> None:
@@ -598,6 +657,26 @@ def test_a_setting_of_another_module_that_acts_on_gradients_alone_is_stated() ->
     assert found.hints == ()
     b.layer.factor = 1.0
     assert sonde.compare(a, b, vectors(), verbose=False).ok
+
+
+@pytest.mark.parametrize("side", ["a", "b"])
+def test_of_a_gradient_that_is_passed_straight_on_the_line_is_said_and_no_loss(side: str) -> None:
+    """One side passes the gradient on as it is, past a rounding; the other one has that of the rounding, which is none."""
+
+    def straight(model: Any, h: Tensor, y: Tensor) -> Tensor:
+        return y + (y.round() - y).detach()
+
+    def rounded(model: Any, h: Tensor, y: Tensor) -> Tensor:
+        return y.round()
+
+    models = between(nn.Tanh(), code=(straight, rounded) if side == "a" else (rounded, straight))
+    found = sonde.compare(*models, vectors(), verbose=False)
+    assert found.culprit is not None
+    assert found.cause is not None, found
+    assert (str(found.culprit.site), found.cause.rule) == ("layer:grad_output", "graph_cut")
+    line = straight.__code__.co_firstlineno + 1
+    text = f"(y.round() - y).detach() (test_undone.py:{line}) cuts the graph of {side}"
+    assert found.cause.message == f"the forward agrees: {text}: without it the gradients agree"
 
 
 def test_a_factor_of_one_of_two_gradients_is_said_and_no_cut() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from sonde.diagnosis.compare.joined import ADDENDS, among_ranks
 from sonde.diagnosis.compare.names import Names
 from sonde.diagnosis.compare.sides import Kept, Key, Side
-from sonde.diagnosis.distance import Distance, as_numbers, distance, held_of_both, laid_out_alike, spacing
+from sonde.diagnosis.distance import as_numbers, distance, held_of_both, laid_out_alike, spacing
 from sonde.engine import is_floating
 from sonde.site import OTHER_CALLS, PARAMETER_PORTS, Site
 from sonde.words import shape_text
@@ -23,6 +23,8 @@ NOT_COMPARED = "not compared"
 """The beginning of the remark about a place of which this rank does not hold the same in both sides."""
 ANOTHER_LAYOUT = "another layout"
 """In the remark about a place where the sides have equal tensors with their axes in another order."""
+DIFFERS_INSIDE = "differs inside, meets again at "
+"""The beginning of the remark about a place that differs inside of a module whose output agrees, as where a norm is folded away."""
 BEYOND = 16.0
 """Sides part where they are further apart than so many times the distance by which rounding was measured to move one side."""
 _JUMP, _UNMEASURED = 16.0, 128.0
@@ -157,65 +159,57 @@ def compared(a: Side, b: Side, names: Names, noise: float | None) -> list[Place]
     for stage, one, other in (("forward", a.forward, b.forward), ("backward", _in_order(a.backward), b.backward)):
         found += _of_stage(stage, one, {kept.key: kept for kept in other}, names, judge)  # type: ignore[arg-type]  # literals
     found += _of_stage("update", a.update, {kept.key: kept for kept in b.update}, names, judge)
-    return found
+    return _without_inner(found, {kept.site.path for kept in a.backward if kept.site.port == "grad_output" and _is_nonzero(kept)})
 
 
 def _in_order(events: list[Kept]) -> list[Kept]:
     """Return *events* with the gradients of a module's parameters behind the last gradient of its output."""
     last = {kept.site.path: place for place, kept in enumerate(events) if kept.site.port not in PARAMETER_PORTS}
-    order = {id(kept): (last.get(_layer(kept), len(events)), place) for place, kept in enumerate(events)}
+    order = {id(kept): (last.get(kept.site.layer, len(events)), place) for place, kept in enumerate(events)}
     return sorted(events, key=lambda kept: order[id(kept)])
-
-
-def _layer(kept: Kept) -> str:
-    return kept.site.owner.path
 
 
 def _of_stage(stage: Stage, events: list[Kept], others: dict[Key, Kept], names: Names, judge: Judge) -> list[Place]:
     there = [site.path for site, _ in others]
     found: list[Place] = []
-    pairs: list[tuple[Kept, Kept] | None] = []
+    pairs: list[tuple[Kept, Kept]] = []
     for kept in events:
         site = names.site_of_b(kept.site, there)
         other = None if site is None else others.get((site, kept.call))
-        if other is None:
-            if site is not None and stage == "backward" and kept.leaves and others and judge.is_seen(kept.site, site):
-                found.append(_gone(kept, site))
-                pairs.append(None)
-            continue
-        place = place_of(stage, kept, other, judge)
-        if place is not None:
+        if site is not None and other is None and stage == "backward" and kept.leaves and others and judge.is_seen(kept.site, site):
+            other = replace(kept, site=site, leaves={})
+        place = None if other is None else place_of(stage, kept, other, judge)
+        if place is not None and other is not None:
             found.append(place)
             pairs.append((kept, other))
-    found = _without_layouts(_without_addends(found), pairs, judge)
-    return _without_unused(found) if stage == "forward" else found
+    return _without_layouts(_without_addends(found), pairs, judge)
 
 
 def _without_addends(places: list[Place]) -> list[Place]:
     """Return *places*; where ranks hold addends of a tensor, that does not count if the next place, behind the sum, agrees."""
-    found = []
+    found = list(places)
     for number, place in enumerate(places):
         if place.parts and place.remark.startswith(ADDENDS) and place.site.port not in PARAMETER_PORTS:
-            behind = next((each for each in places[number + 1 :] if not each.remark.startswith(ADDENDS)), None)
-            found.append(replace(place, parts=place.stage == "forward" if behind is None else behind.parts))
-        else:
-            found.append(place)
+            behind = next(
+                (each.parts for each in places[number + 1 :] if not each.remark.startswith(ADDENDS)), place.stage == "forward"
+            )
+            found[number] = replace(place, parts=behind)
     return found
 
 
-def _without_layouts(places: list[Place], pairs: list[tuple[Kept, Kept] | None], judge: Judge) -> list[Place]:
+def _without_layouts(places: list[Place], pairs: list[tuple[Kept, Kept]], judge: Judge) -> list[Place]:
     """Return *places*; one does not part where the sides have equal tensors with the axes in another order, and all behind agrees.
 
     Shapes that differ tell the order of the axes, whatever is behind. Of one shape, with axes of one length, it may be the fault.
     """
     found = list(places)
     for number in reversed(range(len(found))):
-        place, pair = found[number], pairs[number]
+        place = found[number]
         if not place.parts:
             continue
-        if pair is None or number == len(found) - 1 or place.site.port in PARAMETER_PORTS:
+        if number == len(found) - 1 or place.site.port in PARAMETER_PORTS:
             break
-        turned = place_of(place.stage, *pair, judge, turned=True)
+        turned = place_of(place.stage, *pairs[number], judge, turned=True)
         if turned is None or turned.parts or turned.relative > _LIKE * place.relative:
             break
         found[number] = turned
@@ -226,23 +220,48 @@ _LIKE = 0.1
 """A layout makes two tensors equal if it brings them nearer by this factor, where rounding alone explains much."""
 
 
-def _without_unused(places: list[Place]) -> list[Place]:
-    """Return *places*; where the input of a module parts and its output agrees, the input does not count."""
-    agreed = {(place.site.path, place.call) for place in places if place.site.port == "output" and not place.parts}
+def _without_inner(places: list[Place], reached: Collection[str]) -> list[Place]:
+    """Return *places*; what differs inside of a module whose output agrees does not count, nor do the gradients of what lies there.
+
+    Inside also lies a layer whose output is its input. That the output depends on what differs is seen by the gradients: *reached*
+    are the modules that have one. The input itself does not count in any case. What comes nearer step by step has not met again.
+    """
+    found, inner = list(places), dict[str, str]()
+    for number, meeting in enumerate(places):
+        if meeting.stage != "forward" or meeting.site.port != "output" or meeting.parts:
+            continue
+        parted = {at: found[at] for at in _within(places, number) if found[at].parts}
+        least = _MUCH_NEARER * min((place.relative for place in parted.values()), default=0.0)
+        is_undone = meeting.relative <= least and all(place.site.path in reached for place in parted.values())
+        for at, place in parted.items():
+            if is_undone:
+                inner[place.site.path] = f"{DIFFERS_INSIDE}{meeting.site}"
+                found[at] = replace(place, parts=False, remark=inner[place.site.path])
+            elif place.site == Site(meeting.site.path, "input"):
+                found[at] = replace(place, parts=False, remark="the output agrees nevertheless")
     return [
-        replace(place, parts=False, remark="the output agrees nevertheless")
-        if place.parts and place.site.port == "input" and (place.site.path, place.call) in agreed
+        replace(place, parts=False, remark=inner[place.site.layer])
+        if place.parts and place.stage != "forward" and place.site.layer in inner
         else place
-        for place in places
+        for place in found
     ]
 
 
-def _gone(kept: Kept, other: Site) -> Place:
-    main = kept.main
-    shape = "" if main is None else _shape(main[1])
-    return Place(
-        "backward", kept.site, other, kept.call, kept.type, shape, math.inf, parts=_is_nonzero(kept), remark="no gradient in b"
-    )
+_MUCH_NEARER = 1e-3
+"""The output of a module is nearer than all that differs inside by this factor: not where that is small beside other addends."""
+
+
+def _within(places: list[Place], end: int) -> Iterator[int]:
+    """Yield which places lie within the module call that ends at *end*, last ones first, and the output that is its input."""
+    path, at = places[end].site.path, end - 1
+    while at >= 0 and places[at].site.path.startswith(f"{path}." if path else ""):
+        yield at
+        at -= 1
+    if path and at >= 0 and places[at].site == Site(path, "input"):
+        yield at
+        given, before = places[at], places[at - 1]
+        if at and before.site.port == "output" and (given.relative, given.largest) == (before.relative, before.largest):
+            yield at - 1
 
 
 def _is_nonzero(kept: Kept) -> bool:
@@ -260,9 +279,8 @@ def place_of(stage: Stage, one: Kept, other: Kept, judge: Judge, *, turned: bool
         if not one.leaves and not other.leaves:
             return None
         held, lacking = (other, "a") if not one.leaves else (one, "b")
-        main = held.main
-        shape = "" if main is None else _shape(main[1])
-        remark = f"no gradient in {lacking}" if stage == "backward" else f"no tensor in {lacking}"
+        shape = "" if held.main is None else _shape(held.main[1])
+        remark = f"no {'gradient' if stage == 'backward' else 'tensor'} in {lacking}"
         return Place(stage, site, other.site, one.call, one.type, shape, math.inf, parts=_is_nonzero(held), remark=remark)
     pairs = list(_pairs(one, other, only_main=stage == "update"))
     if not pairs:
@@ -310,13 +328,16 @@ def place_of(stage: Stage, one: Kept, other: Kept, judge: Judge, *, turned: bool
     if words.startswith("axes"):
         words = f"shape {shape} in a, {_shape(y)} in b; nearest with {words}" if parts else f"{ANOTHER_LAYOUT}, {words}"
     among = next(filter(None, (among_ranks(kept, leaf, floor)[1] for kept in (one, other) if parts)), "")
-    remark = f"{leaf} differs" if leaf else among or words or _of_nonfinite(apart) or _of_types(x, y)
+    remark = (
+        f"{leaf} differs"
+        if leaf
+        else among
+        or words
+        or (f"{apart.nonfinite} elements are finite in one side alone" if apart.nonfinite else "")
+        or _of_types(x, y)
+    )
     found = Place(stage, site, other.site, one.call, one.type, shape, apart.relative, apart.cosine, apart.largest, floor)
     return replace(found, parts=parts, remark=remark, leaf=leaf)
-
-
-def _of_nonfinite(apart: Distance) -> str:
-    return f"{apart.nonfinite} elements are finite in one side alone" if apart.nonfinite else ""
 
 
 def _of_types(x: Tensor, y: Tensor) -> str:
@@ -337,11 +358,10 @@ def _pairs(one: Kept, other: Kept, *, only_main: bool) -> Iterator[tuple[str, Te
         return
     for leaf, tensor in one.leaves.items():
         beside = other.leaves.get(leaf)
-        if leaf in (main[0], others[0]) or beside is None or tensor.is_nested or beside.is_nested:
+        if leaf in (main[0], others[0]) or beside is None or tensor.is_nested or beside.is_nested or beside.shape != tensor.shape:
             continue
-        if beside.shape != tensor.shape or tensor.is_meta or beside.is_meta or is_floating(tensor) != is_floating(beside):
-            continue
-        if is_floating(tensor) or one.site.port == "input":
+        is_compared = is_floating(tensor) == is_floating(beside) and not tensor.is_meta and not beside.is_meta
+        if is_compared and (is_floating(tensor) or one.site.port == "input"):
             yield leaf, tensor, beside
 
 

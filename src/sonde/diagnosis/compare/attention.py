@@ -25,6 +25,9 @@ _SCALES = ("1 / sqrt(head size)", "no scale", "1 / head size", "1 / sqrt(width)"
 _CAUSAL, _NO_MASK = "no position sees later ones", "each position sees all"
 _MASKS = (_CAUSAL, _NO_MASK, "each position sees one later one too", "no position sees earlier ones")
 _WINDOW = "no position sees later ones, nor any before the last "
+_WEIGHINGS = ("softmax over keys", "softmax over queries", "softmax over heads", "sigmoid")
+_UNSEENS = ("their scores are -inf", "their scores are 0", "their weights are 0, behind the softmax")
+_SPLITS = ("features side by side", "features that lie as far apart as there are heads")
 _ROTATIONS = ("halves", "interleaved", "halves swapped", "interleaved pairs swapped")
 
 
@@ -41,6 +44,10 @@ class Form:
         cap: the size to which tanh limits the scores; 0 for no limit.
         part: how many features of a head are turned, the first ones; 0 for all.
         ahead: by how many positions keys are turned further than queries.
+        alone: ``queries`` or ``keys`` where the others are not turned.
+        weighing: an entry of the list of ways to make weights of scores.
+        unseen: an entry of the list of what becomes of positions that are not seen.
+        split: an entry of the list of ways to split features into heads.
     """
 
     heads: int
@@ -52,6 +59,10 @@ class Form:
     cap: float = 0.0
     part: int = 0
     ahead: int = 0
+    alone: str = ""
+    weighing: str = _WEIGHINGS[0]
+    unseen: str = _UNSEENS[0]
+    split: str = _SPLITS[0]
 
     @property
     def scaling(self) -> str:
@@ -59,10 +70,16 @@ class Form:
         return self.scale + (f", then limited to {self.cap:g} by tanh" if self.cap else "")
 
     @property
+    def numbers(self) -> str:
+        """How many heads there are, in words."""
+        return f"{self.heads} and {self.groups}"
+
+    @property
     def turning(self) -> str:
         """The rotary embedding, in words."""
         part = f", of {self.part} features of each head" if self.part else ""
-        return self.rotary + part + (f", keys {self.ahead:+d} positions from queries" if self.ahead else "")
+        alone = f", of {self.alone} alone" if self.alone else ""
+        return self.rotary + part + alone + (f", keys {self.ahead:+d} positions from queries" if self.ahead else "")
 
 
 @dataclass(frozen=True)
@@ -113,36 +130,27 @@ def of_attention(scene: Scene) -> Iterator[Suspect]:
 
 
 def _differences(scene: Scene, here: Form, there: Form) -> Iterator[Finding]:
-    if here.mask != there.mask:
-        yield scene.finding(
-            "causal_mask" if _CAUSAL in (here.mask, there.mask) and {here.mask, there.mask} <= {*_MASKS} else "mask",
-            f"attention masks: {here.mask} in a, {there.mask} in b",
-            "give both sides the same mask",
-        )
-    if here.scaling != there.scaling:
-        yield scene.finding(
-            "attention_scale",
-            f"scores of attention: {here.scaling} in a, {there.scaling} in b",
-            "scale the scores alike",
-            {"heads": float(here.heads)},
-        )
-    if here.turning != there.turning:
-        yield scene.finding(
-            "rotary", f"rotary embedding: {here.turning} in a, {there.turning} in b", "rotate queries and keys alike on both sides"
-        )
-    if here.sharing != there.sharing:
-        yield scene.finding(
+    is_causal = _CAUSAL in (here.mask, there.mask) and {here.mask, there.mask} <= {*_MASKS}
+    told: list[tuple[str, str, str, str, str]] = [
+        ("causal_mask" if is_causal else "mask", "attention masks", here.mask, there.mask, "give both sides the same mask"),
+        ("attention_scale", "scores of attention", here.scaling, there.scaling, "scale the scores alike"),
+        ("activation", "weights of attention", here.weighing, there.weighing, "make the weights of the scores alike"),
+        ("mask", "what is not seen", here.unseen, there.unseen, "give scores that are not seen -inf, in front of the softmax"),
+        ("heads", "a head", here.split, there.split, "split the width into heads alike: view(..., heads, features)"),
+        ("rotary", "rotary embedding", here.turning, there.turning, "rotate queries and keys alike on both sides"),
+        (
             "heads",
-            f"{here.sharing} share keys and values in a, {there.sharing} in b",
+            "keys and values",
+            f"{here.sharing} share them",
+            f"{there.sharing} share them",
             "repeat each head of keys and values in place (repeat_interleave) on both sides, or all of them in turn (repeat)",
-        )
-    if (here.heads, here.groups) != (there.heads, there.groups):
-        yield scene.finding(
-            "heads",
-            f"{here.heads} heads of queries and {here.groups} of keys in a, {there.heads} and {there.groups} in b",
-            "split the width into the same number of heads",
-            {"heads_a": float(here.heads), "heads_b": float(there.heads)},
-        )
+        ),
+        ("heads", "heads of queries and of keys", here.numbers, there.numbers, "split the width into the same number of heads"),
+    ]
+    for rule, what, one, other, advice in told:
+        if one != other:
+            evidence = {"heads_a": float(here.heads), "heads_b": float(there.heads)}
+            yield scene.finding(rule, f"{what}: {one} in a, {other} in b", advice, evidence)
 
 
 # What there is
@@ -155,7 +163,8 @@ def _triples(scene: Scene) -> Iterator[tuple[Source, Source, Source]]:
     if len(flat) >= 3:
         last = flat[-3:]
         yield (last[0], last[1], last[2])
-        named = [next((held for held in flat[::-1] if _letter(held) == letter), None) for letter in "qkv"]
+        letters = {held.name.rpartition(":")[0].rpartition(".")[2].lstrip("_w")[:1]: held for held in flat}
+        named = [letters.get(letter) for letter in "qkv"]
         if all(held is not None for held in named):
             yield (named[0], named[1], named[2])  # type: ignore[misc]  # none is None
     assert scene.tensors is not None
@@ -166,10 +175,6 @@ def _triples(scene: Scene) -> Iterator[tuple[Source, Source, Source]]:
             sizes = [width, rest // 2, rest // 2]
             parts = [Source(held.name, *pair) for pair in zip(held.a.split(sizes, -1), held.b.split(sizes, -1), strict=True)]
             yield (parts[0], parts[1], parts[2])
-
-
-def _letter(source: Source) -> str:
-    return source.name.rpartition(":")[0].rpartition(".")[2].lstrip("_w")[:1]
 
 
 def _three(tensor: Tensor) -> Tensor:
@@ -221,9 +226,7 @@ def _of_padding(leaf: str, kept: Tensor) -> dict[str, Tensor]:
 
 
 def _attributes(module: nn.Module | None) -> dict[str, float]:
-    if module is None:
-        return {}
-    held = dict(vars(module))
+    held = {} if module is None else dict(vars(module))
     for name in ("config", "cfg", "args"):
         held |= getattr(held.get(name), "__dict__", {})
     return {
@@ -266,6 +269,9 @@ def _near(given: Given, beside: Form | None, tolerance: float) -> Form | None:
     if beside.rotary != "none":
         forms += [replace(beside, part=part) for part in (size // 4, size // 2, 3 * size // 4) if part and part % 2 == 0]
         forms += [replace(beside, ahead=ahead) for ahead in (1, -1, 2, -2)]
+        forms += [replace(beside, alone=alone) for alone in ("queries", "keys")]
+    forms += [replace(beside, weighing=weighing) for weighing in _WEIGHINGS[1:]]
+    forms += [replace(beside, unseen=unseen) for unseen in _UNSEENS[1:]] + [replace(beside, split=_SPLITS[1])]
     found = next((form for form in forms if off(form) <= 4 * tolerance), None)
     rotation, _, source = beside.rotary.partition(", base ")
     numbers: list[tuple[Callable[[float], Form], float, float]] = [
@@ -285,7 +291,14 @@ _MOST_WINDOWS = 4096
 
 def _attended(given: Given, form: Form, rows: Tensor | None = None) -> Tensor | None:
     """Return what attention of *form* makes of queries, keys and values; None where they do not fit it."""
-    rows = torch.arange(len(given.q), device="cpu") if rows is None else rows
+    every = torch.arange(len(given.q), device="cpu")
+    wanted, rows = rows, every if rows is None or form.weighing == _WEIGHINGS[1] else rows
+    if form.split == _SPLITS[1]:
+        q, k, v = (
+            x.unflatten(-1, (-1, heads)).mT.flatten(1)
+            for x, heads in ((given.q, form.heads), (given.k, form.groups), (given.v, form.groups))
+        )
+        given = replace(given, q=q, k=k, v=v)
     size = given.q.size(-1) // form.heads
     own = {form.scale: float(form.scale.removeprefix(_OWN_SCALE))} if form.scale.startswith(_OWN_SCALE) else {}
     factor = (_factors(given, form.heads, size) | own).get(form.scale)
@@ -295,7 +308,17 @@ def _attended(given: Given, form: Form, rows: Tensor | None = None) -> Tensor | 
     scores, v = _scores(given, form, *turned, rows)
     scores = scores * factor
     scores = form.cap * (scores / form.cap).tanh() if form.cap else scores
-    return torch.einsum("hqk,khd->qhd", _masked(scores, form.mask, given, rows).softmax(-1), v).flatten(1)
+    result = torch.einsum("hqk,khd->qhd", _weights(scores, _masked(scores, form.mask, given, rows), form), v).flatten(1)
+    return result if wanted is None or len(wanted) == len(rows) else result[wanted]
+
+
+def _weights(scores: Tensor, masked: Tensor, form: Form) -> Tensor:
+    """Return what *form* makes of scores (heads, queries, keys), which are very low where a position is not seen if *masked*."""
+    hidden = masked - scores < _UNSEEN_FROM
+    masked = {_UNSEENS[1]: masked.masked_fill(hidden, 0.0), _UNSEENS[2]: scores}.get(form.unseen, masked)
+    axis = {_WEIGHINGS[1]: 1, _WEIGHINGS[2]: 0}.get(form.weighing, -1)
+    weights = masked.sigmoid() if form.weighing == _WEIGHINGS[3] else masked.softmax(axis)
+    return weights.masked_fill(hidden, 0.0) if form.unseen == _UNSEENS[2] else weights
 
 
 def _scores(given: Given, form: Form, q: Tensor, k: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -364,6 +387,7 @@ def _masked(scores: Tensor, mask: str, given: Given, rows: Tensor) -> Tensor:
 
 
 _UNSEEN = -1e30  # a row that sees nothing sees all alike
+_UNSEEN_FROM = -1e3  # what masks add to scores that do not count, at least
 
 
 def _allowed(mask: str, rows: Tensor, length: int) -> Tensor:
@@ -412,7 +436,7 @@ def _turned(given: Given, form: Form) -> tuple[Tensor, Tensor] | None:
         torch.cat((_turn(x[..., :part], wave[0][:, None], wave[1][:, None], rotation), x[..., part:]), -1)
         for x, wave in zip((q, k), waves, strict=True)
     ]
-    return made[0], made[1]
+    return (q if form.alone == "keys" else made[0]), (k if form.alone == "queries" else made[1])
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor, rotation: str) -> Tensor:

@@ -9,6 +9,7 @@ import re
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,12 +21,14 @@ from sonde.diagnosis.compare.formulas import FORMULAS, RELATIONS, factor_of
 from sonde.diagnosis.compare.joined import among_ranks
 from sonde.diagnosis.compare.names import Names
 from sonde.diagnosis.compare.parting_operation import of_operation
+from sonde.diagnosis.compare.portions import layouts
 from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.sides import Side
 from sonde.diagnosis.compare.suspects import Change, Suspect, Undo
 from sonde.diagnosis.compare.undoing import Explained, explained
 from sonde.diagnosis.compare.weights import EXACT, Relation, factor_between, is_addend, matched, relation
 from sonde.diagnosis.distance import as_numbers, distance, held_of_both, laid_out_alike, readable, spacing
+from sonde.diagnosis.nonfinite.source_lines import lines_of
 from sonde.engine import class_of
 from sonde.rules import Finding
 from sonde.site import PARAMETER_PORTS, Site
@@ -41,10 +44,10 @@ def causes_of(scene: Scene) -> Explained:
         looks = [
             [_of_random, _of_batch, _of_modes, _of_arguments, _of_parameters, _of_settings, _of_draws, _of_types],
             *([look] for look in FORMULAS),
+            [_of_order],
             [_of_class],
             *([look] for look in RELATIONS),
             [of_operation],
-            [_of_class_with_children],
         ]
     elif scene.place.stage == "backward":
         looks = [
@@ -54,9 +57,10 @@ def causes_of(scene: Scene) -> Explained:
             [_of_gradient_part],
         ]
     elif scene.place.site.port == "param":
-        looks = [[_of_parameter_factor]]
+        looks = [[partial(factor_of, words="the parameter of b is {factor:.6g} times that of a")]]
     else:
-        looks = [[_of_optimizer, _of_frozen, _of_modes, _of_settings], [_of_class], [_of_update_factor], [_of_decay]]
+        factor = partial(factor_of, words="the update of b is {factor:.6g} times that of a")
+        looks = [[_of_optimizer, _of_frozen, _of_modes, _of_settings], [_of_class], [factor], [_of_decay]]
     if any(kept is not None and among_ranks(kept, scene.place.leaf, scene.tolerance)[0] for kept in scene.kept):
         looks = []  # what the tensor of one rank is like says nothing of the others
     both = scene.a.model is not None and scene.b.model is not None
@@ -221,14 +225,10 @@ def _quiet(scene: Scene, message: str, advice: str, evidence: Mapping[str, float
 
 def _of_batch(scene: Scene) -> Iterator[Suspect]:
     """The batches that were given differ in one tensor."""
-    place = scene.place
-    here = scene.kept[0]
-    if place.site.path or place.other.path or place.site.port != "input" or here is None or here.main is None:
-        return
-    leaf = place.leaf or here.main[0]
-    if place.leaf:
-        undo = Undo(b=changes.given(leaf, here.leaves[leaf]))
-        yield scene.suspect("batch", f"the batches differ in {leaf}", undo, "give both sides the same batch")
+    place, here = scene.place, scene.kept[0]
+    if here is not None and place.leaf and not place.site.path and not place.other.path and place.site.port == "input":
+        undo = Undo(b=changes.given(place.leaf, here.leaves[place.leaf]))
+        yield scene.suspect("batch", f"the batches differ in {place.leaf}", undo, "give both sides the same batch")
 
 
 def _owners(scene: Scene) -> list[tuple[Side, str]]:
@@ -272,7 +272,7 @@ def _of_arguments(scene: Scene) -> Iterator[Suspect]:
 
 def _arguments(scene: Scene, side: Side, path: str) -> dict[int | str, Any]:
     """Return the flags, numbers, texts and tensors with which a module was called at the place, by position or name."""
-    key = Site(path, "input"), scene.place.call
+    key = Site(side.real(path), "input"), scene.place.call
     kept = next((each for each in side.forward if each.key == key), None)
     if kept is None:
         return {}
@@ -378,13 +378,40 @@ def _mixed_up(scene: Scene, name: str, y: Tensor) -> Relation | None:
         return None
     own = _joined(scene.frame.owner, name)
     assert scene.a.model is not None
-    for other, parameter in scene.a.model.named_parameters():
-        if other == own or parameter.is_nested or parameter.shape != y.shape:
-            continue
-        held = readable(parameter)
-        if not held.is_meta and distance(as_numbers(held), numbers).relative <= EXACT:
-            return Relation("weight_of_another", f"{{b}} equals a.{other}")
+    every = {other: readable(held) for other, held in scene.a.model.named_parameters() if not held.is_nested}
+    for portion in scene.a.portions:
+        every |= {_joined(portion, leaf): held for leaf, held in scene.a.tensors_of(portion).items()}
+    for other, held in every.items():
+        for given, words in ((held, ""), (held.mT if held.dim() == 2 else held, ".T")):
+            is_like = other != own and given.shape == y.shape and not given.is_meta
+            if is_like and distance(as_numbers(given), numbers).relative <= EXACT:
+                return Relation("weight_of_another", f"{{b}} equals a.{other}{words}")
     return None
+
+
+def _of_order(scene: Scene) -> Iterator[Suspect]:
+    """The code reads the parts of a joined projection in another order than its parameters have them in."""
+    for side, owner in ((scene.b, scene.owner_b), (scene.a, scene.frame.owner)):
+        parts: dict[str, list[str]] = {}
+        for name, portion in side.portions.items() if scene.frame.is_code and owner is not None else ():
+            if portion.module.startswith(f"{owner}." if owner else ""):
+                parts.setdefault(portion.module, []).append(name)
+        other = {y: x for x, y in scene.names.pairs()} if side is scene.b else dict(scene.names.pairs())
+        for module, names in parts.items():
+            held = [side.portions[name].features for name in names]
+            for layout in layouts([len(each) for each in held]):
+                change = changes.moved(side, module, torch.cat(held), torch.cat(layout))
+                order = names_text(
+                    [other[names[number]] for number in sorted(range(len(names)), key=lambda at: int(layout[at][0]))]
+                )
+                turns = "" if bool((layout[0].diff() == 1).all()) else " by turns"
+                suspect = scene.suspect(
+                    "weight_permuted",
+                    f"the parts of {side.name}.{module} lie in another order than its code takes them, which is {order}{turns}",
+                    Undo(b=change) if side is scene.b else Undo(a=change),
+                    "put the parts into this order where the weight is converted",
+                )
+                yield replace(suspect, is_guess=True)
 
 
 def not_called(a: Side, b: Side, names: Names) -> Iterator[Finding]:
@@ -398,7 +425,13 @@ def not_called(a: Side, b: Side, names: Names) -> Iterator[Finding]:
                 for other, module in lacking.modules().items()
                 if other not in ran and (held := _own_parameters(module))
             ]
-            twins = [other for other, held in idle if own and _are_equal(own, held)]
+            twins = [
+                other
+                for other, held in idle
+                if own
+                and [each.shape for each in own] == [each.shape for each in held]
+                and all(distance(as_numbers(x), as_numbers(y)).relative <= EXACT for x, y in zip(own, held, strict=True))
+            ]
             if len(twins) == 1:
                 message = (
                     f"{name} ran in {side.name}; {lacking.name} holds its parameters in {twins[0]}, which did not run as a module"
@@ -411,12 +444,6 @@ def not_called(a: Side, b: Side, names: Names) -> Iterator[Finding]:
 def _own_parameters(module: nn.Module | None) -> list[Tensor]:
     held = [] if module is None else [readable(each) for each in module.parameters(recurse=False) if not each.is_nested]
     return [] if any(each.is_meta for each in held) else held
-
-
-def _are_equal(own: list[Tensor], held: list[Tensor]) -> bool:
-    return [each.shape for each in own] == [each.shape for each in held] and all(
-        distance(as_numbers(x), as_numbers(y)).relative <= EXACT for x, y in zip(own, held, strict=True)
-    )
 
 
 # Settings
@@ -445,9 +472,7 @@ def _of_settings_elsewhere(scene: Scene) -> Iterator[Suspect]:
     """Settings of other modules that act on gradients alone: factors, as in a reversal, and hooks."""
     here, there = scene.a.modules(), scene.b.modules()
     for name, other in scene.names.pairs():
-        if name == scene.frame.owner or name in scene.a.portions or other in scene.b.portions:
-            continue
-        if name not in here or other not in there:
+        if name in (scene.frame.owner, *scene.a.portions) or other in scene.b.portions or name not in here or other not in there:
             continue
         own = _settings(there[other])
         for setting, x, y in setting_differences(here[name], there[other]):
@@ -489,9 +514,9 @@ def _settings(module: nn.Module) -> dict[str, tuple[str, Any]]:
     found: dict[str, tuple[str, Any]] = {}
     for name, value in held.items():
         last = name.rpartition(".")[2]
-        if last.startswith("_") or last in _NO_SETTINGS or not isinstance(value, _PLAIN):
-            continue
-        if isinstance(value, tuple) and not all(isinstance(part, bool | int | float | str) for part in value):
+        parts = value if isinstance(value, tuple) else ()
+        is_plain = isinstance(value, _PLAIN) and all(isinstance(part, bool | int | float | str) for part in parts)
+        if last.startswith("_") or last in _NO_SETTINGS or not is_plain:
             continue
         found.setdefault("eps" if "eps" in name else name, (name, value))
     return found
@@ -523,62 +548,19 @@ def _of_types(scene: Scene) -> Iterator[Suspect]:
 
 def _of_class(scene: Scene) -> Iterator[Suspect]:
     """The code of the layer: with that of ``a``, and the parameters and settings of ``b``, the sides are equal."""
-    if not scene.frame.is_code:
-        yield from _of_code(scene)
-
-
-def _of_class_with_children(scene: Scene) -> Iterator[Suspect]:
-    """The code of a module between its children, those of ``b``: looked for last, as a relation of the tensors says more."""
-    if scene.frame.is_code:
-        yield from _of_code(scene)
-
-
-def _of_code(scene: Scene) -> Iterator[Suspect]:
     one, other = scene.modules
-    if one is None or other is None or scene.owner_b is None or class_of(one) is class_of(other):
+    if scene.frame.is_code or one is None or other is None or scene.owner_b is None or class_of(one) is class_of(other):
         return
     if scene.frame.owner in scene.a.portions or scene.owner_b in scene.b.portions:
         return
-    children = _children(scene, one, other)
-    if children is None:
-        return
     kinds = [class_of(module).__name__ for module in (one, other)]
     words = f"{kinds[0]} in a, {kinds[1]} in b" if kinds[0] != kinds[1] else f"two classes {kinds[0]} of different code"
-    if scene.frame.is_code:
-        words = f"{words}: with the modules inside of b, the code of a gives what a has"
     mine, theirs = scene.a.tensors_of(scene.frame.owner), scene.b.tensors_of(scene.owner_b)
-    held = {
-        name: theirs[label]
-        for name, label in matched(mine, theirs)
-        if mine[name].numel() == theirs[label].numel() and name.partition(".")[0] not in children
-    }
+    held = {name: theirs[label] for name, label in matched(mine, theirs) if mine[name].numel() == theirs[label].numel()}
     here = _settings(one)
     settings = {here[name][0]: y for name, _, y in setting_differences(one, other)}
-    undo = Undo(b=changes.code(scene.b, scene.owner_b, one, held, settings, children))
+    undo = Undo(b=changes.code(scene.b, scene.owner_b, one, held, settings))
     yield scene.suspect("class", words, undo, "use the same code on both sides", severity="note")
-
-
-def _children(scene: Scene, one: nn.Module, other: nn.Module) -> dict[str, str] | None:
-    """Return which child of *other* stands for each of *one* that holds parameters; None where they are not one to one.
-
-    The one that was matched to it, of the same name, or of the same class and shapes, in order.
-    """
-    here, there = dict(one.named_children()), dict(other.named_children())
-    found: dict[str, str] = {}
-    for name in here:
-        path, inside = scene.names.of_b(_joined(scene.frame.owner, name)), f"{scene.owner_b}." if scene.owner_b else ""
-        label = path.removeprefix(inside) if path is not None and path.startswith(inside) else name
-        if label in there and label not in found.values():
-            found[name] = label
-    rest = [(name, held) for name, held in here.items() if name not in found and _shapes(held)]
-    left = [(name, held) for name, held in there.items() if name not in found.values() and _shapes(held)]
-    if [_shapes(held) for _, held in rest] != [_shapes(held) for _, held in left]:
-        return None
-    return found | {name: label for (name, _), (label, _) in zip(rest, left, strict=True)}
-
-
-def _shapes(module: nn.Module) -> list[Any]:
-    return [(class_of(module).__name__, tuple(held.shape)) for held in module.parameters() if not held.is_nested]
 
 
 # Gradients
@@ -663,20 +645,37 @@ def _of_cut(scene: Scene) -> Iterator[Suspect]:
     """Something keeps gradients from flowing in one side."""
     if scene.owner_b is None and scene.place.site.port not in PARAMETER_PORTS:
         return
-    flowing = Change(contexts=(changes.Flowing,))
     place = scene.place
     lacking = place.remark[-1] if place.remark.startswith("no gradient") else ""
-    tried = [("b", Undo(b=flowing)), ("a", Undo(a=flowing)), *([(lacking, Undo(flowing, flowing))] if lacking else [])]
-    for side, undo in tried:
-        none = side == lacking
-        what = "no gradient reaches it" if none else "a part of its gradient is lost"
-        suspect = scene.suspect(
-            "graph_cut",
-            f"{what} in {side}: detach(), .data or torch.no_grad() cuts the graph there",
-            undo,
-            f"look for detach(), torch.no_grad() or .data between {scene.frame.owner or '(root)'} and the next layer of {side}",
-        )
-        yield replace(suspect, is_guess=True)
+    flowing = Change(contexts=(changes.Flowing,))
+    for side in (scene.b, scene.a):
+        calls = changes.cuts(side)
+        tried = [(lines_of((call,))[0], Change(contexts=(partial(changes.Flowing, call),))) for call in calls]
+        for line, change in tried if len(tried) <= _MOST_CUTS else ():
+            yield _cut(scene, side, change, f"{line.expression or line.text} ({line.name})", is_loss=side.name == lacking)
+        if len(tried) != 1:
+            yield _cut(scene, side, flowing, "detach(), .data or torch.no_grad()", is_loss=side.name == lacking)
+    if lacking:
+        yield _cut(scene, None, flowing, "detach(), .data or torch.no_grad()", is_loss=True)
+
+
+_MOST_CUTS = 4
+"""So many calls that keep gradients back are tried one by one."""
+
+
+def _cut(scene: Scene, side: Side | None, change: Change, what: str, *, is_loss: bool) -> Suspect:
+    """Return that *what* keeps gradients back in one side, or in both: whether more or less arrives for it is not said."""
+    name = scene.place.remark[-1] if side is None else side.name
+    before, behind = (
+        (f"no gradient reaches it in {name}", "") if is_loss else ("the forward agrees", ": without it the gradients agree")
+    )
+    suspect = scene.suspect(
+        "graph_cut",
+        f"{before}: {what} cuts the graph of {name}{behind}",
+        Undo(change if side is not scene.b else Change(), change if side is not scene.a else Change()),
+        "decide which gradient is meant, and compute it alike: x + (q - x).detach() passes it on as it is, q.detach() ends it",
+    )
+    return replace(suspect, is_guess=True)
 
 
 def _of_gradient_factor(scene: Scene) -> Iterator[Suspect]:
@@ -774,14 +773,6 @@ def _stepping(name: str, key: str, value: Any) -> Callable[[Any, Any], None]:
                 group[key] = value
 
     return change
-
-
-def _of_parameter_factor(scene: Scene) -> Iterator[Suspect]:
-    yield from factor_of(scene, "the parameter of b is {factor:.6g} times that of a")
-
-
-def _of_update_factor(scene: Scene) -> Iterator[Suspect]:
-    yield from factor_of(scene, "the update of b is {factor:.6g} times that of a")
 
 
 def _of_decay(scene: Scene) -> Iterator[Suspect]:

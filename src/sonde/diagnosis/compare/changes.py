@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from sonde.diagnosis.compare.sides import Side
+from sonde.diagnosis.compare.sides import Side, feature_axis
 from sonde.diagnosis.compare.suspects import CannotChangeError, Change
+from sonde.diagnosis.nonfinite.source_lines import RawFrame, calling_frames, is_of_users
 from sonde.engine import OperatorCall, OperatorMode, Trial, autograd_state, members, parameters, remap, walk
 
 
@@ -32,6 +33,15 @@ def putting(side: Side, owner: str, name: str, value: Tensor) -> Change:
         side.write(trial.model, owner, name, value)
 
     return Change((put,))
+
+
+def moved(side: Side, module: str, old: Tensor, new: Tensor) -> Change:
+    """Return the change that the features *old* of the output of a linear layer stand at the places *new*."""
+    change = Change()
+    for leaf, held in side.tensors_of(module).items():
+        order = old[new.argsort()].to(held.device)
+        change += putting(side, module, leaf, held.index_select(feature_axis(side.modules()[module], held), order))
+    return change
 
 
 def _check_free(trial: Trial) -> None:
@@ -131,38 +141,28 @@ def argument(side: Side, owner: str, place: int | str, value: Any) -> Change:
     """Return the change that *owner* is called with another positional (by number) or keyword argument."""
     real = side.real(owner)
 
-    def replaced(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if isinstance(place, int):
-            return (*args[:place], value, *args[place + 1 :]), kwargs
-        return args, {**kwargs, place: value}
-
     def put(trial: Trial) -> None:
         module = module_in(trial.model, real)
         forward: Callable[..., Any] = module.forward
 
         def called(*args: Any, **kwargs: Any) -> Any:
-            args, kwargs = replaced(module, args, kwargs)
-            return forward(*args, **kwargs)
+            if isinstance(place, int):
+                return forward(*args[:place], value, *args[place + 1 :], **kwargs)
+            return forward(*args, **{**kwargs, place: value})
 
         module.forward = called
 
     return Change((put,))
 
 
-def code(
-    side: Side, owner: str, given: nn.Module, held: Mapping[str, Tensor], settings: Mapping[str, Any], children: Mapping[str, str]
-) -> Change:
-    """Return the change that a copy of the module *given* stands in the place of *owner*, with other tensors and settings.
-
-    Of its *children* it has those of *owner* in the place of its own, by their names in both.
-    """
+def code(side: Side, owner: str, given: nn.Module, held: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Change:
+    """Return the change that a copy of the module *given* stands in the place of *owner*, with other tensors and settings."""
     real = side.real(owner)
 
     def put(trial: Trial) -> None:
         _check_free(trial)
         before = module_in(trial.model, real)
-        kept = {id(given.get_submodule(name)): before.get_submodule(other) for name, other in children.items()}
-        made = copy.deepcopy(given, {**kept})
+        made = copy.deepcopy(given)
         own = dict(made.named_parameters()) | dict(made.named_buffers())
         with torch.no_grad():
             for name, value in held.items():
@@ -170,10 +170,7 @@ def code(
                 own[name].copy_(value.mT if is_turned else value.reshape(own[name].shape))
         for name, setting in settings.items():
             setattr(made, name, setting)
-        made.training = before.training
-        for name, child in made.named_children():
-            if name not in children:
-                child.train(before.training)
+        made.train(before.training)
         if not real:
             trial.model = made
             return
@@ -213,35 +210,42 @@ _MEANS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
 
 
 class Flowing(TorchFunctionMode):
-    """While entered, ``detach()``, ``.data`` and ``torch.no_grad()`` do not keep gradients from flowing."""
+    """While entered, ``detach()``, ``.data`` and ``torch.no_grad()`` do not keep gradients from flowing.
 
-    def __init__(self) -> None:
+    Args:
+        only: the call that does not; None for all.
+        seen: is given the calls of users and libraries.
+    """
+
+    def __init__(self, only: RawFrame | None = None, seen: dict[RawFrame, None] | None = None) -> None:
         super().__init__()
+        self._only, self._seen = only, {} if seen is None else seen
         self._is_paused = False
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if not self._is_paused:
-            if func in _CUTS:
-                return args[0]
-            if func is autograd_state.set_gradient_mode:
-                return None
+        if not self._is_paused and func in (*_CUTS, autograd_state.set_gradient_mode):
+            called = next((frame for frame in calling_frames() if is_of_users(frame.code)), None)
+            self._seen |= {} if called is None else {called: None}
+            if self._only in (None, called):
+                return args[0] if func in _CUTS else None
         return func(*args, **(kwargs or {}))
 
-    def unseen(self) -> AbstractContextManager[Any]:
-        """Return a context in which operations have their usual effect."""
-        return _Paused(self)
+    @contextmanager
+    def unseen(self) -> Iterator[None]:
+        """Let operations have their usual effect meanwhile."""
+        before, self._is_paused = self._is_paused, True
+        try:
+            yield
+        finally:
+            self._is_paused = before
+
+
+def cuts(side: Side) -> list[RawFrame]:
+    """Return which calls of a model's code keep gradients back, as one more run shows."""
+    seen: dict[RawFrame, None] = {}
+    if side.again is not None:
+        side.again(Change(contexts=(lambda: Flowing(seen=seen),)), True, lambda kept: None)
+    return list(seen)
 
 
 _CUTS = (torch.Tensor.detach, torch.detach, torch.Tensor.data.__get__)  # type: ignore[attr-defined]  # a descriptor
-
-
-class _Paused(nullcontext[None]):
-    def __init__(self, mode: Flowing) -> None:
-        super().__init__()
-        self._mode = mode
-
-    def __enter__(self) -> None:
-        self._before, self._mode._is_paused = self._mode._is_paused, True
-
-    def __exit__(self, *exc: object) -> None:
-        self._mode._is_paused = self._before

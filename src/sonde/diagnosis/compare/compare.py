@@ -261,7 +261,7 @@ def _compared(a: Side, b: Side, match: Mapping[str, str] | None, noise: float | 
     if match is not None:
         here, there = ([*types[place], *(kept.site.path for kept in side.kept)] for place, side in enumerate((a, b)))
         check_match(match, here, there)
-    notes = _notes(a, b)
+    notes = [f"{side.name}: {note}" for side in (a, b) for note in side.notes]
     _liken(a, b, Names(match, *types))
     joined = [] if a.ranks or b.ranks else joined_projections(a, b)
     if match is None and few_in_common(a, b):
@@ -365,10 +365,6 @@ def _check_common(a: Side, b: Side, names: Names, places: list[Place]) -> None:
         f"the two sides have no place in common: a has {len(here)} modules that ran, b {len(there)}. "
         f"Give match=, as {{{first!r}: ...}}. In b: {nearest(first, there)}"
     )
-
-
-def _notes(a: Side, b: Side) -> list[str]:
-    return [f"{side.name}: {note}" for side in (a, b) for note in side.notes]
 
 
 def _error(side: Side) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
 from sonde.answer import Answer, Cell, Chart, Fact, Grid, Line, Mark, Part, Report, Tone, worst_first
-from sonde.diagnosis.compare.aligned import ANOTHER_LAYOUT, NOT_COMPARED, Place
+from sonde.diagnosis.compare.aligned import ANOTHER_LAYOUT, DIFFERS_INSIDE, NOT_COMPARED, Place
 from sonde.diagnosis.compare.ladder import Rung, rungs
 from sonde.errors import UnknownSiteError
 from sonde.rules import Finding
@@ -190,6 +190,8 @@ def _words(rung: Rung, comparison: Comparison) -> str:
         if all(place.remark.startswith(NOT_COMPARED) for place in rung.places):
             return NOT_COMPARED
         words = "equal" if rung.largest.relative == 0 else "agrees"
+        if inside := next((place.remark for place in rung.places if DIFFERS_INSIDE in place.remark), ""):
+            return inside
         layouts = any(ANOTHER_LAYOUT in place.remark for place in rung.places)
         return f"{words} in {ANOTHER_LAYOUT}" if layouts else words
     place = rung.places[0]
@@ -205,27 +207,17 @@ def _words(rung: Rung, comparison: Comparison) -> str:
 
 def relative_text(relative: float) -> str:
     """Return a relative distance as text: ``0``, ``3.1e-07``, ``0.83``."""
-    if relative == 0:
-        return "0"
-    return f"{relative:.2g}" if 1e-2 <= relative < 1e3 else "inf" if math.isinf(relative) else f"{relative:.1e}"
+    return f"{relative:.2g}" if relative == 0 or 1e-2 <= relative < 1e3 else "inf" if math.isinf(relative) else f"{relative:.1e}"
 
 
 def _share(relative: float) -> float:
     """Return the length of the bar: 0 at 1e-16, 1 at 1."""
-    if relative <= _LEAST:
-        return 0.0
-    return min(1.0, 1 + math.log10(min(relative, 1.0)) / -math.log10(_LEAST))
+    return 0.0 if relative <= _LEAST else min(1.0, 1 + math.log10(min(relative, 1.0)) / -math.log10(_LEAST))
 
 
 def _title(comparison: Comparison) -> str:
-    culprit = comparison.culprit
-    sides = f"a: {comparison.a}, b: {comparison.b}"
-    if culprit is None:
-        if not comparison.places:
-            return f"Comparison of {sides}: no place was compared"
-        raised = ", then a side raised" if comparison.errors else ""
-        return f"Comparison of {sides}: no difference beyond rounding in {len(comparison.places)} places{raised}"
-    return f"Comparison of {sides}: they part in the {culprit.stage} at {culprit.site}"
+    said = _headline(comparison).replace("the sides part", "they part")
+    return f"Comparison of a: {comparison.a}, b: {comparison.b}: {said}"
 
 
 def _footer(comparison: Comparison, *, with_causes: bool) -> list[str]:
@@ -279,7 +271,9 @@ def _headline(comparison: Comparison) -> str:
     if not comparison.places:
         return "no place was compared"
     raised = ", then a side raised" if comparison.errors else ""
-    return f"no difference beyond rounding in {len(comparison.places):,} places{raised}"
+    inner = sum(DIFFERS_INSIDE in place.remark for place in comparison.places)
+    inside = f"; {inner:,} places differ inside of modules whose outputs agree" if inner else ""
+    return f"no difference beyond rounding in {len(comparison.places) - inner:,} places{raised}{inside}"
 
 
 def _facts(comparison: Comparison) -> list[Fact]:
@@ -289,7 +283,7 @@ def _facts(comparison: Comparison) -> list[Fact]:
     facts = []
     for number, cause in enumerate(comparison.causes):
         facts.append(Fact("also" if number else "cause", cause.message, "plain" if number else "bad"))
-        numbers = _evidence(cause)
+        numbers = " · ".join(f"{name} {value:.6g}" for name, value in cause.evidence.items())
         facts += [Fact("", numbers, "quiet")] if numbers else []
         facts += [Fact("do", cause.advice, "good")] if cause.advice and not number else []
     if not comparison.causes:
@@ -310,10 +304,6 @@ def _facts(comparison: Comparison) -> list[Fact]:
     facts += [Fact("shape", place.shape)] if place.shape else []
     facts += [Fact("note", place.remark)] if place.remark else []
     return facts
-
-
-def _evidence(cause: Finding) -> str:
-    return " · ".join(f"{name} {value:.6g}" for name, value in cause.evidence.items())
 
 
 def _chart(comparison: Comparison) -> Chart:

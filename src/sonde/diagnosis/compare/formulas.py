@@ -98,7 +98,13 @@ def _of_normalisation(scene: Scene) -> Iterator[Suspect]:
         if source.a.shape != scene.tensors[0].shape or source.a.size(-1) < 3:
             continue
         here, there = (
-            _normalisation(scene, held, wanted, _scales(side, owner), _eps_of(module))
+            _normalisation(
+                scene,
+                held,
+                wanted,
+                _scales(side, owner),
+                next((eps for name, eps in vars(module).items() if "eps" in name and isinstance(eps, float)), None),
+            )
             for held, wanted, side, owner, module in (
                 (source.a, scene.tensors[0], scene.a, scene.frame.owner, module_a),
                 (source.b, scene.tensors[1], scene.b, scene.owner_b or "", module_b),
@@ -116,14 +122,6 @@ def _of_normalisation(scene: Scene) -> Iterator[Suspect]:
             evidence = {"eps_a": here.eps, "eps_b": there.eps, "fitted_a": here.fitted, "fitted_b": there.fitted}
             yield scene.suspect("eps", words, undo, "give both normalisations the same eps", evidence)
         return
-
-
-def _near(known: float, fitted: float) -> bool:
-    return abs(known - fitted) <= 0.3 * max(abs(known), abs(fitted))
-
-
-def _eps_of(module: object) -> float | None:
-    return next((held for name, held in vars(module).items() if "eps" in name and isinstance(held, float)), None)
 
 
 def _scales(side: Side, owner: str) -> tuple[Tensor, Tensor]:
@@ -191,7 +189,14 @@ def _normalisation(
                 variance = squares / freedom
                 fitted = float((total.sqrt() - variance.sqrt() if beside else total - variance).median())
                 round_one = min((10.0**-power for power in range(3, 13)), key=lambda each: abs(each - fitted))
-                for each in (*(each for each in (eps, round_one) if each is not None and _near(each, fitted)), fitted):
+                for each in (
+                    *(
+                        each
+                        for each in (eps, round_one)
+                        if each is not None and abs(each - fitted) <= 0.3 * max(abs(each), abs(fitted))
+                    ),
+                    fitted,
+                ):
                     found = _Normalisation(name + words + kind + beside, each, fitted, scale, shift)
                     if each > -1e-9 and _equal(scene, found.of(given), wanted):
                         return found
@@ -295,9 +300,9 @@ def _of_module(scene: Scene) -> Iterator[Suspect]:
             result = made[0] if side == "a" else of[0]
             yield scene.suspect(
                 "module_missing",
-                f"{kept.site.path} ({kept.type}) runs in {side} and not in {lacking}, which goes on with its input",
+                f"{side} goes on with the output of {kept.site.path} ({kept.type}), {lacking} with its input",
                 Undo(made=lambda _, result=result: result),  # type: ignore[misc]  # a tensor
-                f"call it in {lacking}, or leave it out in {side}",
+                f"call it here in {lacking}, or leave it out in {side}",
             )
             return
 

@@ -114,7 +114,8 @@ def _find_random(request: Request, side: Side, known: dict[Key, Kept]) -> None:
 
     def compare(kept: Kept) -> None:
         first = known.get(kept.key)
-        if first is not None and _moved(first, kept) > _RANDOM * max(side.scatter.get(kept.key, 0.0), _spacing(kept)):
+        least = max((side.scatter.get(kept.key, 0.0), *map(spacing, kept.leaves.values())))
+        if first is not None and _moved(first, kept) > _RANDOM * least:
             side.random.add(kept.key)
 
     _run(request, _Comparer(compare), Side(side.name, side.title), reseed=True)
@@ -131,10 +132,6 @@ def _moved(first: Kept, again: Kept) -> float:
     numbers = [(as_numbers(one), as_numbers(other)) for one, other in held]
     moved = [distance(one, other).relative for one, other in numbers if one.shape == other.shape]
     return max(moved, default=0.0)
-
-
-def _spacing(kept: Kept) -> float:
-    return max(map(spacing, kept.leaves.values()), default=0.0)
 
 
 # One run
@@ -292,7 +289,8 @@ def _forward(request: Request, model: nn.Module, trial: Trial, side: Side, modes
         return None
     given: Any = loss
     if not isinstance(given, Tensor) or given.numel() != 1:
-        raise ArgumentError(f"loss_fn must return a tensor of one element for {side.name}; it returned {_described(given)}")
+        what = f"one of shape {tuple(given.shape)}" if isinstance(given, Tensor) else f"a {type(given).__name__}"
+        raise ArgumentError(f"loss_fn must return a tensor of one element for {side.name}; it returned {what}")
     with _unseen(modes):
         side.loss = None if loss.is_meta else float(loss.detach())
     if loss.requires_grad:
@@ -312,10 +310,6 @@ def parts_of(module: nn.Module) -> set[int]:
             held: Any = parameter
             found |= {held.device_mesh.size(at) for at, placement in enumerate(held.placements) if placement.is_shard()}
     return found - {1}
-
-
-def _described(value: Any) -> str:
-    return f"one of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
 def _default_loss(output: Any, request: Request) -> Tensor | None:

@@ -249,9 +249,10 @@ def _around(
     """Return what of ``a`` may stand in the place of *first*, the first operation of ``b`` that ``a`` has not, or before it."""
     known, found = _before(first, in_b), list[_Replaced]()
     ways = sorted((way for step in lacking if (way := _way(step, here, known, within)) is not None), key=lambda way: len(way.steps))
+    sizes = {source: each.count for each, source in in_b.items()}
     for way in ways:
         found.append(((first.number, 0), way.needed, way.made, _words(way, first)))
-        behind = [at for at in way.needed if at[1] >= 0 and _count(in_b, at) == way.steps[-1].made[0].count]
+        behind = [at for at in way.needed if at[1] >= 0 and sizes.get(at) == way.steps[-1].made[0].count]
         found += [(at, way.needed, way.made, f"{_names(way)} in a{_at(way.steps[-1])}, and not in b") for at in behind]
     for place, each in enumerate(first.given):
         if each.count == first.made[0].count:
@@ -268,11 +269,6 @@ def _itself(held: Mapping[_Source, Tensor], at: _Source) -> list[Tensor]:
 def _before(step: _Step, held: Mapping[_Print, _Source]) -> dict[_Print, _Source]:
     """Return what is there when *step* begins."""
     return {each: (number, place) for each, (number, place) in held.items() if number < step.number + (place < 0)}
-
-
-def _count(held: Mapping[_Print, _Source], at: _Source) -> int:
-    """Return the number of elements of the tensor *at*; 0 where it is not held."""
-    return next((each.count for each, source in held.items() if source == at), 0)
 
 
 def _steps(side: Side, own: set[str], owner: str, call: int, until: Key) -> list[_Step]:

@@ -40,12 +40,13 @@ class Joined:
 
 @dataclass(frozen=True)
 class _Projection:
-    """A linear layer that ran: its name, the layer around it, sizes of input and output, and its first output."""
+    """A linear layer that ran: its name, the layer around it, sizes of input and output, the norm of its input, and its output."""
 
     name: str
     parent: str
     inner: int
     outer: int
+    given: float
     output: Tensor
 
 
@@ -86,13 +87,19 @@ _STEPS = ((1, 0), (0, 1), (1, 1), (3, 1), (2, 1), (1, 3), (1, 2))
 
 
 def _score(of_a: list[_Projection], of_b: list[_Projection]) -> float:
-    """Return what it is worth that these belong together: their number, and a little more where they have one size of input."""
+    """Return what it is worth that these belong together: their number, more where they are given one input, and for two alike."""
     if not of_a or not of_b:
         return 0.0
     both = (*of_a, *of_b)
     alike = len({each.inner for each in both}) == 1 and sum(each.outer for each in of_a) == sum(each.outer for each in of_b)
     one_layer = len({each.parent for each in of_a}) == len({each.parent for each in of_b}) == 1
-    return len(both) + 0.1 * (len(both) == 2) if alike and one_layer else -math.inf
+    given = [each.given for each in both]
+    is_same = max(given) - min(given) <= _SAME * max(given)
+    return len(both) * (1.5 if is_same else 1.0) + 0.1 * (len(both) == 2) if alike and one_layer else -math.inf
+
+
+_SAME = 1e-3
+"""Relative difference of two norms that may be those of one tensor."""
 
 
 def _projections(side: Side) -> list[_Projection]:
@@ -113,27 +120,31 @@ def _projections(side: Side) -> list[_Projection]:
                 continue
         elif kept.type not in ("Linear", "Conv1D"):
             continue
-        found[name] = _Projection(name, name.rpartition(".")[0], x.size(-1), y.size(-1), y)
+        found[name] = _Projection(name, name.rpartition(".")[0], x.size(-1), y.size(-1), float(as_numbers(x).norm()), y)
     return list(found.values())
 
 
 def _joined(whole: _Projection, group: list[_Projection], *, is_in_a: bool) -> Joined:
-    """Return which features of *whole* are each of *group*: in order, in another order, or taking turns head by head."""
+    """Return which features of *whole* are each of *group*: in order, or so that more of them are equal."""
     wide = as_numbers(whole.output)
-    layouts = list(_layouts([each.outer for each in group]))
-    apart = [
-        sum(_apart(as_numbers(each.output), wide, part) for each, part in zip(group, layout, strict=True)) for layout in layouts
-    ]
-    best = layouts[apart.index(min(apart))]
+    best = max(
+        layouts([each.outer for each in group]),
+        key=lambda layout: sum(_is_equal(each.output, wide, part) for each, part in zip(group, layout, strict=True)),
+    )
     return Joined(is_in_a, whole.name, {each.name: Portion(whole.name, part) for each, part in zip(group, best, strict=True)})
 
 
-def _apart(one: Tensor, wide: Tensor, features: Tensor) -> float:
+def _is_equal(one: Tensor, wide: Tensor, features: Tensor) -> bool:
     other = wide.index_select(-1, features)
-    return min(1.0, distance(one, other).relative) if one.shape == other.shape else 1.0
+    return one.shape == other.shape and distance(as_numbers(one), other).relative <= _EQUAL
 
 
-def _layouts(sizes: list[int]) -> Iterator[list[Tensor]]:
+_EQUAL = 0.1
+"""Relative distance of two outputs of one projection, in any precision."""
+
+
+def layouts(sizes: list[int]) -> Iterator[list[Tensor]]:
+    """Yield in which ways parts of *sizes* may share the features of one output, first in order: the features of each part."""
     every = torch.arange(sum(sizes), device="cpu")
     for order in itertools.permutations(range(len(sizes))):
         parts = dict(zip(order, every.split([sizes[place] for place in order]), strict=True))

@@ -78,14 +78,15 @@ def _layers(side: Side) -> list[_Layer]:
         tensor = None if main is None else main[1]
         elements = 0 if tensor is None else tensor.numel()
         found[name] = _Layer(
-            name, kept.type.lower(), elements, shapes, _size(tensor), inputs.get(name, 0.0), _holds_any(name, found)
+            name,
+            kept.type.lower(),
+            elements,
+            shapes,
+            _size(tensor),
+            inputs.get(name, 0.0),
+            not name or any(other.startswith(f"{name}.") for other in found),
         )
     return list(found.values())
-
-
-def _holds_any(name: str, found: dict[str, _Layer]) -> bool:
-    """Return whether a module inside of *name* has ended before."""
-    return not name or any(other.startswith(f"{name}.") for other in found)
 
 
 def _size(tensor: Tensor | None) -> float:

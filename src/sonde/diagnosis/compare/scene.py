@@ -125,10 +125,6 @@ class Scene:
     @cached_property
     def sources(self) -> list[Source]:
         """The tensors that the tensor at the place can have been made of, nearest first, where both sides agree on them."""
-        return self._sources[::-1]
-
-    @cached_property
-    def _sources(self) -> list[Source]:
         agreed = {place.key: place for place in self.places if not place.parts}
         one = {kept.key: kept for kept in self.a.forward}
         other = {kept.key: kept for kept in self.b.forward}
@@ -138,7 +134,7 @@ class Scene:
                 laid = _laid(one.get(key), other.get(agreed[key].other_key))
                 if laid is not None:
                     found.append(Source(str(key[0]), *laid))
-        return found
+        return found[::-1]
 
     @property
     def tolerance(self) -> float:

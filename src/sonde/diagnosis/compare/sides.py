@@ -179,7 +179,7 @@ class Side:
         for item in members(model):
             if item.name == real:
                 found.append(item)
-            elif _around(real, item.name):
+            elif not real or item.name.startswith(f"{real}."):
                 inside = item.name[len(real) :].lstrip(".").split(".")
                 above = (".".join(filter(None, (real, *inside[:count]))) for count in range(1, len(inside) + 1))
                 if not any(name in ran for name in above):
@@ -228,11 +228,6 @@ class Side:
     def types(self) -> dict[str, str]:
         """Return the class name of every module that ran, in order of execution."""
         return {each.site.path: each.type for each in self.forward if each.site.port == "output"}
-
-
-def _around(outer: str, inner: str) -> bool:
-    """Return whether the module *inner* lies inside of *outer*."""
-    return inner != outer and (not outer or inner.startswith(f"{outer}."))
 
 
 def feature_axis(module: nn.Module, tensor: Tensor) -> int:

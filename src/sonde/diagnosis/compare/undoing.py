@@ -194,6 +194,7 @@ class _Found:
         self._places, self._target, self._known = proof._places, proof._target, known
         self._judge = Judge(scene.a, scene.b, scene.noise)
         self._floor = proof.floor
+        self._free = scene.a.portions.keys() | {name for name, other in scene.names.pairs() if other in scene.b.portions}
         self._is_apart_before = False
         self._place: Place | None = None
 
@@ -205,8 +206,8 @@ class _Found:
         now = place_of(place.stage, one, kept, self._judge)
         if number == self._target:
             self._place = now
-        elif now is not None and now.parts and not place.parts and place.site.port != "input":
-            self._is_apart_before = True
+        elif now is not None and now.parts and place.site.port != "input" and place.site.path not in self._free:
+            self._is_apart_before |= place.relative <= place.floor
 
     @property
     def apart(self) -> float:

@@ -110,14 +110,10 @@ def _of_one_shape(a: Tensor, b: Tensor, apart: Distance, tolerance: float) -> Re
         found = _of_axes(a, b, tolerance)
         if found is not None:
             return found
-    order = order_of_rows(a, b, tolerance)
-    if order is not None:
-        return Relation("weight_permuted", f"{{b}} has the rows of {{a}} in another order: {words_of_order(order, 'rows')}")
-    if a.dim() >= 2:
-        order = order_of_rows(a.transpose(0, 1), b.transpose(0, 1), tolerance)
+    for axis, what in enumerate(("rows", "columns")[: a.dim()]):
+        order = order_of_rows(a.transpose(0, axis), b.transpose(0, axis), tolerance)
         if order is not None:
-            words = words_of_order(order, "columns")
-            return Relation("weight_permuted", f"{{b}} has the columns of {{a}} in another order: {words}")
+            return Relation("weight_permuted", f"{{b}} has the {what} of {{a}} in another order: {words_of_order(order, what)}")
     shift = _shift(a, b, tolerance)
     if shift:
         return Relation("weight_shifted", f"row i of {{b}} equals row i{-shift:+d} of {{a}}", {"rows": float(shift)})
@@ -125,14 +121,21 @@ def _of_one_shape(a: Tensor, b: Tensor, apart: Distance, tolerance: float) -> Re
 
 
 def _of_axes(a: Tensor, b: Tensor, tolerance: float) -> Relation | None:
-    if a.shape == a.mT.shape and _equal(a.mT, b, tolerance):
-        return Relation("weight_transposed", "{b} equals {a}.T")
-    if _equal(a.mT.reshape(a.shape), b, tolerance):
-        return Relation("weight_reshaped", "{b} equals {a}.T.reshape(shape): a transposition was written as a change of shape")
-    if _equal(a.reshape(a.mT.shape).mT, b, tolerance):
-        return Relation(
-            "weight_reshaped", "{b} equals {a}.reshape(shape.T).T: a change of shape was written in place of a transposition"
-        )
+    for rule, made, words in (
+        ("weight_transposed", a.mT, "{b} equals {a}.T"),
+        (
+            "weight_reshaped",
+            a.mT.reshape(a.shape),
+            "{b} equals {a}.T.reshape(shape): a transposition was written as a change of shape",
+        ),
+        (
+            "weight_reshaped",
+            a.reshape(a.mT.shape).mT,
+            "{b} equals {a}.reshape(shape.T).T: a change of shape was written in place of a transposition",
+        ),
+    ):
+        if _equal(made, b, tolerance):
+            return Relation(rule, words)
     long = [axis for axis in range(a.dim()) if a.size(axis) > 1]
     for count in range(1, len(long) + 1):
         for axes in itertools.combinations(long, count):
@@ -230,13 +233,19 @@ def words_of_order(order: list[int], what: str) -> str:
 
 def _pattern(inside: list[int], half: int) -> str:
     size = 2 * half
-    if inside == [*range(0, size, 2), *range(1, size, 2)]:
-        return "the even ones stand before the odd ones (pairs of a rotary embedding: interleaved in a, halves in b)"
-    if inside == [place for pair in zip(range(half), range(half, size), strict=True) for place in pair]:
-        return "the two halves are interleaved (pairs of a rotary embedding: halves in a, interleaved in b)"
-    if inside == [*range(half, size), *range(half)]:
-        return "the two halves are swapped"
-    return "the order is reversed" if inside == list(range(size))[::-1] else ""
+    pairs = zip(range(half), range(half, size), strict=True)
+    patterns = {
+        "the even ones stand before the odd ones (pairs of a rotary embedding: interleaved in a, halves in b)": [
+            *range(0, size, 2),
+            *range(1, size, 2),
+        ],
+        "the two halves are interleaved (pairs of a rotary embedding: halves in a, interleaved in b)": list(
+            itertools.chain(*pairs)
+        ),
+        "the two halves are swapped": [*range(half, size), *range(half)],
+        "the order is reversed": list(range(size))[::-1],
+    }
+    return next((words for words, order in patterns.items() if inside == order), "")
 
 
 def _short(numbers: list[int]) -> str:
