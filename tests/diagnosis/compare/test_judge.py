@@ -154,3 +154,44 @@ def test_what_differs_where_a_gate_is_closed_counts() -> None:
     found = sonde.compare(model, other, torch.randn(2, 3, 8, 8))
     assert found.culprit is not None
     assert str(found.culprit.site) == "conv:output"
+
+
+def test_what_differs_where_a_relu_is_closed_counts() -> None:
+    """Of these samples no output depends on it, and of others it may."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    other = copy.deepcopy(model)
+    for each, bias in ((model, -50.0), (other, -60.0)):
+        nn.init.constant_(each[0].bias[:1].detach(), bias)
+    found = sonde.compare(model, other, torch.randn(9, 4))
+    assert found.culprit is not None
+    assert str(found.culprit.site) == "0:output"
+
+
+def test_factors_that_a_joined_projection_has_taken_over_differ_inside() -> None:
+    class Attention(nn.Module):
+        def __init__(self, joined: bool) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(8)
+            names = {"qkv": 24} if joined else {"q": 8, "k": 8, "v": 8}
+            for name, size in names.items():
+                self.add_module(name, nn.Linear(8, size))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.norm(x)
+            q, k, v = self.qkv(x).chunk(3, -1) if hasattr(self, "qkv") else (self.q(x), self.k(x), self.v(x))
+            made: Tensor = nn.functional.scaled_dot_product_attention(q, k, v)
+            return made
+
+    torch.manual_seed(0)
+    one, other = Attention(joined=False), Attention(joined=True)
+    nn.init.uniform_(one.norm.weight, 0.5, 1.5)
+    joined = dict(other.named_parameters())
+    for own in ("weight", "bias"):
+        held = torch.cat([one.get_parameter(f"{name}.{own}").detach() for name in "qkv"])
+        joined[f"qkv.{own}"].data = held * one.norm.weight.detach() if own == "weight" else held
+    found = sonde.compare(nn.Sequential(nn.Linear(8, 8), one), nn.Sequential(nn.Linear(8, 8), other), torch.randn(3, 5, 8))
+    assert found.culprit is not None  # the layers in front differ
+    both = nn.Linear(8, 8)
+    found = sonde.compare(nn.Sequential(both, one), nn.Sequential(copy.deepcopy(both), other), torch.randn(3, 5, 8))
+    assert found.ok, found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -159,7 +159,7 @@ def compared(a: Side, b: Side, names: Names, noise: float | None) -> list[Place]
     for stage, one, other in (("forward", a.forward, b.forward), ("backward", _in_order(a.backward), b.backward)):
         found += _of_stage(stage, one, {kept.key: kept for kept in other}, names, judge)  # type: ignore[arg-type]  # literals
     found += _of_stage("update", a.update, {kept.key: kept for kept in b.update}, names, judge)
-    return _without_inner(found, {kept.site.path for kept in a.backward if kept.site.port == "grad_output" and _is_nonzero(kept)})
+    return _without_inner(found, {kept.key: kept for kept in a.kept}, {kept.key: kept for kept in b.forward})
 
 
 def _in_order(events: list[Kept]) -> list[Kept]:
@@ -220,11 +220,11 @@ _LIKE = 0.1
 """A layout makes two tensors equal if it brings them nearer by this factor, where rounding alone explains much."""
 
 
-def _without_inner(places: list[Place], reached: Collection[str]) -> list[Place]:
+def _without_inner(places: list[Place], a: Mapping[Key, Kept], b: Mapping[Key, Kept]) -> list[Place]:
     """Return *places*; what differs inside of a module whose output agrees does not count, nor do the gradients of what lies there.
 
-    Inside also lies a layer whose output is its input. That the output depends on what differs is seen by the gradients: *reached*
-    are the modules that have one. The input itself does not count in any case. What comes nearer step by step has not met again.
+    Inside also lies a layer whose output is its input. The input itself does not count in any case. What comes nearer step by step
+    has not met again, nor what differs where the output does not depend on it, as the gradients show.
     """
     found, inner = list(places), dict[str, str]()
     for number, meeting in enumerate(places):
@@ -232,19 +232,37 @@ def _without_inner(places: list[Place], reached: Collection[str]) -> list[Place]
             continue
         parted = {at: found[at] for at in _within(places, number) if found[at].parts}
         least = _MUCH_NEARER * min((place.relative for place in parted.values()), default=0.0)
-        is_undone = meeting.relative <= least and all(place.site.path in reached for place in parted.values())
+        is_undone = meeting.relative <= least and any(
+            place.site.port == "output" and _matters(place, a, b) for place in parted.values()
+        )
         for at, place in parted.items():
             if is_undone:
                 inner[place.site.path] = f"{DIFFERS_INSIDE}{meeting.site}"
                 found[at] = replace(place, parts=False, remark=inner[place.site.path])
             elif place.site == Site(meeting.site.path, "input"):
                 found[at] = replace(place, parts=False, remark="the output agrees nevertheless")
+    before = ""
+    for place in found:  # a portion of a module has no input of its own: its input is that of the module around, or an output
+        if "[" not in place.site.path + place.other.path:
+            before = place.remark
+        elif place.stage == "forward" and before.startswith(DIFFERS_INSIDE):
+            inner[place.site.path] = before
     return [
         replace(place, parts=False, remark=inner[place.site.layer])
         if place.parts and place.stage != "forward" and place.site.layer in inner
         else place
         for place in found
     ]
+
+
+def _matters(place: Place, a: Mapping[Key, Kept], b: Mapping[Key, Kept]) -> bool:
+    """Return whether there is a gradient where the sides differ."""
+    gradient = a.get((Site(place.site.path, "grad_output"), place.call))
+    held = [each.main[1] for each in (gradient, a[place.key], b[place.other_key]) if each is not None and each.main is not None]
+    if len(held) < 3 or held[1].shape != held[2].shape or held[0].shape != held[1].shape:
+        return gradient is not None and _is_nonzero(gradient)
+    off = (as_numbers(held[1]) - as_numbers(held[2])).abs()
+    return bool(((off > _MUCH_NEARER * off.max()) & (held[0] != 0)).any())
 
 
 _MUCH_NEARER = 1e-3
@@ -274,38 +292,34 @@ def _shape(tensor: Tensor) -> str:
 
 def place_of(stage: Stage, one: Kept, other: Kept, judge: Judge, *, turned: bool = False) -> Place | None:
     """Return how far two events are apart, with *turned* with the axes of one in another order; None where that says nothing."""
-    site, port = one.site, one.site.port
+    port, blank = one.site.port, Place(stage, one.site, other.site, one.call, one.type, "", 0.0)
     if not one.leaves or not other.leaves:
         if not one.leaves and not other.leaves:
             return None
         held, lacking = (other, "a") if not one.leaves else (one, "b")
         shape = "" if held.main is None else _shape(held.main[1])
         remark = f"no {'gradient' if stage == 'backward' else 'tensor'} in {lacking}"
-        return Place(stage, site, other.site, one.call, one.type, shape, math.inf, parts=_is_nonzero(held), remark=remark)
+        return replace(blank, shape=shape, relative=math.inf, parts=_is_nonzero(held), remark=remark)
     pairs = list(_pairs(one, other, only_main=stage == "update"))
     if not pairs:
         return None
     (_, x, y), *rest = pairs
     shape = _shape(x)
+    blank = replace(blank, shape=shape)
     if x.is_meta or y.is_meta:
-        same = x.shape == y.shape
-        return Place(
-            stage, site, other.site, one.call, one.type, shape, 0.0 if same else math.inf, parts=not same, remark="no data"
-        )
+        return replace(blank, relative=0.0 if x.shape == y.shape else math.inf, parts=x.shape != y.shape, remark="no data")
     shared = held_of_both(x, y)
     if shared is None:
-        remark = f"{NOT_COMPARED}: this rank does not hold the same part in both sides"
-        return Place(stage, site, other.site, one.call, one.type, shape, 0.0, remark=remark)
+        return replace(blank, remark=f"{NOT_COMPARED}: this rank does not hold the same part in both sides")
     x, y = shared
     laid = laid_out_alike(as_numbers(x), as_numbers(y), turned=turned)
     if laid is None:
         if port == "input" or turned:
             return None
         if judge.is_part(x, y):
-            remark = f"{NOT_COMPARED}: of {shape} and {_shape(y)} one is this rank's part of a distributed tensor"
-            return Place(stage, site, other.site, one.call, one.type, shape, 0.0, remark=remark)
-        remark = f"shape {shape} in a, {_shape(y)} in b"
-        return Place(stage, site, other.site, one.call, one.type, shape, math.inf, parts=True, remark=remark)
+            remark = f"of {shape} and {_shape(y)} one is this rank's part of a distributed tensor"
+            return replace(blank, remark=f"{NOT_COMPARED}: {remark}")
+        return replace(blank, relative=math.inf, parts=True, remark=f"shape {shape} in a, {_shape(y)} in b")
     apart = distance(as_numbers(x), laid[0])
     floor = judge.floor(one, other, (x, y))
     if apart.relative > floor and one.type != other.type and port in PARAMETER_PORTS and x.dim() == 2 and x.shape == y.mT.shape:
@@ -336,8 +350,16 @@ def place_of(stage: Stage, one: Kept, other: Kept, judge: Judge, *, turned: bool
         or (f"{apart.nonfinite} elements are finite in one side alone" if apart.nonfinite else "")
         or _of_types(x, y)
     )
-    found = Place(stage, site, other.site, one.call, one.type, shape, apart.relative, apart.cosine, apart.largest, floor)
-    return replace(found, parts=parts, remark=remark, leaf=leaf)
+    return replace(
+        blank,
+        relative=apart.relative,
+        cosine=apart.cosine,
+        largest=apart.largest,
+        floor=floor,
+        parts=parts,
+        remark=remark,
+        leaf=leaf,
+    )
 
 
 def _of_types(x: Tensor, y: Tensor) -> str:

@@ -336,14 +336,12 @@ def _told(place: Place, a: Side, b: Side) -> Place:
     here, there = _real(a, place.site), _real(b, place.other)
     if (here, there) == (place.site.path, place.other.path):
         return place
-    beside = f"{place.site.path} in a, {place.other.path} in b"
-    remark = f"{beside}; {place.remark}" if place.remark else beside
+    remark = "; ".join(filter(None, (f"{place.site.path} in a, {place.other.path} in b", place.remark)))
     return replace(place, site=replace(place.site, path=here), other=replace(place.other, path=there), remark=remark)
 
 
 def _real(side: Side, site: Site) -> str:
-    owner = site.owner.path
-    return side.real(owner) + site.path[len(owner) :]
+    return side.real(site.layer) + site.path[len(site.layer) :]
 
 
 def _titled(side: Side) -> str:

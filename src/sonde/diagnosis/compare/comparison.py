@@ -195,12 +195,9 @@ def _words(rung: Rung, comparison: Comparison) -> str:
         layouts = any(ANOTHER_LAYOUT in place.remark for place in rung.places)
         return f"{words} in {ANOTHER_LAYOUT}" if layouts else words
     place = rung.places[0]
-    said = [f"call {place.call}"] if place.call > 0 else []
-    said += [place.remark] if place.remark else []
-    if comparison.cause is not None:
-        said.append(comparison.cause.message)
-    own = comparison.owner == place.site.owner.path
-    where = "" if own else f", in the code of {comparison.owner or _ROOT}"
+    message = "" if comparison.cause is None else comparison.cause.message
+    said = [*filter(None, (f"call {place.call}" if place.call > 0 else "", place.remark, message))]
+    where = "" if comparison.owner == place.site.owner.path else f", in the code of {comparison.owner or _ROOT}"
     text = f"parts here{where}" + (f": {'; '.join(said)}" if said else "")
     return text if comparison.cause is not None else f"{text}; not explained"
 

@@ -214,6 +214,4 @@ class _Found:
         """How far the sides are apart at the place; infinite where a place before it parts."""
         if self._place is None or self._is_apart_before:
             return math.inf
-        if not self._place.parts:
-            return 0.0
-        return max(self._place.relative / self._floor, 1.01)
+        return max(self._place.relative / self._floor, 1.01) if self._place.parts else 0.0
