@@ -129,7 +129,7 @@ class ScalarFindings:
     def findings(self, *, at_end: bool = False) -> Iterator[Finding]:
         """Yield one finding for all scalars by each rule: the first, with the names of the others.
 
-        *at_end* says that no values come: a loss of which it was too early to say that it is stuck may be.
+        *at_end* says that no values come: a loss may be stuck then that might still have fallen.
         """
         clipped = {f"{name}_raw" for name in self._scalars}  # the norm after clipping says nothing where that before is known
         raw = {name.removesuffix("_raw") for name in self._scalars if name in clipped or name.endswith("_raw")}
