@@ -826,5 +826,5 @@ def test_dead_units_are_told_with_what_has_made_them_so() -> None:
         dead[name] = found(model, Adam(model.parameters(), 1e-3), loss, steps=60)["dead"]
     assert dead["born"].advice.startswith("no step has made it so: look in this order at what goes in")
     assert dead["biased"].advice.startswith("look at what sets the bias before it: -9 of the -")
-    assert dead["killed"].advice.startswith("look at the steps and the batch before step ")
+    assert dead["killed"].advice.startswith("look at the steps before step 20: ")
     assert ["learning rate" in each.advice for each in dead.values()] == [False, False, True]
