@@ -1242,7 +1242,7 @@ def test_functions_of_the_page_give_what_their_names_say(browser: Any, address: 
               sample.placeOf({ shape, rows, columns }, rows.length - 1, columns.length - 1)),
             when: [[{ step: null, steps: [], of: 1 }, 3], [{ step: 4, steps: [4], of: 1 }, null],
                    [{ step: 4, steps: [4, 8], of: 2 }, 6],
-                   [{ step: 4, steps: [4], of: 1 }, 1]].map((given) => sample.whenWords(...given)),
+                   [{ step: 4, steps: [4], of: 1 }, 1]].map((given) => sample.whenKept(...given)),
             values: [{ shape: [2, 3], dtype: "complex64", low: 0.5, high: 2, nan: 1, inf: 2 },
                      { shape: [], dtype: "int8", low: null, high: null, nan: null, inf: null }].map(sample.valueWords),
             axes: [[[9], [0], [4, 5]], [[3, 2, 2], [0, 1], [0, 1]], [[], [0], [0]]].map(([shape, rows, columns]) =>

@@ -20,12 +20,15 @@ def trained(folder: Path) -> Run:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     lenses = [sonde.lens.moments(), sonde.lens.Lens("exponents", sonde.stats.ExponentHistogram(), ("output",))]
     with sonde.watch(model, optimizer, every=1, to=folder, verbose=False, graph=torch.ones(3, 4), lenses=lenses) as inspector:
+        tracker = sonde.track(model)
         for _ in range(5):
             loss = model(torch.randn(3, 4)).square().mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             inspector.push_loss(loss, train=True)
+            tracker.detach()
+        tracker.save(folder / "tensors")
     del loss  # and with it what the last backward pass has left
     return inspector.run
 
@@ -46,6 +49,8 @@ def test_a_report_shows_every_view_offline(browser: Any, tmp_path: Path) -> None
         assert "does not hold" not in page.locator("#view").inner_text()
         if name == "Graph":
             page.frame_locator("iframe").locator("svg text").first.wait_for()
+    page.evaluate("location.hash = `${location.hash.split('/').slice(0, 3).join('/')}/layer/1?step=3`")
+    page.locator("figure.stored", has_text="of step 0, the last before 3").locator(".legend", has_text="exactly 0").wait_for()
     context.close()
     assert said == []
 

@@ -19,6 +19,7 @@ from sonde.errors import ArgumentError, MissingExtraError, StoreError
 from sonde.rows import Layout
 from sonde.run.run import open_run
 from sonde.run.store.open import start_run
+from sonde.view.app import report_file
 from sonde.view.app.answers.layer_pictures import heatmap, values_data
 from sonde.view.app.answers.opened_run import OpenedRun
 from sonde.view.app.answers.reduction import packed, unpacked
@@ -99,6 +100,18 @@ def test_the_script_is_one_without_imports(small: str) -> None:
     script = small[small.rindex("<script>") :]
     assert re.search(r"^(import|export) ", script, re.MULTILINE) is None
     assert "src=" not in re.sub(r'"[^"]*"|`[^`]*`', "", small[: small.index("<body>")])
+
+
+def test_no_two_modules_have_a_name_in_common() -> None:
+    """In a report they share one scope."""
+    declared = re.compile(r"^(?:export )?(?:async )?(?:const|let|function|class) (?:(\w+)|[\[{]([^\]}]+)[\]}] =)", re.MULTILINE)
+    names = [
+        name.strip()
+        for file in (Path(report_file.__file__).parents[1] / "assets" / "app").glob("*.js")
+        for one, several in declared.findall(file.read_text(encoding="utf-8"))
+        for name in (one or several).split(",")
+    ]
+    assert sorted(names) == sorted(set(names))
 
 
 def test_a_report_without_the_layout_engine_says_what_to_install(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 from sonde.errors import ArgumentError, SiteError, StoreError, UnknownSiteError
@@ -102,7 +103,7 @@ class TensorStore(Mapping[str, Any]):
         """The site of a key, as text; ``""`` for a column that is of none."""
         return key.partition("/")[2] if self._blocks is None else key if ":" in key else ""
 
-    @property
+    @cached_property
     def kept(self) -> dict[str, list[tuple[int | None, str]]]:
         """By site the step at which each tensor was kept, and its key; None where the record does not say, and of rows."""
         found: dict[str, list[tuple[int | None, str]]] = {site: [] for site in self._parsed}
@@ -223,7 +224,7 @@ class TensorStore(Mapping[str, Any]):
         """
         return [self[key] for key in self._keys_at(site)]
 
-    @property
+    @cached_property
     def _parsed(self) -> dict[str, Site]:
         found: dict[str, Site] = {}
         for text in self.sites:

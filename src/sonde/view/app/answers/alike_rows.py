@@ -7,10 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sonde.errors import SiteError
 from sonde.rules import Finding
-from sonde.site import Site
-from sonde.view.app.answers.opened_run import StepGrid
+from sonde.view.app.answers.opened_run import StepGrid, site_or_none
 from sonde.view.app.answers.reduction import MISSING, VALUE, Reduced, Values
 from sonde.view.folding import folded
 
@@ -48,7 +46,8 @@ def shown_rows(grid: StepGrid, findings: Sequence[Finding]) -> list[ShownRow]:
     at, _ = reduced.spikes(grid.scale)
     told = set((at // reduced.middle.shape[1]).tolist())
     told |= set(np.flatnonzero(~np.isin(reduced.marks, (VALUE, MISSING)).all(axis=1)).tolist())
-    places = {name for each in findings for name in (*each.places, *_owner(each.site))}
+    places = {name for each in findings for name in each.places}
+    places |= {site.owner.name for each in findings if (site := site_or_none(each.site)) is not None}
     told |= {row for row, site in enumerate(found.sites) if {site.name, site.owner.name} & places}
     near = np.log(_NEAR)
 
@@ -93,10 +92,3 @@ def put_together(shown: Sequence[ShownRow], there: Sequence[int], reduced: Reduc
             kept.marks[place] = np.where(np.isfinite(kept.middle[place]), VALUE, MISSING)
             references[place] = 1.0
     return kept, references
-
-
-def _owner(site: str) -> tuple[str, ...]:
-    try:
-        return (Site.parse(site).owner.name,) if site else ()
-    except SiteError:  # what another program wrote
-        return ()

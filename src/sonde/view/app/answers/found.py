@@ -6,11 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from sonde.errors import SiteError
 from sonde.rules import RULES, Finding
 from sonde.run import Run, check, counted
 from sonde.site import Site
-from sonde.view.app.answers.opened_run import OpenedRun
+from sonde.view.app.answers.opened_run import OpenedRun, site_or_none
 
 
 def findings(opened: OpenedRun, *, every: bool = False) -> dict[str, Any]:
@@ -63,7 +62,7 @@ def findings_data(opened: OpenedRun) -> list[dict[str, Any]]:
 
 
 def _data(opened: OpenedRun, found: Finding) -> dict[str, Any]:
-    site = _parsed(found.site)
+    site = site_or_none(found.site)
     return {
         "rule": found.rule,
         "severity": found.severity,
@@ -90,13 +89,6 @@ def _evidence(found: Finding) -> Mapping[str, float]:
 def _finite(value: float) -> float | str:
     """Return *value*, or the text of a NaN or an infinity, for which JSON has no numbers."""
     return value if math.isfinite(value) else "NaN" if math.isnan(value) else "∞" if value > 0 else "−∞"
-
-
-def _parsed(text: str) -> Site | None:
-    try:
-        return Site.parse(text) if text else None
-    except SiteError:  # what another program wrote
-        return None
 
 
 def _link(opened: OpenedRun, rule: str, site: Site | None, step: int) -> dict[str, Any]:

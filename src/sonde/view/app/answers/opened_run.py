@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sonde.errors import ArgumentError, UnknownSiteError
+from sonde.errors import ArgumentError, SiteError, UnknownSiteError
 from sonde.number import Number
 from sonde.rules import ModelFacts
 from sonde.run import Run, TensorStore, quoted
@@ -288,6 +289,13 @@ class OpenedRun:
         later = self._matrix(name, math.inf if held.itemsize == _DOUBLE else 0, f"step >= {int(before.matrix.steps[kept]):d}")
         found = before.matrix.extended(kept, later)
         return None if not exact and held.size <= _EXACT < found.values.size else found
+
+
+def site_or_none(text: str) -> Site | None:
+    """Return the site of a text that another program may have written; None where it is none, or empty."""
+    with suppress(SiteError):
+        return Site.parse(text) if text else None
+    return None
 
 
 def scale_data(scale: Scale, least: float | None, most: float | None) -> dict[str, Any]:

@@ -39,9 +39,16 @@ def sample(opened: OpenedRun, site: str, *, step: int | None = None) -> dict[str
     keys = [key for at, key in kept[asked] if at == shown]
     found = tensors.sample(keys[0])
     scale = scale_data(scale_for(found["values"], "signed", "signed"), found["low"], found["high"])
-    values, marks = packed(found["values"], "f4"), packed(marks_of(found["values"]), "u1")
-    about = {"site": asked, "step": shown, "steps": steps, "of": len(keys)}
-    return {**found, **about, "values": values, "marks": marks, "scale": scale}
+    return {
+        **found,
+        "site": asked,
+        "step": shown,
+        "steps": steps,
+        "of": len(keys),
+        "values": packed(found["values"], "f4"),
+        "marks": packed(marks_of(found["values"]), "u1"),
+        "scale": scale,
+    }
 
 
 def kept_sites(opened: OpenedRun) -> tuple[list[str], str]:

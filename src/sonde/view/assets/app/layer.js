@@ -5,7 +5,7 @@ import { amount, fill, make, notice, partsOf, plain, whole } from "./dom.js";
 import { card } from "./findings.js";
 import { histogram, meanShare, spreadWords } from "./histogram.js";
 import { portWords } from "./layers.js";
-import { tensorPicture, valueWords, whenWords } from "./sample.js";
+import { tensorPicture, valueWords, whenKept } from "./sample.js";
 import { MARKS, lineColour } from "./scales.js";
 import { smoothingSlider } from "./smoothing.js";
 import { Span } from "./span.js";
@@ -154,7 +154,7 @@ export async function layerView({ root, source, run, rest, args, isShown }) {
       valuesTitle,
       make("span", null, site ? "Values of" : "Values of its tensors"),
       choose,
-      shown ? make("span", { class: "quiet" }, ` ${whenWords(answer, step)} · ${valueWords(answer)}`) : null,
+      shown ? make("span", { class: "quiet" }, ` ${whenKept(answer, step)} · ${valueWords(answer)}`) : null,
     );
     values.element.hidden = !shown;
     without.hidden = Boolean(shown);

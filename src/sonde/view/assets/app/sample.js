@@ -7,8 +7,7 @@ import { bytes } from "./source.js";
 import { onWidth, once } from "./span.js";
 import { hideTip, showTip } from "./tip.js";
 
-const PLOT = { left: 52, right: 14, top: 4, below: 24 }; // in pixels
-const [ROW, LEAST, TALLEST] = [9, 28, 320]; // the height of a row, and of the picture
+const STORED = { left: 52, right: 14, top: 4, below: 24, row: 9, least: 28, tallest: 320 }; // in pixels
 
 // What a value's place in the tensor is called: the first place on all axes but the last two.
 export function placeOf({ shape, rows, columns }, row, column) {
@@ -44,7 +43,7 @@ export function valueWords({ shape, dtype, low, high, nan, inf }) {
 }
 
 // When it was kept, in words, where `asked` is the step of the cursor; null: the last.
-export function whenWords({ step, steps, of }, asked) {
+export function whenKept({ step, steps, of }, asked) {
   if (step === null) return `no step is known of it${of > 1 ? `, the first of ${of}` : ""}`;
   const which =
     asked === null || step === asked
@@ -82,9 +81,9 @@ export function tensorPicture() {
   function paint() {
     if (!width || !data) return;
     const { answer } = data;
-    const height = data.size ? Math.min(Math.max(data.size * ROW, LEAST), TALLEST) : 0;
-    plot = { left: PLOT.left, top: PLOT.top, width: Math.max(width - PLOT.left - PLOT.right, 10), height };
-    picture.style.height = `${height + PLOT.top + PLOT.below}px`;
+    const height = data.size ? Math.min(Math.max(data.size * STORED.row, STORED.least), STORED.tallest) : 0;
+    plot = { left: STORED.left, top: STORED.top, width: Math.max(width - STORED.left - STORED.right, 10), height };
+    picture.style.height = `${height + STORED.top + STORED.below}px`;
     const density = window.devicePixelRatio || 1;
     Object.assign(canvas, { width: Math.round(plot.width * density), height: Math.round(height * density) });
     Object.assign(canvas.style, Object.fromEntries(Object.entries(plot).map(([name, value]) => [name, `${value}px`])));
