@@ -105,7 +105,15 @@ class TensorStore(Mapping[str, Any]):
 
     @cached_property
     def kept(self) -> dict[str, list[tuple[int | None, str]]]:
-        """By site the step at which each tensor was kept, and its key; None where the record does not say, and of rows."""
+        """By site the step at which each tensor was kept, and its key; None where the record does not say, and of rows.
+
+        >>> import sonde, tempfile, torch
+        >>> model = torch.nn.Sequential(torch.nn.Identity())
+        >>> with sonde.track(model, include="0", grad=False) as tracker, tempfile.TemporaryDirectory() as folder:
+        ...     _ = model(torch.ones(2))
+        ...     sonde.open_tensors(tracker.save(f"{folder}/seen")).kept
+        {'0:output': [(0, '000000/0:output')]}
+        """
         found: dict[str, list[tuple[int | None, str]]] = {site: [] for site in self._parsed}
         records = {f"{number:06d}": record for number, record in enumerate(self.records)}
         for key in self:
