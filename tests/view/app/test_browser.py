@@ -1234,6 +1234,8 @@ def test_functions_of_the_page_give_what_their_names_say(browser: Any, address: 
             unmatched: against.unmatchedWords(
               { matched: { both: 3, own: 5, other: 8 } }, { only_a: ["x", "y"], only_b: [] }, "a", "b"),
             texts: histogram.placedTexts([{ at: 0, text: "abcde" }, { at: 10, text: "abc" }, { at: 99, text: "x" }], 100),
+            crowded: histogram.placedTexts(["a low", "b low", "c high", "d", "e"].map((text, at) =>
+              ({ at: at && at - 1, text })), 900).map(({ text, line, isShown }) => [text, line, isShown]),
             spread: histogram.spreadWords(
               { powers: [-1, 0, 1, 2], share: [[0.05, 0.4, 0.4, 0.05]], zeros: [0.1], nonfinite: [0] }),
             signs: chart.clustered([0, 1, 18, 40, 56].map((step) => ({ step })), { first: 0, last: 99, at: (x) => x })
@@ -1297,10 +1299,11 @@ def test_functions_of_the_page_give_what_their_names_say(browser: Any, address: 
             ],
             "axes": ["across: axis 0: 2 of 9, evenly", "of [0, :, :] · down: axis 1 · across: axis 2", ""],
             "texts": [
-                {"at": 0, "text": "abcde", "line": 0, "isLeft": False},
-                {"at": 10, "text": "abc", "line": 1, "isLeft": False},
-                {"at": 99, "text": "x", "line": 0, "isLeft": True},
+                {"at": 0, "text": "abcde", "line": 0, "isLeft": False, "isShown": True},
+                {"at": 10, "text": "abc", "line": 1, "isLeft": False, "isShown": True},
+                {"at": 99, "text": "x", "line": 0, "isLeft": True, "isShown": True},
             ],
+            "crowded": [["a, b low", 0, True], ["c high", 1, True], ["d", 2, True], ["e", 0, False]],
             "spread": "nine of ten magnitudes lie from 2⁻¹ to 2² · 10 % are exactly 0",
             "part": [{"from": 20, "to": 40}, 30, False],
             "odd": [{}, None, 0, 1],

@@ -37,18 +37,26 @@ export function spreadWords({ powers, share: [share], zeros: [zeros], nonfinite:
 }
 
 // Texts at places of an axis in up to three lines, so that none stands upon another; one that would leave the picture stands left of its place.
+// "fp16 least normal" and "e5m2 least normal" at one place are one text. For what finds no room, isShown is false.
 export function placedTexts(texts, end) {
   const ends = [-Infinity, -Infinity, -Infinity]; // of the last text in each line
-  return [...texts]
+  const joined = new Map();
+  for (const { at, text } of texts) {
+    const [name, ...words] = text.split(" ");
+    const key = [at, ...words].join(" ");
+    joined.set(key, { at, text: joined.has(key) ? joined.get(key).text.replace(" ", `, ${name} `) : text });
+  }
+  return [...joined.values()]
     .sort((one, other) => one.at - other.at)
     .map(({ at, text }) => {
       const wide = text.length * LETTER + 8;
       const isLeft = at + wide > end;
       const [left, right] = isLeft ? [at - wide, at] : [at, at + wide];
       const free = ends.findIndex((last) => last <= left);
-      const line = free < 0 ? ends.indexOf(Math.min(...ends)) : free;
-      ends[line] = Math.max(ends[line], right);
-      return { at, text, line, isLeft };
+      const isShown = free >= 0;
+      const line = Math.max(free, 0);
+      if (isShown) ends[line] = right;
+      return { at, text, line, isLeft, isShown };
     });
 }
 
@@ -136,7 +144,7 @@ export function histogram() {
     const limits = placedTexts(
       answer.limits.filter(({ power }) => power > first && power < last).map(({ power, text }) => ({ at: x.at(power), text })),
       x.last,
-    ).map(({ at, text, line, isLeft }) =>
+    ).map(({ at, text, line, isLeft, isShown }) =>
       draw(
         "g",
         null,
@@ -144,8 +152,9 @@ export function histogram() {
         draw(
           "text",
           { class: "limit", x: at + (isLeft ? -4 : 4), y: 11 + 13 * line, "text-anchor": isLeft ? "end" : "start" },
-          text,
+          isShown ? text : "",
         ),
+        draw("title", null, text),
       ),
     );
     svg.replaceChildren(
