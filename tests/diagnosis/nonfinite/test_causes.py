@@ -130,7 +130,7 @@ listed(
 listed(
     "product of both signs",
     "overflow of float32",
-    lambda ok: lambda h: (h.sign() * (1e10 if ok else 1e30)) @ _both_signs(1e8 if ok else 1e30),
+    lambda ok: lambda h: (h.sign() * (1e10 if ok else 1e30)).repeat(1, 1024) @ _both_signs(1e8 if ok else 1e30),
 )
 listed("inverse", "singular matrix", lambda ok: lambda h: torch.linalg.inv_ex(torch.diag_embed(h.relu() + eps(ok, 0.5)))[0].sum(-1))
 listed(
@@ -158,7 +158,8 @@ listed(
 
 
 def _both_signs(size: float) -> Tensor:
-    return torch.tensor([[1.0], [-1.0], [1.0], [-1.0]]).expand(4, 4) * size
+    """Return a matrix whose product overflows to both signs also where a product is added before it is rounded: in parts of a sum."""
+    return torch.cat([torch.full((2048, 4), size), torch.full((2048, 4), -size)])
 
 
 # Overflow
