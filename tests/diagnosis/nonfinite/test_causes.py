@@ -158,7 +158,7 @@ listed(
 
 
 def _both_signs(size: float) -> Tensor:
-    """Return a matrix whose product overflows to both signs also where a product is added before it is rounded: in parts of a sum."""
+    """Return a matrix whose product overflows to both signs also where each is added before it is rounded: in parts of a sum."""
     return torch.cat([torch.full((2048, 4), size), torch.full((2048, 4), -size)])
 
 
