@@ -287,7 +287,8 @@ def test_ids_continue_data_in_any_order(tmp_path: Path, kind: str) -> None:
     assert torch.equal(torch.as_tensor(store["item"][:]), torch.arange(50))
     if kind == "key":
         with torch.no_grad():
-            assert torch.equal(torch.as_tensor(store["0:output"][:]), model()[0](x)[ids] * GAIN)
+            whole = model()[0](x)[ids] * GAIN  # of another size of batch, which chooses the kernel
+            torch.testing.assert_close(torch.as_tensor(store["0:output"][:]), whole)
 
 
 @pytest.mark.parametrize("stop", [3, 8, 10])

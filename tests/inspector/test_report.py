@@ -192,5 +192,5 @@ def test_in_a_notebook_an_inspector_shows_findings_with_advice_and_the_run() -> 
     for shown in (live, ended):
         assert "30 of 30 steps logged" in shown
         assert "1: 100 % dead" in shown
-        assert "look at the bias" in shown
+        assert "look at what sets the bias before it" in shown
     assert Inspector()._repr_html_() == "<pre>Inspector(not attached)</pre>"

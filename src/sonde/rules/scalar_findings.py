@@ -54,10 +54,10 @@ class ScalarFindings:
     >>> from sonde.rules import Chosen, ScalarFindings
     >>> found = ScalarFindings(Chosen())
     >>> for step in range(40):
-    ...     found.add("loss", 1.0 / (1 + step) ** 2, epoch=0, step=step)
+    ...     found.add("loss", 1.0 / (1 + step), epoch=0, step=step)
     >>> loss = found.loss_of("")
     >>> loss.begun, loss.has_converged, loss.is_learnt, loss.has_helped(0), loss.has_worsened(0), loss.falls(), loss.stands(0.5)
-    (1.0, True, True, True, False, True, False)
+    (1.0, False, True, True, False, True, False)
     >>> list(found.findings()), list(found.of_rates(""))
     ([], [])
 
