@@ -278,10 +278,12 @@ export async function layerView({ root, source, run, rest, args, isShown }) {
       ),
     );
     fill(tables, boxes.length ? boxes : notice("No numbers of this layer", "The coverage says why."));
-    const shown = held.numbers.find((each) => each.shown_step !== undefined)?.shown_step ?? step;
+    const seen = held.numbers.flatMap((each) => each.shown_step ?? []);
+    const shown = seen.length ? Math.max(...seen) : step;
+    const others = seen.some((each) => each !== shown) ? ", or the nearest that was logged" : "";
     fill(
       when,
-      step === null ? `at the last step of each` : `at step ${whole(shown)} `,
+      step === null ? `at the last step of each` : `at step ${whole(shown)}${others} `,
       step === null ? null : make("button", { onclick: () => span.hold(null) }, "the last step"),
     );
     await Promise.all([history(), distribution(), sample()]);
