@@ -441,12 +441,10 @@ class _Loss:
 
         None before so many *steps*; False without any value.
         """
-        third = len(self._spans) // 3
-        if third < 2 or math.isnan(self.smooth) or self.steps[1] - self.steps[0] < steps:
+        if len(self._spans) < 6 or math.isnan(self.smooth) or self.steps[1] - self.steps[0] < steps:
             return None if self._last else False
-        early, late = np.array(self._spans[:third]), np.array(self._spans[2 * third : 3 * third])
-        error = math.hypot(float(early.std(ddof=1)), float(late.std(ddof=1))) / math.sqrt(third)
-        return self.least > 0 and self.smooth < early.mean() and bool(early.mean() - late.mean() > 2 * error)
+        (early, around), (late, around_late) = self._third(0), self._third(2)
+        return self.least > 0 and self.smooth < early and early - late > 2 * math.sqrt(around + around_late)
 
     def scatter(self) -> float:
         """Return the standard deviation of logarithms of values around those next to them, by the median of their changes."""
@@ -462,14 +460,18 @@ class _Loss:
 
     def thirds(self) -> tuple[float, float, float, float] | None:
         """Return the means of the last, the middle and the first third, and the error of a difference; None: it is too early."""
-        third = len(self._spans) // 3
         if self.count < STUCK_VALUES or not self.rests:
             return None
-        early, middle, late = (self._spans[third * place : third * (place + 1)] for place in range(3))
-        means = [sum(part) / third for part in (late, middle, early)]
-        away = [each - mean for part, mean in zip((late, middle), means, strict=False) for each in part]
-        squares = sum(each * each for each in away)  # infinite where they are too large
-        return means[0], means[1], means[2], math.sqrt(squares / (third - 1) / third)
+        (early, _), (middle, around_middle), (late, around_late) = map(self._third, range(3))
+        return late, middle, early, math.sqrt(around_middle + around_late)
+
+    def _third(self, place: int) -> tuple[float, float]:
+        """Return the mean of the first third of the run, or of a later one, and the variance of that mean."""
+        third = len(self._spans) // 3
+        part = self._spans[third * place : third * (place + 1)]
+        mean = sum(part) / third
+        squares = sum((each - mean) * (each - mean) for each in part)  # infinite where they are too large
+        return mean, squares / (third - 1) / third
 
 
 def _keep_two(known: list[tuple[int, float]], step: int, value: float) -> None:

@@ -37,7 +37,7 @@ class GradientLook:
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self.parameters = parameters
         self.every = 1
-        self._before_all = 0  # steps until all gradients are looked at again; two are enough until then
+        self._before_all = 0  # steps until all gradients are looked at again
         self._ends: tuple[Tensor, ...] = ()
         self._cost = 0.0
 
@@ -47,8 +47,7 @@ class GradientLook:
         Args:
             step_time: seconds between two steps; 0 if that is not known.
         """
-        self._before_all -= 1
-        if self._before_all >= 0:
+        if self._rests():
             return self.is_finite_at_ends()
         begun = time.perf_counter()
         finite = are_finite(self.gradients())
@@ -60,8 +59,7 @@ class GradientLook:
 
         The numbers stay on the device, in float64 or narrower. Nothing waits for it.
         """
-        self._before_all -= 1
-        if self._before_all >= 0:
+        if self._rests():
             self._ends = self._ends or self._small()
             return _magnitudes(self._ends)
         begun = time.perf_counter()
@@ -79,6 +77,11 @@ class GradientLook:
         """Return the sum of the squares of all gradients on each device."""
         norms = [torch.stack(list(torch_tensors.norms_of(each))) for _, each in _parts(self.parameters)]
         return [norm.to(torch.float64).square().sum() for norm in norms]
+
+    def _rests(self) -> bool:
+        """Return whether all gradients were looked at so lately that two are enough."""
+        self._before_all -= 1
+        return self._before_all >= 0
 
     def _spent(self, seconds: float, step_time: float) -> None:
         """Choose how many steps later all gradients are looked at again, which took so many *seconds* now."""

@@ -175,15 +175,14 @@ class Sentinel:
         if not torch.is_grad_enabled():
             return
         try:
-            if self._is_late:
-                self._pending.send()
+            self._pending.send()
             self._last = []
             if self._is_bad:
                 return
             if self._attempts is not None and self._attempts.was_skipped():
                 self._drop_attempt(self._attempts)
             passes = self._passes
-            if passes and not self._model.training and any(kept.thread == threading.get_ident() for kept in passes):
+            if not self._model.training and any(kept.thread == threading.get_ident() for kept in passes):
                 return  # an evaluation without no_grad, in the middle of a step
             if not passes:
                 self._buffers.copy()
@@ -296,8 +295,7 @@ class Sentinel:
                 return
             else:
                 self._is_bad = False
-                if timer.steps < _LEARNS:
-                    self._learn()
+                self._learn()
                 if self._spikes is not None:
                     self._judge_norm(look)
             self._holds = False

@@ -67,11 +67,9 @@ class KeptPass:
 
     def let_go_of_graph(self) -> None:
         """Hold arguments that other code has computed without their graphs, which would live longer."""
-        for tensor, _ in self._versions:
-            if tensor.grad_fn is not None:
-                self.args, self.kwargs = remap((self.args, self.kwargs), _without_graph)
-                self._versions = [(_without_graph(each), version) for each, version in self._versions]
-                return
+        if any(tensor.grad_fn is not None for tensor, _ in self._versions):
+            self.args, self.kwargs = remap((self.args, self.kwargs), _without_graph)
+            self._versions = [(_without_graph(tensor), version) for tensor, version in self._versions]
 
     def is_changed(self) -> bool:
         """Return whether the program has written into an argument since the call began."""
@@ -167,8 +165,6 @@ class BufferCopies:
 
     def copy(self) -> None:
         """Copy the buffers."""
-        if not self._places:
-            return
         if self._compared:
             self._learn_from_arrived()
         before, left = self._copies, self._limit

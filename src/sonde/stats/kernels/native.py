@@ -280,17 +280,12 @@ EXPONENTS = Kernel("exponents", 1, 288)
 
 NORM = Kernel("norm", 2, 4)
 """Adds to rows of :class:`~sonde.stats.Norm`."""
-_NO_NORM = (0.0,) * NORM.width
 
 
 def nonfinite_in(tensors: list[Tensor]) -> tuple[int, list[int]]:
     """Return how many elements of *tensors* are NaN or infinite, and the positions of the tensors that no kernel takes."""
-    row = array("d", _NO_NORM)
-    rows, native = [row.buffer_info()[0]] * len(tensors), _state.module
-    if native is None or not _state.exchange or _is_compiling() or _dispatch_modes():
-        others = NORM.add_each(rows, tensors, led=0)
-    else:  # as at each step of a training: the shortest way
-        others = native.add_each(NORM.number, 0, rows, tensors, None, ())
+    row = array("d", (0.0,) * NORM.width)
+    others = NORM.add_each([row.buffer_info()[0]] * len(tensors), tensors, led=0)
     return int(row[1] + row[2]), others
 
 
