@@ -56,6 +56,8 @@ RULE_SYMPTOMS = {
     "decay_large": "growth",
     "gradient_alone": "exploding",
     "target_large": "scale",
+    "loss_summed": "large steps",
+    "softmax_twice": "probabilities",
     "bounded": "saturated",
 }
 

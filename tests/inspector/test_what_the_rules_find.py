@@ -27,7 +27,7 @@ def trained(
     model: nn.Module, optimizer: Optimizer, loss: Loss, steps: int = 40, after: Callable[[], object] = lambda: None, **options: Any
 ) -> Inspector:
     """Train under ``watch``; *after* is called between backward and step."""
-    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False, **options) as inspector:
+    with sonde.watch(model, optimizer, **{"every": 1, **options}, to="memory", verbose=False) as inspector:
         for step in range(steps):
             optimizer.zero_grad()
             value = loss(step)
@@ -175,6 +175,13 @@ def test_a_batch_that_is_far_too_large_is_named_as_the_input_of_its_step() -> No
     assert not {"spike", "output_growth", "gradient_growth"} & set(of)
 
 
+def test_a_batch_that_makes_another_weight_of_the_first_is_named_where_the_step_before_was_not_logged() -> None:
+    model = mlp()
+    of = classes(model, lambda step, x: x * (1e5 if step == 50 else 1))
+    root = trained(model, SGD(model.parameters(), lr=0.1), of, steps=80, every=10).findings[0]
+    assert (root.rule, root.site, root.step) == ("input_large", "0:output", 50)
+
+
 def test_pixels_are_too_large_where_the_first_loss_shows_it() -> None:
     model = mlp()
     of: Callable[[int, Tensor], Tensor] = lambda step, x: (x * 60 + 128).clamp(0, 255)  # noqa: E731
@@ -185,12 +192,13 @@ def test_pixels_are_too_large_where_the_first_loss_shows_it() -> None:
     assert "input_large" not in found(small, Adam(small.parameters(), 1e-5), classes(small, of))
 
 
+@pytest.mark.parametrize("every", [1, 10])
 @pytest.mark.parametrize("optimizer", [SGD, Adam])
-def test_steps_that_blow_up_the_first_layer_are_no_larger_input(optimizer: type[Optimizer]) -> None:
+def test_steps_that_blow_up_the_first_layer_are_no_larger_input(optimizer: type[Optimizer], every: int) -> None:
     """The outputs of a step are those of the weights before it, and the weights that are recorded are those behind it."""
     torch.manual_seed(0)
     model = mlp()
-    of = found(model, optimizer(model.parameters(), lr=30.0), classes(model))
+    of = found(model, optimizer(model.parameters(), lr=30.0), classes(model), steps=40 * every, every=every)
     assert {"update_large", "update_huge"} & of.keys()
     assert "input_large" not in of
 
@@ -644,6 +652,81 @@ def test_targets_that_are_far_larger_than_outputs_are_the_root_of_steps_that_are
     assert (root.rule, root.first_step, root.follows) == ("target_large", 0, "")
 
 
+@pytest.mark.parametrize("every", [1, 10])
+@pytest.mark.parametrize("weight", [1.0, 0.5, 64.0])
+def test_targets_are_large_whatever_the_squared_error_is_multiplied_by(weight: float, every: int) -> None:
+    model = mlp(outputs=1)
+    errors = towards(model, 1e2)
+    rate = 0.1 / weight
+    root = trained(
+        model, SGD(model.parameters(), rate), lambda step: weight * errors(step), 60, every=every, bad_steps=None
+    ).findings[0]
+    assert (root.rule, root.first_step, root.follows) == ("target_large", 0, "")
+    assert 30 < root.value < 300  # 8 normal weights by 100
+
+
+def test_a_loss_that_is_mostly_something_else_says_nothing_of_targets() -> None:
+    model = mlp(outputs=1)
+    errors = towards(model, 1.0)
+    assert "target_large" not in found(model, SGD(model.parameters(), 30.0), lambda step: errors(step) + 1e4, 12, bad_steps=None)
+
+
+def reduced(model: nn.Module, kind: str, reduction: str) -> Loss:
+    """A loss of three outputs, as a mean or a sum."""
+
+    def loss(step: int) -> Tensor:
+        x = torch.randn(64, 8)
+        out = model(x)
+        if kind == "cross_entropy":
+            return functional.cross_entropy(out, (x[:, 0] > 0).long() + (x[:, 1] > 0).long(), reduction=reduction)
+        if kind == "mse":
+            return functional.mse_loss(out, x[:, :3], reduction=reduction)
+        return functional.binary_cross_entropy_with_logits(out, (x[:, :3] > 0).float(), reduction=reduction)
+
+    return loss
+
+
+@pytest.mark.parametrize("every", [1, 10])
+@pytest.mark.parametrize("kind", ["cross_entropy", "mse", "binary"])
+def test_a_loss_that_is_summed_over_samples_is_the_root_of_what_becomes_too_large(kind: str, every: int) -> None:
+    model = mlp(outputs=3)
+    optimizer = SGD(model.parameters(), 0.1, momentum=0.9)
+    root = trained(model, optimizer, reduced(model, kind, "sum"), 60, every=every, bad_steps=None).findings[0]
+    assert (root.rule, root.follows) == ("loss_summed", "")
+    assert root.value == pytest.approx(64 if kind == "cross_entropy" else 192, rel=0.1)
+
+
+@pytest.mark.parametrize("kind", ["cross_entropy", "mse", "binary"])
+def test_a_loss_is_not_called_a_sum_where_it_is_a_mean_or_where_the_optimizer_divides_by_gradients(kind: str) -> None:
+    model = mlp(outputs=3)
+    of = found(model, SGD(model.parameters(), 30.0), reduced(model, kind, "mean"), 30, bad_steps=None)
+    assert of
+    assert "loss_summed" not in of
+    model = mlp(outputs=3)
+    of = found(model, Adam(model.parameters(), 1.0), reduced(model, kind, "sum"), 30, bad_steps=None)
+    assert of
+    assert "loss_summed" not in of
+
+
+@pytest.mark.parametrize("rate", [1e-4, 1e-2])
+def test_a_sum_that_does_no_harm_is_nobodys_business_nor_the_cause_of_a_bad_batch(rate: float) -> None:
+    model = mlp()
+    loss = lambda step: functional.cross_entropy(  # noqa: E731
+        model((x := torch.randn(64, 8)) * (1e5 if step == 40 else 1)), (x[:, 0] > 0).long(), reduction="sum"
+    )
+    every = trained(model, SGD(model.parameters(), rate), loss, 60, bad_steps=None).findings
+    assert every[0].rule == "input_large"
+    assert "loss_summed" not in [each.rule for each in every]
+
+
+def test_the_advice_of_a_symptom_begins_with_a_learning_rate_that_is_no_usual_one() -> None:
+    model = mlp(outputs=3)
+    optimizer = SGD(model.parameters(), 1.0, momentum=0.9)
+    root = trained(model, optimizer, reduced(model, "mse", "mean"), 100, every=10, bad_steps=None).findings[0]
+    assert root.rule in ("weight_growth", "output_growth", "loss_rising", "gradient_growth")
+    assert root.advice.startswith("lower the learning rate first: 1 is a large one; then ")
+
+
 def test_large_targets_that_are_learnt_well_are_healthy() -> None:
     """Prices: a network that begins at their mean, and one linear layer."""
     model = nn.Linear(8, 1)
@@ -700,6 +783,102 @@ def test_outputs_of_a_sigmoid_that_cannot_reach_their_targets_are_found(scale: f
         return functional.mse_loss(model(x if scale is None else target), target)
 
     assert ("bounded" in found(model, Adam(model.parameters(), 1e-2), loss, 110)) is is_found
+
+
+@pytest.mark.parametrize("every", [1, 10])
+@pytest.mark.parametrize(
+    ("last", "is_found"), [(nn.ReLU(), (True, False)), (nn.Tanh(), (True, True)), (nn.Sigmoid(), (True, True))], ids=str
+)
+def test_outputs_of_a_last_activation_that_cannot_reach_their_targets_are_found_at_one_end_and_at_both(
+    last: nn.Module, is_found: tuple[bool, bool], every: int
+) -> None:
+    """Targets on both sides of zero, and above it, where a ReLU reaches them all."""
+    for is_above, expected in zip((False, True), is_found, strict=True):
+        model = mlp(outputs=3).append(last)
+
+        def loss(step: int, model: nn.Module = model, is_above: bool = is_above) -> Tensor:
+            x = torch.randn(64, 8)
+            return functional.mse_loss(model(x), 3 * (x[:, :3].abs() if is_above else x[:, :3]))
+
+        of = found(model, Adam(model.parameters(), 1e-2), loss, 300, every=every)
+        assert ("bounded" in of) is expected, is_above
+
+
+def test_a_rare_class_stands_at_one_end_and_asks_for_nothing() -> None:
+    model = mlp(outputs=1).append(nn.Sigmoid())
+
+    def loss(step: int) -> Tensor:
+        return functional.binary_cross_entropy(model(torch.randn(256, 8)), (torch.rand(256, 1) < 0.02).float())
+
+    assert "bounded" not in found(model, Adam(model.parameters(), 1e-2), loss, 200)
+
+
+class Ending(nn.Module):
+    """A network whose output goes through a function."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.body, self.function = mlp(outputs=3), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.body(x))
+
+
+def rows(x: Tensor) -> Tensor:
+    return x.softmax(-1)
+
+
+SEEN_AS = {
+    "cross_entropy": functional.cross_entropy,
+    "nll_loss": functional.nll_loss,
+    "log then nll_loss": lambda out, y: functional.nll_loss(out.log(), y),
+    "Brier": lambda out, y: functional.mse_loss(out, functional.one_hot(y, 3).float()),
+    "binary_cross_entropy_with_logits": lambda out, y: functional.binary_cross_entropy_with_logits(
+        out, functional.one_hot(y, 3).float()
+    ),
+    "binary_cross_entropy": lambda out, y: functional.binary_cross_entropy(out, functional.one_hot(y, 3).float()),
+    "absolute": lambda out, y: functional.l1_loss(out, functional.one_hot(y, 3).float()),
+}
+
+
+@pytest.mark.parametrize(
+    ("function", "loss", "is_found"),
+    [
+        (rows, "cross_entropy", True),
+        (rows, "nll_loss", True),
+        (rows, "log then nll_loss", False),
+        (rows, "Brier", False),
+        (torch.sigmoid, "binary_cross_entropy_with_logits", True),
+        (torch.sigmoid, "binary_cross_entropy", False),
+        (torch.sigmoid, "Brier", False),
+        (torch.sigmoid, "absolute", False),
+        (torch.tanh, "cross_entropy", False),
+        (Tensor.contiguous, "cross_entropy", False),
+        (Tensor.contiguous, "binary_cross_entropy_with_logits", False),
+    ],
+)
+@pytest.mark.parametrize("is_layer", [True, False])
+def test_probabilities_that_go_into_a_loss_of_logits_are_seen_by_its_gradient(
+    function: Callable[[Tensor], Tensor], loss: str, is_found: bool, is_layer: bool
+) -> None:
+    layers: dict[Any, nn.Module] = {rows: nn.Softmax(-1), torch.sigmoid: nn.Sigmoid(), torch.tanh: nn.Tanh()}
+    model = mlp(outputs=3).append(layers.get(function, nn.Identity())) if is_layer else Ending(function)
+
+    def value(step: int) -> Tensor:
+        x = torch.randn(64, 8)
+        return SEEN_AS[loss](model(x), (x[:, 0] > 0).long() + (x[:, 1] > 0).long())
+
+    of = found(model, Adam(model.parameters()), value, 10)
+    assert ("softmax_twice" in of) is is_found
+    assert not is_found or of["softmax_twice"].message.split(": ")[1].startswith(f"{loss} is given probabilities")
+
+
+def test_a_gradient_that_is_clipped_to_next_to_nothing_is_told_of_small_steps() -> None:
+    model = mlp()
+    of = found(
+        model, SGD(model.parameters(), 0.1), classes(model), after=lambda: nn.utils.clip_grad_norm_(model.parameters(), 1e-4)
+    )
+    assert of["update_small"].advice.startswith("gradients are clipped to 0.0001 from a norm of ")
 
 
 def test_an_input_that_another_model_has_made_large_was_not_so_from_the_beginning_on() -> None:

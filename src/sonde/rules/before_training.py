@@ -51,14 +51,18 @@ def loss_broadcast(samples: int, compared: int, *, what: str = "the loss", is_su
     "what goes into a cross-entropy is already a probability: rows of softmax, or outputs of a sigmoid",
     "torch.nn.functional.cross_entropy and binary_cross_entropy_with_logits take logits; nll_loss takes log-probabilities",
     "leave out the softmax (or sigmoid) in the model; before nll_loss use log_softmax",
+    needs=("loss", "rms:grad_output"),
     severity="bad",
     evidence=("rows", "sum"),
+    brings=("loss_stuck", "bounded"),
+    about=("setup", "small"),
 )
 def softmax_twice(rows: int, sums: float, *, what: str = "cross_entropy") -> Judged:
     """Judge *rows* whose elements all lie between 0 and 1; *sums* is their mean sum. *what* names the function."""
     yield rows > 0
     yield sums
-    yield f"{what} is given probabilities: all of them from 0 to 1, rows sum to {short(sums)}"
+    sum_of = "with a mean of" if what.startswith("binary") else "rows sum to"
+    yield f"{what} is given probabilities: all of them from 0 to 1, {sum_of} {short(sums)}"
 
 
 @entry(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -27,9 +28,12 @@ one step, against the steps before. Pixels from 0 to 255 are 150 in size. torch 
 BEGINS_LARGE, BEGINS_FAR, BEGINS_WEIGHT, BEGINS_SIZE = 2.0, 4.0, 5.0, 3.0
 """First loss against that of a guess, where a weight begins so many times as large as torch would initialise it, and where none
 does; that multiple; and the size of the outputs, which are 1 at most in the usual initialisations."""
-TARGET_LARGE = 1e4
-"""First loss over the number of elements of the outputs, against the square of their size, or 1: targets are of size 100 at least
-where the loss is the sum of all squared errors, and of more where it is their mean."""
+TARGET_LARGE = 30.0
+"""Root mean square of what outputs are off their targets at the first step, against the size of the outputs, or 1: as that of an
+input that is not scaled."""
+HALF_A_MEAN, LINEAR = 0.4, 0.05
+"""The least weight of a squared error, of that of a mean: half of a mean has 0.5; and how far the gradient of a mean of absolute
+errors is from 1 / count."""
 OUTPUT_SMALL = 1e3
 """Sizes of the outputs of the first quarter of the layers against those of the last, both medians, at the first logged step."""
 
@@ -195,17 +199,29 @@ def weight_shrinking(size: float, before: float, *, factor: float = WEIGHT_GROWT
 
 
 @entry(
-    f"the first loss is {TARGET_LARGE:g} x the square of the outputs' size, or of 1, for each element of the outputs, and another "
-    "finding shows harm, or the loss has not fallen by a fifth in 200 steps",
+    f"outputs are off their targets by {TARGET_LARGE:g} x their size, or 1, at the first step, as loss and gradient say of "
+    "a squared or absolute error (where no gradient is recorded: as a sum of squares would say), and another finding shows harm, "
+    "or the loss has not fallen by a fifth in 200 steps",
+    "a squared error of any weight is half of the product of its gradient and what it is off by, summed over the elements; "
     "Karpathy, A recipe for training neural networks, 2019: init well; the factor is our own",
     "scale the targets to mean 0 and deviation 1, or begin with the last bias at their mean and a last weight of their deviation",
     needs=("loss", "rms:output"),
-    evidence=("loss", "output", ""),
+    evidence=("loss", "output", "", ""),
     brings=("gradient_growth", "output_growth", "loss_stuck"),
     about=("input", "large"),
 )
-def target_large(loss: float, size: float, count: float, *, factor: float = TARGET_LARGE) -> Judged:
-    """Judge the first *loss* of a *count* of outputs of a *size*."""
-    yield loss >= factor * count * np.maximum(size, 1.0) ** 2
-    yield loss
-    yield f"outputs begin at a size of {short(size)}, and the first loss is {short(loss)}: targets are far larger"
+def target_large(loss: float, size: float, count: float, gradient: float = math.nan, *, factor: float = TARGET_LARGE) -> Judged:
+    """Judge the first *loss* of a *count* of outputs of a *size*; *gradient* is the size of its gradient there.
+
+    With a loss that is c times the sum of squares of what the outputs are off by, the gradient is 2 c times that, so that 2 loss /
+    (count gradient) is its root mean square whatever c is. Where c is less than that of a mean, or of half of one, most of the loss
+    is something else, and nothing is known. The mean of absolute errors has a gradient of 1 / count: it is what outputs are off by.
+    """
+    total = count * gradient
+    is_linear = abs(total - 1.0) < LINEAR
+    is_squared = total * total >= 4 * HALF_A_MEAN * loss
+    off: Any = np.where(is_linear, loss, np.where(is_squared, 2 * loss / np.maximum(total, 1e-300), 0.0))
+    off = np.where(np.isnan(gradient), np.sqrt(np.maximum(loss, 0.0) / count), off)
+    yield off >= factor * np.maximum(size, 1.0)
+    yield off
+    yield f"outputs of size {short(size)} are off their targets by {short(off)} at first: these are far larger"

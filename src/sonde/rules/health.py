@@ -21,9 +21,10 @@ CONSTANT = 1e-7
 FLAT = 0.05
 """Mean slope of a tanh or sigmoid, of its largest one. The slope is 1 - y^2 of a tanh and y (1 - y) of a sigmoid with the output y,
 so that its mean over a batch follows exactly from mean and root mean square. A tanh at its ends in 95 of 100 elements has 0.05."""
-AT_BOUNDS, APART = 0.25, 0.6
+AT_BOUNDS, APART, PULLED = 0.25, 0.6, 0.5
 """Mean slope of the last sigmoid of a model, of its largest one, and the standard deviation of its outputs, as a share of
-half of its range: outputs at one end alone may be those of a rare class."""
+half of its range: outputs at one end alone may be those of a rare class. And the mean of a gradient, of its size, that is no
+chance."""
 ONE_DIRECTION = 1.1
 """Effective rank of a layer's outputs: all other directions together hold two hundredths of the singular values, for which the
 entropy is 0.1 = ln(1.1). Features of a classifier that has converged use about as many directions as there are classes."""
@@ -150,23 +151,29 @@ def flat(slope: float, *, least: float = FLAT) -> Judged:
 
 
 @entry(
-    f"a sigmoid that makes the outputs of a model has a mean slope below {AT_BOUNDS:g} of its largest, and outputs at both "
-    "ends, in 5 of 5 logged steps, beyond the first five, while the loss has not fallen by half in 100 steps",
+    f"a sigmoid or tanh that makes the outputs of a model has a mean slope below {AT_BOUNDS:g} of its largest, and outputs at both "
+    "ends, or a ReLU has outputs that are zero, or either outputs at one end where the gradient asks for what lies beyond "
+    f"({PULLED:g} of its size is its mean), in 5 of 5 logged steps, beyond the first five, while the loss has not fallen by half "
+    "in 100 steps (by two thirds, where the gradient says it)",
     "our own: outputs that stand at both ends and fit have a small loss; else the targets lie beyond the ends",
     "leave out the last activation, or scale the targets to its range; look at the targets where they should be within it",
     needs=("rms:output", "loss"),
     at="ends",
     window=Window(5, 5, after=5),
-    brings=("loss_stuck",),
+    brings=("loss_stuck", "dead", "flat"),
     about=("setup", "still"),
     unless=("in turns",),
 )
-def bounded(slope: float, spread: float, *, most: float = AT_BOUNDS, least: float = APART) -> Judged:
-    """Judge the mean *slope* of the last activation, and how far its outputs *spread*, as a share of half of the range."""
-    yield (slope < most) & (spread >= least)
+def bounded(slope: float, spread: float, pull: float = math.nan, *, most: float = AT_BOUNDS, least: float = APART) -> Judged:
+    """Judge the mean *slope* of the last activation, and how far its outputs *spread*, as a share of half of the range.
+
+    *pull* is the mean of the gradient at outputs that stand at one end, of its size, above zero where the loss would be less beyond
+    that end: no such mean is left where they are those of a rare class.
+    """
+    yield ((slope < most) & (spread >= least)) | (pull >= PULLED)
     yield slope
-    ends = f"outputs stand at both ends of its range (mean slope {max(slope, 0.0):.2g} of the largest)"
-    yield f"{ends}, and the loss does not fall by that"
+    where = "one end of its range, where the gradient asks for more" if pull >= PULLED else "both ends of its range"
+    yield f"outputs stand at {where} (mean slope {max(slope, 0.0):.2g} of the largest), and the loss does not fall by that"
 
 
 @entry(

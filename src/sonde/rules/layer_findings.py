@@ -34,9 +34,16 @@ _INPUTS, _EARLY_INPUTS = 32, 3  # sizes of inputs that are remembered, and the f
 _ENDED = 20  # logged steps without a gradient, from which on a weight that had one gets none any more
 _WRITES, _APART = 8, 4.0  # moments of writes that are remembered; how far steps between logged ones may differ from these
 _SUMS_TO_ZERO = 1e-3  # mean of a gradient, of its size, below which it sums to zero but for rounding
+_NEAR, _WIDE, _SIGMOID_OF_HALF = 0.1, 0.75, 1 / (1 + math.exp(-0.5))  # how near a loss and gradient come to those of a guess
+_ALIKE = 1.05  # ratios of updates to gradients that differ by less are one learning rate
+_LARGE_RATE, _LARGE_STEP = 0.5, 0.03  # learning rates that are no usual ones: of gradients, and of steps of that size
 _MEASURED = 16  # logged steps before a step that it is compared with
 
 Steps = npt.NDArray[np.int64]
+
+
+def _is_near(value: float, other: float) -> bool:
+    return abs(value - other) < _NEAR * other
 
 
 def _in_order(history: History, port: str) -> list[int]:
@@ -49,7 +56,7 @@ class LayerFindings:
 
     >>> from sonde.rules import Chosen, LayerFindings, ModelFacts
     >>> found = LayerFindings(ModelFacts({}), Chosen())
-    >>> list(found.findings()), list(found.begins_large(2.0)), list(found.targets_large(2.0)), found.moved_first(0, 3.0)
+    >>> list(found.findings()), list(found.begins_large(2.0)), list(found.of_loss(2.0)), found.moved_first(0, 3.0)
     ([], [], [], None)
     >>> found.chance, found.dead_since("1:output")
     (nan, {})
@@ -74,8 +81,8 @@ class LayerFindings:
         self._usual = np.empty(0)  # of each weight its size as torch would initialise it, 0 of what is none
         self._outputs = Growth(chosen.limit("output_growth", "factor"))
         self._weights = Growth(chosen.limit("weight_growth", "factor"))
-        self._firsts = np.empty((4, 0))
-        self._first, self._first_step, self._first_count, self._first_mean = self._firsts  # of each column; count: of elements
+        self._firsts = np.empty((6, 0))  # of each column; count: of elements
+        self._first, self._first_step, self._first_count, self._first_mean, self._first_min, self._first_max = self._firsts
         self.chance = math.nan
         on = [name for name, rule in chosen.applied().items() if rule.at in PLACES or name == "update_small"]
         self._held = {name: chosen.held(name) for name in on}
@@ -86,9 +93,12 @@ class LayerFindings:
         self._steps = self._stepped = 0  # how many of these there were; logged steps that moved several weights
         self._last_weight = -1, math.nan  # of the first layer: the last logged step, and the size behind it
         self._inputs: deque[float] = deque(maxlen=_INPUTS)  # sizes of what went into the first layer
+        self._ratios: deque[float] = deque(maxlen=_INPUTS)  # sizes of the gradients of its weight, of those of its bias
         self._first_input = math.nan  # what went into the first layer at first is no larger
         self._large_input: Finding | None = None
         self._unscaled: Finding | None = None  # about an input that is too large only where it does harm
+        self._follows_gradient: bool | None = None  # whether the first updates are one multiple of the gradients, as those of SGD
+        self._first_move = math.nan  # size of the first update of half of the weights
         self._heavy: list[tuple[int, float]] = []  # weights that begin large, and how large they are beside torch's own
         self._written = np.empty((5, 0))  # of each parameter: last step, size and mean, largest update, and logged steps
         self._writes: list[Finding] = []  # each time that parameters were written into
@@ -180,7 +190,8 @@ class LayerFindings:
         That of a recurrent layer is as much larger as the gradient of its input weight is than that of the bias beside it.
 
         A weight is recorded behind the step, and an output is of the weight before it: where the step moves the weight by more than
-        a tenth, that of the step before counts, and nothing is known of the input where that was not logged.
+        a tenth, that of the step before counts; where that was not logged, the gradient of the weight against that of the bias says
+        how much larger the input is than it was.
         """
         if sizes.groups.first_recurrent is not None and len(self._inputs) < _EARLY_INPUTS:
             output, *gradients = sizes.groups.first_recurrent
@@ -199,12 +210,19 @@ class LayerFindings:
         rest = values[:, output] - added  # what a bias adds is at most its size; where it is most, nothing is known of the rest
         made_of_input = np.where(rest > added, rest, np.nan)
         sums = values[:, output] + added
-        for step, at_most, made, now, by in zip(steps.tolist(), sums, made_of_input, values[:, weight], moved, strict=True):
+        pair = sizes.groups.first_gradients
+        ratios = np.full(len(steps), np.nan) if pair is None else np.divide(*values[:, pair].T)
+        lines = zip(steps.tolist(), sums, made_of_input, values[:, weight], moved, ratios.tolist(), strict=True)
+        for step, at_most, made, now, by, ratio in lines:
             last_step, last = self._last_weight
             of = now if not by > _MOVED * now else last if step == last_step + 1 else math.nan
             self._last_weight = step, float(now)
             most, size = ((each / (of * inputs**0.5) if of > 0 else math.nan) for each in (at_most, made))
             self._first_input = most if math.isnan(self._first_input) else self._first_input
+            if math.isnan(of) and self._inputs and self._ratios and not is_normalised:  # behind a norm a bias has no gradient
+                size = median(self._inputs) * ratio / median(self._ratios)
+            if math.isfinite(ratio) and ratio > 0:
+                self._ratios.append(ratio)
             if not math.isfinite(size):
                 continue
             is_known = len(self._inputs) >= _EARLY_INPUTS
@@ -298,12 +316,12 @@ class LayerFindings:
     def _remember_first(self, values: Numbers, steps: Steps) -> None:
         width = values.shape[1]
         self._firsts = extended(self._firsts, width)
-        self._first, self._first_step, self._first_count, self._first_mean = self._firsts
+        self._first, self._first_step, self._first_count, self._first_mean, self._first_min, self._first_max = self._firsts
         new = np.isnan(self._first) & np.isfinite(values).any(axis=0)
         if new.any():
             line, own = np.isfinite(values).argmax(axis=0), np.arange(width)
-            count, mean = (self.history.of(number)[line, own] for number in ("count", "mean"))
-            self._firsts[:, new] = np.stack([values[line, own], steps[line], count, mean])[:, new]
+            more = [self.history.of(number)[line, own] for number in ("count", "mean", "min", "max")]
+            self._firsts[:, new] = np.stack([values[line, own], steps[line], *more])[:, new]
             self.chance = self._read_chance()
             self._look_at_tables(np.flatnonzero(new & self.history.at("param")).tolist())
 
@@ -327,6 +345,11 @@ class LayerFindings:
         meant = np.isfinite(gradient)
         begins = steps[:, None] == self._first_step[groups.weights]
         if begins.any():
+            if self._follows_gradient is None:
+                at = begins & meant & (gradient > 0)
+                rates = (update / gradient)[at]
+                self._follows_gradient = len(rates) > 0 and bool(rates.max() <= _ALIKE * rates.min())
+                self._first_move = float(np.median(update[at])) if len(rates) else math.nan
             mean, std = (self.history.of(number)[:, groups.weights] for number in ("mean", "std"))
             self._look_at_first_weights(begins & meant, weight, update, mean, std)
         if "update_small" in self._held:
@@ -491,14 +514,63 @@ class LayerFindings:
             columns = sorted([column for column, _ in self._heavy] or large, key=history.rank)
             yield from joined(history, [(column, replace(found, step=int(self._first_step[column]))) for column in columns])
 
-    def targets_large(self, loss: float) -> Iterator[Finding]:
-        """Yield what the first *loss* says of the targets, beside the first outputs of the model."""
+    def is_large_rate(self, rate: float) -> bool:
+        """Return whether a learning *rate* is no usual one, by what the first step was: a multiple of the gradients or the rate.
+
+        >>> from sonde.rules import Chosen, LayerFindings, ModelFacts
+        >>> LayerFindings(ModelFacts({}), Chosen()).is_large_rate(10.0)
+        False
+        """
+        is_relative = self._first_move > 0 and 1 / _ALIKE <= self._first_move / rate <= _ALIKE
+        return rate >= (_LARGE_RATE if self._follows_gradient else _LARGE_STEP if is_relative else math.inf)
+
+    def of_loss(self, loss: float) -> Iterator[Finding]:
+        """Yield what the first *loss* and its gradient at the outputs of the model say of targets and of a sum over samples."""
         history = self.history
         outputs = np.flatnonzero(history.is_output_of_model() & np.isfinite(self._first[: len(history)]))
-        if len(outputs):
-            last = max(outputs.tolist(), key=history.rank)
-            found = self._chosen.judge("target_large", loss, float(self._first[last]), float(self._first_count[last]))
-            yield from joined(history, [(last, replace(each, step=0)) for each in (found,) if each is not None])
+        if not len(outputs):
+            return
+        last = max(outputs.tolist(), key=history.rank)
+        here = {(history.sites[c].path, history.calls[c]): c for c in np.flatnonzero(history.at("grad_output")).tolist()}
+        at = here.get((history.sites[last].path, history.calls[last]))
+        gradient, count = math.nan if at is None else float(self._first[at]), float(self._first_count[last])
+        found = [
+            self._chosen.judge("target_large", loss, float(self._first[last]), count, gradient),
+            self._of_probabilities(last, at, loss),
+        ]
+        if self._follows_gradient:
+            found.append(self._chosen.judge("loss_summed", loss, gradient, count, self.chance, math.exp(self.chance)))
+        for each in found:
+            yield from joined(history, [(last, replace(each, step=0))] if each is not None else [])
+
+    def _of_probabilities(self, output: int, gradient: int | None, loss: float) -> Finding | None:
+        """Return the finding that outputs which are probabilities go into a loss of logits, as its gradient there says.
+
+        That of a cross-entropy of logits sums to zero over the classes, and has a size of sqrt(classes - 1) / elements where all
+        are as likely; a loss that takes log-probabilities, of sqrt(classes) / elements, and is minus the mean. At probabilities
+        around 1/2 a binary one is log(1 + exp(1/2)) - 1/2 for a one, 1/2 more for a zero.
+        """
+        if gradient is None or not (self._first_min[output] >= 0 and self._first_max[output] <= 1):
+            return None
+        count, classes = float(self._first_count[output]), math.exp(self.chance)
+        size, mean, sums = (
+            float(self._first[gradient]),
+            float(self._first_mean[gradient]),
+            float(self._first_mean[output]) * classes,
+        )
+        if abs(sums - 1) < 1e-4:
+            is_zero = abs(mean) <= _SUMS_TO_ZERO * size
+            of_logits = is_zero and _is_near(loss, self.chance) and _is_near(count * size, math.sqrt(classes - 1))
+            of_logs = not is_zero and _is_near(-loss * classes, 1.0) and _is_near(count * size, math.sqrt(classes))
+            what = "cross_entropy" if of_logits else "nll_loss"
+            return self._chosen.judge("softmax_twice", count / classes, sums, what=what) if of_logits or of_logs else None
+        ones = 2 * (math.log1p(math.exp(0.5)) - loss)  # the share of targets that are one
+        squares = (1 - ones) * _SIGMOID_OF_HALF**2 + ones * (1 - _SIGMOID_OF_HALF) ** 2
+        if self._first[output] < _WIDE and 0 <= ones <= 1 and _is_near(math.sqrt(squares), count * size):
+            return self._chosen.judge(
+                "softmax_twice", count, float(self._first_mean[output]), what="binary_cross_entropy_with_logits"
+            )
+        return None
 
     def _of_steps(self) -> Iterator[Finding]:
         if self._step is None:

@@ -31,12 +31,13 @@ class Groups:
         deep: columns of weights and of their gradients, in the order of execution.
         scored: which of these make queries or keys.
         tanh, sigmoid, relu, dropout: hidden activations by their kind.
-        ends: a sigmoid that runs last.
+        ends: the output of an activation that runs last, and the gradient there.
         halves: which of the updates are of weights in a half precision.
         queries, keys: outputs of attention, pair by pair.
         lookups: the gradients and the outputs of embeddings, pair by pair: the largest, and others of a quarter of its rows.
         first_recurrent: output and the gradients of the input weight and bias of the layer that runs first, if it is recurrent.
         first_layer: output, weight and bias (or -1) of the layer that runs first, if it mixes inputs; whether a norm runs next.
+        first_gradients: the gradients of this weight and bias; None where there are none.
         float16: outputs, parameters or gradients in this format.
     """
 
@@ -61,6 +62,7 @@ class Groups:
     lookups: tuple[Columns, Columns]
     first_recurrent: tuple[int, int, int] | None
     first_layer: tuple[int, int, int, bool] | None
+    first_gradients: tuple[int, int] | None
 
     @staticmethod
     def of(history: History, facts: ModelFacts) -> Groups:
@@ -79,7 +81,10 @@ class Groups:
         )
         deep = np.array(by_depth, np.intp).reshape(-1, 2).T
         last = max(np.flatnonzero(outputs).tolist(), key=history.rank, default=-1)
-        ends = np.array([last] if last >= 0 and kinds[last] == "Sigmoid" else [], np.intp)
+        at_end = {(history.sites[c].path, history.calls[c]): c for c in np.flatnonzero(history.at("grad_output")).tolist()}
+        pulled = at_end.get((history.sites[last].path, history.calls[last])) if last >= 0 else None
+        is_end = pulled is not None and kinds[last] in ("Sigmoid", "Tanh", "ReLU")
+        ends = np.array([[last], [pulled]] if is_end else [[], []], np.intp)
         dropout = np.array([c for c in ordered.tolist() if kinds[c].startswith("Dropout")], np.intp)
         first = {(history.sites[c].path, history.calls[c]): c for c in sorted(ordered.tolist(), reverse=True)}
         main = np.array(sorted(first.values(), key=history.rank), np.intp)
@@ -92,10 +97,11 @@ class Groups:
         layers = [history.sites[c].path.rpartition(".")[0] for c in deep[0].tolist()]
         scoring = {each for query in layers if (key := _key_of(query)) != query and key in layers for each in (query, key)}
         scored = np.array([each in scoring for each in layers], bool)
+        recurrent, plain = (_first_gradients(history, *names) for names in (("weight_ih_l0", "bias_ih_l0"), ("weight", "bias")))
         return Groups(
             inner, main, updates, weights, gradients, moved, usual, deep, scored, of_kind("Tanh", "RNN"),
             of_kind("Sigmoid"), ends, zeros, dropout, half, in_half, queries, keys, _lookups(history),
-            _first_recurrent(history), _first_layer(history),
+            recurrent, _first_layer(history), plain and plain[1:],
         )  # fmt: skip
 
 
@@ -134,12 +140,11 @@ def _first_outputs(history: History) -> list[int]:
     return sorted([c for c in np.flatnonzero(history.at("output")).tolist() if history.calls[c] <= 0], key=history.rank)
 
 
-def _first_recurrent(history: History) -> tuple[int, int, int] | None:
-    """Return the columns of a recurrent layer that runs first: its output, and the gradients of what takes its input."""
+def _first_gradients(history: History, *names: str) -> tuple[int, int, int] | None:
+    """Return the columns of the output of the layer that runs first, and of the gradients of its weight and bias."""
     for output in _first_outputs(history)[:1]:
-        path = history.sites[output].path
-        gradients = {history.sites[c].path: c for c in np.flatnonzero(history.at("grad")).tolist()}
-        weight, bias = (gradients.get(f"{path}.{name}_ih_l0") for name in ("weight", "bias"))
+        gradients = {history.sites[c].path.rpartition(".")[::2]: c for c in np.flatnonzero(history.at("grad")).tolist()}
+        weight, bias = (gradients.get((history.sites[output].path, name)) for name in names)
         if weight is not None and bias is not None:
             return output, weight, bias
     return None

@@ -45,6 +45,8 @@ falls evenly at most (1); the product of two weights that grow evenly has 2, tha
 5/6 of it)."""
 NEAR_CHANCE = 0.1
 """Distance of a loss that falls no more from ln(outputs of the last layer), the cross-entropy of a guess, as a share of that."""
+SUMMED, EXACTLY = 10.0, 1e-3
+"""Gradient of a loss at the outputs, of that of a mean over samples; and how near a sum of squares comes to its own."""
 OVERFIT = 1.15
 """Validation loss against its smallest value."""
 
@@ -193,8 +195,8 @@ def loss_unbounded(
     "far below a guess",
     "smdebug, LossNotDecreasing; TheDeepChecker has 5 % of the loss in five checks",
     "where no finding explains it, look in this order whether labels belong to their samples, whether samples differ, what stands "
-    "between outputs and loss (a softmax, a temperature, a factor, an eps), whether each part gets a gradient, and how far steps "
-    "move the weights (a thousandth of their size is usual)",
+    "between outputs and loss (a softmax, a temperature, a factor, an eps, shapes that broadcast), whether each part gets a "
+    "gradient, and how far steps move the weights (a thousandth of their size is usual)",
     needs=("loss",),
     least=STUCK_VALUES,
     about=("loss", "still"),
@@ -230,6 +232,36 @@ def loss_stuck(
     fell = early - late >= fall * early
     what = f"the loss stays at that of a guess, {short(chance)}" if fell else "the loss does not fall"
     yield f"{what}: {early:.4g} in the first third, {late:.4g} in the last"
+
+
+@entry(
+    f"the first loss and its gradient at the outputs are those of a sum: {SUMMED:g} x the cross-entropy of a guess and its "
+    "gradient, or what a sum of squares or of binary cross-entropies has; the first steps are a multiple of the gradients; "
+    "the learning rate times that is 0.5 or more, and another finding shows that something becomes too large (within 20 steps, "
+    "where another cause is found)",
+    "torch.nn.functional.cross_entropy: reduction='sum' has as many times the gradient of the mean as there are samples",
+    "average the loss over samples (reduction='mean'), or look for what multiplies it; else {lr}",
+    needs=("loss", "rms:output", "rms:grad_output"),
+    evidence=("loss", "gradient", "", "guess", ""),
+    about=("setup", "large"),
+    tries=("lr",),
+)
+def loss_summed(
+    loss: float, gradient: float, count: float, guess: float = math.nan, units: float = math.nan, *, factor: float = SUMMED
+) -> Judged:
+    """Judge the first *loss* and the size of its *gradient* at a *count* of outputs, of so many *units* for each sample.
+
+    Near the *guess* the mean of cross-entropies has a gradient of size sqrt(units - 1) / count. A sum of squares has one of twice
+    the root of loss / count, half of one the root of twice that, and a sum of binary cross-entropies one half at ln 2 for each.
+    """
+    is_entropy = abs(np.log2(count * gradient / np.sqrt(np.maximum(units - 1, 1.0)) * guess / loss)) < 1
+    share = count * gradient * gradient / (4 * loss)
+    is_squares = np.minimum(abs(share - 1), abs(2 * share - 1)) < EXACTLY
+    is_coins = (abs(loss / count - math.log(2)) < NEAR_CHANCE * math.log(2)) & (abs(gradient - 0.5) < NEAR_CHANCE / 2)
+    times: Any = np.where(is_entropy, loss / guess, np.where(is_squares | is_coins, count, 0.0))
+    yield times >= factor
+    yield times
+    yield f"the loss is {short(times)} x a mean over samples, as its gradient at the outputs shows: it is summed, or multiplied"
 
 
 @entry(

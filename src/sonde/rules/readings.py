@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sonde.rules.health import DEAD_SAMPLES, FORMATS
+from sonde.rules.health import AT_BOUNDS, DEAD_SAMPLES, FORMATS
 from sonde.rules.layer_groups import Groups, medians, rank_correlations
 from sonde.rules.place_history import History
 from sonde.rules.window import Columns, Mask, Numbers
@@ -153,10 +153,17 @@ def slopes(of: Sizes) -> Reading:
 
 @_place
 def ends(of: Sizes) -> Reading:
-    """Return the mean slope of a sigmoid that runs last, and how far its outputs spread, of half of its range."""
-    columns = of.groups.ends
-    mean, std = of.history.of("mean")[:, columns], of.history.of("std")[:, columns]
-    return Reading(columns, {"slope": 4 * (mean - of.values[:, columns] ** 2), "spread": 2 * std})
+    """Return of an activation that runs last its mean slope, how far its outputs spread, and the pull outwards."""
+    columns, gradients = of.groups.ends
+    if not len(columns):
+        return _NOTHING
+    kind, size = of.history.facts[columns[0]].kind, of.values[:, columns]
+    mean, std, some, count = (of.history.of(number)[:, columns] for number in ("mean", "std", "zeros", "count"))
+    pull = of.history.of("mean")[:, gradients] / of.values[:, gradients]
+    if kind == "ReLU":
+        return Reading(columns, {"slope": 1 - some / count, "spread": 0 * std, "pull": np.where(some > 0, pull, np.nan)})
+    slope, spread, side = (1 - size**2, std, mean) if kind == "Tanh" else (4 * (mean - size**2), 2 * std, mean - 0.5)
+    return Reading(columns, {"slope": slope, "spread": spread, "pull": np.where(slope < AT_BOUNDS, -np.sign(side) * pull, np.nan)})
 
 
 @_place

@@ -126,6 +126,16 @@ class ScalarFindings:
             found = self._chosen.judge("momentum_large", rate, self._latest.get((model, "momentum_steps"), 0.0))
             yield from (replace(each, step=step, first_step=0) for each in (found,) if each is not None)
 
+    def clipped(self, model: str) -> tuple[float, float]:
+        """Return the last gradient norm of a model, and that before clipping; NaN where they are not known.
+
+        >>> from sonde.rules import Chosen, ScalarFindings
+        >>> ScalarFindings(Chosen()).clipped("")
+        (nan, nan)
+        """
+        known = self._cleared.get(model)
+        return (math.nan, math.nan) if known is None else known.norms
+
     def findings(self, *, at_end: bool = False) -> Iterator[Finding]:
         """Yield one finding for all scalars by each rule: the first, with the names of the others.
 
@@ -518,10 +528,12 @@ class _Cleared:
 
     Attributes:
         found: the finding that they are, from most steps so far; None so far.
+        norms: of the last step that has both, the norm at the step, and behind the backward pass.
     """
 
     def __init__(self, model: str, chosen: Chosen) -> None:
         self.found: Finding | None = None
+        self.norms = (math.nan, math.nan)
         self._model, self._chosen = model, chosen
         self._latest: dict[str, tuple[int, float]] = {}
         self._steps = self._cleared = 0
@@ -531,6 +543,8 @@ class _Cleared:
         """Compare the norm at the step with that after the backward pass, once both are known."""
         self._latest[kind] = step, value
         (at, norm), (before, raw) = (self._latest.get(each, (-1, math.nan)) for each in _GRADIENTS)
+        if at == before == step:
+            self.norms = norm, raw
         if not at == before == step or self.found is not None:
             return
         self._steps += 1

@@ -43,13 +43,26 @@ _HARMED = {"output", "loss", "gradient", "update", "weight"}  # what an input th
 _TOO_FAR: set[object] = {("output", "large"), ("loss", "large"), ("gradient", "large"), ("update", "large"), ("weight", "large")}
 _OF_TARGETS: set[object] = {*_TOO_FAR, ("loss", "still")}  # what targets that are far larger than outputs can do
 _GROWN = (("output", "large"), ("weight", "large"))  # what a loss that falls without bound makes grow
-_BY_OTHERS = ("rate_grown", "momentum_large", "target_large", "bounded")  # found by what other findings, or the loss, say
-_STANDS, _HALF = 0.8, 0.5  # smallest loss, of the first ones, that has hardly fallen; and that has not fallen by half
+_BY_OTHERS = (
+    "rate_grown",
+    "momentum_large",
+    "target_large",
+    "loss_summed",
+    "bounded",
+)  # found by what other findings, or the loss, say
+_STANDS, _HALF, _THIRD = (
+    0.8,
+    0.5,
+    1 / 3,
+)  # smallest loss, of the first ones, that has hardly fallen; that has not fallen by half, ...
+_EARLY = 20  # steps in which a loss that is too large by itself does harm, beside what may do it later
+_CLIPPED = 100  # times as large as what clipping leaves, gradients are not merely clipped
+_CAUSES = ("setup", "input", "initialisation")
 _USUAL_PACE = 3e-4  # update / weight of half of the weights, from which on a learning rate is not too small
 _TINY_RATE, _USUAL_RATE, _SLOW = 1e-6, 1e-3, 300  # rates that are small for any optimizer, and for none; steps of a slow training
 _NOT_THE_RATE = (
-    "as usual: the learning rate is not too small; look at what stands between outputs and loss (a softmax, a temperature, an eps)"
-    ", and whether labels belong to their samples"
+    "as usual: the learning rate is not too small; look at what stands between outputs and loss (a softmax, a temperature, an eps, "
+    "shapes that broadcast), and whether labels belong to their samples"
 )
 _NEVER = 2**62
 _FEW = 8  # steps that are judged one by one, rather than in halves
@@ -109,7 +122,7 @@ class _Judges:
         found += self._scalars.findings(at_end=at_end)
         for (_, model), layers in sorted(self._layers.items()):
             begun = self._scalars.loss_of(model).begun
-            found += [*layers.begins_large(begun), *layers.targets_large(begun)]
+            found += [*layers.begins_large(begun), *layers.of_loss(begun)]
         models = dict.fromkeys(model for _, model in self._layers) or {"": None}
         found += [each for model in models for each in self._scalars.of_rates(model)]
         if not all_of_them:
@@ -124,20 +137,31 @@ class _Judges:
     def completed(self, each: Finding) -> Finding:
         """Return a finding with what is known of the steps: about too large or too small updates the learning rate.
 
-        Of a loss that does not fall, where steps move the weights as usual: that the learning rate is not the reason. Of dead
-        units, what their bias has to do with it, or the step at which they died.
+        Of a loss that does not fall, where steps move the weights as usual: that the learning rate is not too small. Of dead
+        units, what their bias has to do with it, or the step at which they died. Of a symptom, an unusual learning rate.
         """
         if each.rule == "dead" and each.severity != "note":
             return self._of_dead(each)
-        if each.rule == "loss_stuck":
-            pace = self._pace(each.model)
-            advice = f"steps move the weights by {pace:.1g} of their size, {_NOT_THE_RATE}"
-            told = replace(each, advice=advice, evidence={**each.evidence, "update_ratio": pace})
-            return told if pace >= _USUAL_PACE else each
         rate, is_small = self._rates.get(each.model, math.nan), each.rule == "update_small"
-        if math.isnan(rate) or each.rule not in RULES or not (is_small or RULES[each.rule].about == ("update", "large")):
+        if each.rule == "loss_stuck" and (pace := self._pace(each.model)) >= _USUAL_PACE:
+            advice = f"steps move the weights by {pace:.1g} of their size, {_NOT_THE_RATE}"
+            each = replace(each, advice=advice, evidence={**each.evidence, "update_ratio": pace})
+        norm, raw = self._scalars.clipped(each.model)
+        if each.rule in ("update_small", "loss_stuck") and _CLIPPED * norm <= raw and not self._pace(each.model) >= _USUAL_PACE:
+            advice = (
+                f"gradients are clipped to {short(norm)} from a norm of {short(raw)}: raise that limit first; else {each.advice}"
+            )
+            return replace(each, advice=advice, evidence={**each.evidence, "grad_norm": norm, "grad_norm_raw": raw})
+        if each.rule not in RULES or math.isnan(rate):
             return each
         said, *others = each.message.partition(" (also ")
+        if RULES[each.rule].symptom and not is_small:
+            advice = f"lower the learning rate first: {rate:g} is a large one; then {each.advice}"
+            return (
+                replace(each, advice=advice, evidence={**each.evidence, "lr": rate}) if self._is_large(each.model, rate) else each
+            )
+        if not is_small and RULES[each.rule].about != ("update", "large"):
+            return each
         advice = (
             each.advice
             if not is_small or _TINY_RATE < rate < _USUAL_RATE
@@ -148,6 +172,10 @@ class _Judges:
         )
         message = "".join([f"{said}, at lr {rate:g}", *others])
         return replace(each, message=message, advice=advice, evidence={**each.evidence, "lr": rate})
+
+    def _is_large(self, model: str, rate: float) -> bool:
+        """Whether a learning *rate* is no usual one for the steps of a *model*."""
+        return any(layers.is_large_rate(rate) for (_, of), layers in self._layers.items() if of == model)
 
     def _of_dead(self, each: Finding) -> Finding:
         layers = [held for _, held in sorted(self._layers.items()) if not each.begun]
@@ -191,8 +219,17 @@ class _Judges:
             return each if harms & _HARMED else None
         if each.rule == "target_large":
             return each if self._harms(each, found) & _OF_TARGETS or self._scalars.loss_of(each.model).stands(_STANDS, 2) else None
+        if each.rule == "loss_summed":
+            if not self._is_large(each.model, self._rates.get(each.model, math.nan) * each.value):
+                return None  # such a mean would be learnt at this rate
+            others = [other for other in found if RULES[other.rule].about != RULES[each.rule].about]
+            has_cause = any(_quantity(other) in _CAUSES and other.severity != "note" for other in others)
+            return (
+                each if self._harms(each, [other for other in others if other.begun < _EARLY or not has_cause]) & _TOO_FAR else None
+            )
         if each.rule == "bounded":
-            return each if self._scalars.loss_of(each.model).stands(_HALF) else None
+            share = _THIRD if "pull" in each.evidence else _HALF
+            return each if self._scalars.loss_of(each.model).stands(share) else None
         if each.rule in ("rate_grown", "momentum_large"):
             return each if self._harms(each, found, each.begun) & _TOO_FAR else None
         if each.rule == "loss_unbounded" and self._crosses_zero(each):
