@@ -873,6 +873,108 @@ def test_probabilities_that_go_into_a_loss_of_logits_are_seen_by_its_gradient(
     assert not is_found or of["softmax_twice"].message.split(": ")[1].startswith(f"{loss} is given probabilities")
 
 
+class Neighbours(nn.Module):
+    """Layers between which neighbours are added up, or averaged."""
+
+    def __init__(self, is_mean: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.layers, self.last = nn.Linear(8, 16), nn.ModuleList(nn.Linear(16, 16) for _ in range(4)), nn.Linear(16, 2)
+        self.adjacent = (torch.rand(30, 30) < 0.5).float() / (15 if is_mean else 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.relu(self.first(x))
+        for layer in self.layers:
+            x = functional.relu(layer(self.adjacent @ x))
+        y: Tensor = self.last(x)
+        return y
+
+
+@pytest.mark.parametrize("every", [1, 10])
+@pytest.mark.parametrize("optimizer", [SGD, Adam])
+def test_what_is_added_up_between_two_layers_is_told_at_the_second(optimizer: type[Optimizer], every: int) -> None:
+    model = Neighbours(is_mean=False)
+
+    def loss(step: int) -> Tensor:
+        x = torch.randn(4, 30, 8)
+        return functional.cross_entropy(model(x).flatten(0, 1), (x[..., 0] > 0).long().flatten())
+
+    root = trained(model, optimizer(model.parameters(), 0.1), loss, 40, every=every, bad_steps=None).findings[0]
+    assert root.rule == "begins_large"
+    assert root.advice.startswith("what goes into layers.0 is ")
+    fine = Neighbours(is_mean=True)
+    model = fine
+    assert "begins_large" not in found(fine, optimizer(fine.parameters(), 0.01), loss, 40)
+
+
+@pytest.mark.parametrize("every", [1, 10])
+@pytest.mark.parametrize("rate", [0.1, 0.01])
+def test_inputs_that_are_not_scaled_are_the_root_whatever_the_first_step_makes_of_the_weights(rate: float, every: int) -> None:
+    for scale, shift, is_found in ((100.0, 0.0, True), (60.0, 128.0, True), (3.0, 10.0, False)):
+        model = mlp()
+        loss = classes(model, lambda step, x, scale=scale, shift=shift: x * scale + shift)  # type: ignore[misc]
+        every_one = trained(model, SGD(model.parameters(), rate), loss, 60, every=every, bad_steps=None).findings
+        assert (every_one[:1] and every_one[0].rule == "input_large") is is_found or not every_one
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_inputs_that_become_zero_are_told_of_the_gradient_that_is_gone(every: int) -> None:
+    model = mlp()
+    loss = classes(model, lambda step, x: x * (step < 100))
+    root = trained(model, Adam(model.parameters(), 3e-3), loss, 200, every=every).findings[0]
+    assert (root.rule, root.step, root.quantity) == ("gradient_zero", 100, "input")
+    assert "what goes in is zero" in root.message
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_what_writes_into_weights_is_no_consequence_of_their_growth(every: int) -> None:
+    model = mlp()
+
+    def noise() -> None:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.3 * torch.randn_like(parameter))
+
+    root = trained(model, Adam(model.parameters(), 1e-3), classes(model), 20 * every, after=noise, every=every).findings[0]
+    assert (root.rule, root.follows) == ("overwritten", "")
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_a_rate_that_jumps_is_the_root_of_what_follows(every: int) -> None:
+    model = mlp()
+    optimizer = Adam(model.parameters(), 3e-3)
+    loss = classes(model)
+
+    def jumps(step: int) -> Tensor:
+        optimizer.param_groups[0]["lr"] = 3e-3 if step < 100 else 3.0
+        return loss(step)
+
+    root = trained(model, optimizer, jumps, 200, every=every, bad_steps=None).findings[0]
+    assert (root.rule, root.first_step, root.evidence["best"]) == ("rate_grown", 100, 3e-3)
+
+
+def test_outputs_of_several_tensors_say_nothing_of_targets() -> None:
+    """A loss of one of two outputs, which is far from its target."""
+    body = mlp(outputs=1)
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = body
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = self.body(x)
+            return 1000 * y, y
+
+    model = Two()
+
+    def loss(step: int) -> Tensor:
+        large, small = model(torch.randn(64, 8))
+        return (large - 3e5).square().mean() + small.square().mean()
+
+    assert "target_large" not in found(model, SGD(model.parameters(), 1e-5), loss, 20, bad_steps=None)
+
+
 def test_a_gradient_that_is_clipped_to_next_to_nothing_is_told_of_small_steps() -> None:
     model = mlp()
     of = found(

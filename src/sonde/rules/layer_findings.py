@@ -35,6 +35,7 @@ _ENDED = 20  # logged steps without a gradient, from which on a weight that had 
 _WRITES, _APART = 8, 4.0  # moments of writes that are remembered; how far steps between logged ones may differ from these
 _SUMS_TO_ZERO = 1e-3  # mean of a gradient, of its size, below which it sums to zero but for rounding
 _NEAR, _WIDE, _SIGMOID_OF_HALF = 0.1, 0.75, 1 / (1 + math.exp(-0.5))  # how near a loss and gradient come to those of a guess
+_AMPLIFIED = 5.0  # times as large as any output before it, what goes into a layer has been summed or multiplied
 _ALIKE = 1.05  # ratios of updates to gradients that differ by less are one learning rate
 _LARGE_RATE, _LARGE_STEP = 0.5, 0.03  # learning rates that are no usual ones: of gradients, and of steps of that size
 _MEASURED = 16  # logged steps before a step that it is compared with
@@ -191,7 +192,7 @@ class LayerFindings:
 
         A weight is recorded behind the step, and an output is of the weight before it: where the step moves the weight by more than
         a tenth, that of the step before counts; where that was not logged, the gradient of the weight against that of the bias says
-        how much larger the input is than it was.
+        how large the input is, or how much larger than it was.
         """
         if sizes.groups.first_recurrent is not None and len(self._inputs) < _EARLY_INPUTS:
             output, *gradients = sizes.groups.first_recurrent
@@ -216,11 +217,12 @@ class LayerFindings:
         for step, at_most, made, now, by, ratio in lines:
             last_step, last = self._last_weight
             of = now if not by > _MOVED * now else last if step == last_step + 1 else math.nan
+            of = self.history.facts[weight].usual if last_step < 0 and not math.isfinite(now) else of
             self._last_weight = step, float(now)
             most, size = ((each / (of * inputs**0.5) if of > 0 else math.nan) for each in (at_most, made))
             self._first_input = most if math.isnan(self._first_input) else self._first_input
-            if math.isnan(of) and self._inputs and self._ratios and not is_normalised:  # behind a norm a bias has no gradient
-                size = median(self._inputs) * ratio / median(self._ratios)
+            if math.isnan(of) and math.isfinite(at_most) and not is_normalised:  # behind a norm a bias has no gradient
+                size = ratio * (median(self._inputs) / median(self._ratios) if self._inputs and self._ratios else 1.0)
             if math.isfinite(ratio) and ratio > 0:
                 self._ratios.append(ratio)
             if not math.isfinite(size):
@@ -228,11 +230,12 @@ class LayerFindings:
             is_known = len(self._inputs) >= _EARLY_INPUTS
             before = max(median(self._inputs), self._inputs[-1]) if is_known else math.nan  # in one step, and not little by little
             self._inputs.append(float(size))
-            if math.isnan(before) and (is_normalised or len(self._inputs) < _EARLY_INPUTS):
+            if math.isnan(before) and is_normalised:
                 continue
             usual, began = median(self._inputs) if math.isnan(before) else float(size), min(self._inputs[0], self._first_input)
             at = began if math.isnan(before) and usual >= _GROWN * began else usual  # what makes it has grown, and it is no data
-            found = self._chosen.judge("input_large", at, before)
+            is_early = len(self._inputs) < _EARLY_INPUTS
+            found = None if is_early else self._chosen.judge("input_large", at, before)
             first = step if not math.isnan(before) else int(self._first_step[output])
             if found is not None:
                 (self._large_input,) = joined(self.history, [(output, replace(found, step=step, first_step=first))])
@@ -512,7 +515,28 @@ class LayerFindings:
         if found is not None:
             found = replace(found, quantity="" if times >= BEGINS_WEIGHT else "output")  # no weight explains it: what goes in may
             columns = sorted([column for column, _ in self._heavy] or large, key=history.rank)
+            found = found if times >= BEGINS_WEIGHT else self._told_where(found)
             yield from joined(history, [(column, replace(found, step=int(self._first_step[column]))) for column in columns])
+
+    def _told_where(self, found: Finding) -> Finding:
+        """Return a finding with the first place at which what goes into a layer is far larger than any output before it."""
+        history, first, before = self.history, self._first, math.nan
+        moved = {history.sites[c].path: first[c] for c in np.flatnonzero(history.at("update")).tolist()}
+        weights = {history.sites[c].path: c for c in np.flatnonzero(history.at("param")).tolist()}
+        for column in [c for c in _in_order(history, "output") if math.isfinite(first[c])]:
+            path = history.sites[column].path
+            weight, bias = (weights.get(f"{path}.{name}".removeprefix(".")) for name in ("weight", "bias"))
+            if weight is not None and history.matrix[weight]:
+                is_known = moved.get(history.sites[weight].path, 0.0) <= _MOVED * first[weight]
+                size = first[weight] if is_known else history.facts[weight].usual  # the step has made another weight of it
+                made = first[column] - (0.0 if bias is None or not is_known else first[bias])
+                times = made / (size * history.facts[weight].inputs ** 0.5) / before
+                if times >= _AMPLIFIED:
+                    what = f"what goes into {history.name(column)} is {times:.2g} x as large as any output before it: look there"
+                    advice = f"{what} for a sum over neighbours or positions, an exponential or a factor; else {found.advice}"
+                    return replace(found, advice=advice, quantity="output")
+            before = np.fmax(before, first[column])
+        return found
 
     def is_large_rate(self, rate: float) -> bool:
         """Return whether a learning *rate* is no usual one, by what the first step was: a multiple of the gradients or the rate.
@@ -528,8 +552,8 @@ class LayerFindings:
         """Yield what the first *loss* and its gradient at the outputs of the model say of targets and of a sum over samples."""
         history = self.history
         outputs = np.flatnonzero(history.is_output_of_model() & np.isfinite(self._first[: len(history)]))
-        if not len(outputs):
-            return
+        if not len(outputs) or not math.isfinite(loss) or sum(not history.sites[c].path for c in outputs.tolist()) > 1:
+            return  # of several outputs nobody knows what the loss makes of each
         last = max(outputs.tolist(), key=history.rank)
         here = {(history.sites[c].path, history.calls[c]): c for c in np.flatnonzero(history.at("grad_output")).tolist()}
         at = here.get((history.sites[last].path, history.calls[last]))
@@ -590,6 +614,7 @@ class LayerFindings:
                 if (found := self._chosen.judge("output_large", float(self._first[c]), size)) is not None
             ]
             large.sort(key=lambda each: history.rank(each[0]))
+            large = [(c, self._told_where(found)) for c, found in large[:1]] + large[1:]
             yield from joined(history, [(c, replace(found, step=int(self._first_step[c]))) for c, found in large])
         for growth, rule in ((self._outputs, "output_growth"), (self._weights, "weight_growth")):
             hits = sorted(np.flatnonzero(growth.first >= 0).tolist(), key=lambda c: (growth.first[c], history.rank(c)))
@@ -623,7 +648,14 @@ class LayerFindings:
         """Return what *rule* says of *numbers*; a ReLU whose output is all zero is dead."""
         if rule == "all_zero" and self.history.facts[column].kind in _RELU:
             return self._chosen.judge("dead", numbers[0] / numbers[1])
-        return self._chosen.judge(rule, *numbers)
+        found = self._chosen.judge(rule, *numbers)
+        if rule == "gradient_zero" and found is not None and self._groups is not None and self._groups.first_gradients is not None:
+            weight, bias = self._groups.first_gradients
+            if column == weight and self.history.recent[-1, bias] > 0:
+                message = f"{found.message}, and that of its bias is not: what goes in is zero"
+                advice = "look at what has changed in the data: an index, a normalisation to 0, a buffer that is no longer filled"
+                return replace(found, message=message, advice=advice, quantity="input")
+        return found
 
     def _of_still(self) -> Iterator[Finding]:
         """Weights with a gradient that nothing moves; weights that no gradient reaches."""

@@ -55,7 +55,7 @@ OVERFIT = 1.15
     f"a loss or norm {SPIKE:g} deviations above the median of 128 logged values (of logarithms), and as large as at the beginning; "
     f"or a loss or gradient norm {SPIKE_ABOVE:g} x as large as any before",
     "OLMo-core, SpikeScore; Megatron-LM, 10 x the largest of the first 100",
-    "look at the batch of this step; {clip_grad_norm}, {lr}",
+    "look at the batch of this step, and at what has changed in the data from then on; {clip_grad_norm}, {lr}",
     needs=("loss|grad_norm",),
     evidence=("value", "median", "deviations", "largest"),
     least=SPIKE_FEW + 1,
@@ -254,11 +254,12 @@ def loss_summed(
     Near the *guess* the mean of cross-entropies has a gradient of size sqrt(units - 1) / count. A sum of squares has one of twice
     the root of loss / count, half of one the root of twice that, and a sum of binary cross-entropies one half at ln 2 for each.
     """
-    is_entropy = abs(np.log2(count * gradient / np.sqrt(np.maximum(units - 1, 1.0)) * guess / loss)) < 1
+    times: Any = loss / guess
+    is_entropy = abs(count * gradient / np.sqrt(np.maximum(units - 1, 1.0)) / times - 1.25) < 0.75  # half to twice
     share = count * gradient * gradient / (4 * loss)
     is_squares = np.minimum(abs(share - 1), abs(2 * share - 1)) < EXACTLY
     is_coins = (abs(loss / count - math.log(2)) < NEAR_CHANCE * math.log(2)) & (abs(gradient - 0.5) < NEAR_CHANCE / 2)
-    times: Any = np.where(is_entropy, loss / guess, np.where(is_squares | is_coins, count, 0.0))
+    times = np.where(is_entropy, times, np.where(is_squares | is_coins, count, 0.0))
     yield times >= factor
     yield times
     yield f"the loss is {short(times)} x a mean over samples, as its gradient at the outputs shows: it is summed, or multiplied"

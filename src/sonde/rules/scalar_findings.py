@@ -123,8 +123,17 @@ class ScalarFindings:
         found = self._chosen.judge("rate_grown", loss.rate, loss.best_rate)
         yield from (replace(each, step=loss.steps[1], first_step=loss.grown_at) for each in (found,) if each is not None)
         for step, rate in self._rates.get(model, [])[-1:]:
-            found = self._chosen.judge("momentum_large", rate, self._latest.get((model, "momentum_steps"), 0.0))
+            found = self._chosen.judge("momentum_large", rate, self.added_up(model))
             yield from (replace(each, step=step, first_step=0) for each in (found,) if each is not None)
+
+    def added_up(self, model: str) -> float:
+        """Return how many steps the momentum of a model adds up, where these are many; 0 where they are not.
+
+        >>> from sonde.rules import Chosen, ScalarFindings
+        >>> ScalarFindings(Chosen()).added_up("")
+        0.0
+        """
+        return self._latest.get((model, "momentum_steps"), 0.0)
 
     def clipped(self, model: str) -> tuple[float, float]:
         """Return the last gradient norm of a model, and that before clipping; NaN where they are not known.
@@ -327,7 +336,7 @@ class _Loss:
         begun: the first value.
         steps: the first and the last step.
         rate: the learning rate of the last step before the last value; NaN if that is not known.
-        best_rate: that of the smallest median.
+        best_rate: the median of those of the values that made the smallest median.
         grown_at: the step from which on the rate has been far above that; -1 while it is not.
         peak: the step at which the rate was last larger than ever before.
         moved: how far the steps before the last value have moved the weights, together, of their size; NaN if that is not known.
@@ -337,7 +346,7 @@ class _Loss:
     def __init__(self, chosen: Chosen) -> None:
         self.first = self.smooth = self.begun = self.rate = self.best_rate = self._largest_rate = self.moved = math.nan
         self.first_scatter = 0.0
-        self.lowest = self.least = math.inf
+        self.lowest = self.least = self._best = math.inf
         self.highest = -math.inf
         self.steps = (0, 0)
         self.peak = 0
@@ -347,6 +356,7 @@ class _Loss:
         self._good: set[int] = set()  # steps behind which it fell
         self._worse: set[int] = set()  # steps from which on it was higher
         self._last: deque[float] = deque(maxlen=SMOOTH)
+        self._rates: deque[float] = deque(maxlen=SMOOTH)
         self._changes: deque[float] = deque(maxlen=_CHANGES)
         self.risen, self.fallen, self.sunk = map(chosen.held, ("loss_rising", "loss_unbounded", "loss_unbounded"))
         self._spans: list[float] = []
@@ -433,8 +443,9 @@ class _Loss:
         self.rate, self.moved = rate, moved
         if not rate <= self._largest_rate and not math.isnan(rate):
             self._largest_rate, self.peak = rate, step
-        if math.isnan(self.best_rate) or self.smooth == self.lowest:
-            self.best_rate = rate
+        self._rates.append(rate)
+        if math.isnan(self.best_rate) or self.lowest < self._best:
+            self._best, self.best_rate = self.lowest, median(self._rates)
         if not rate >= self._limit * self.best_rate:
             self.grown_at = -1
         elif self.grown_at < 0:

@@ -181,6 +181,8 @@ def _explains(cause: Finding, each: Finding, gap: int, *, is_graver: bool) -> bo
     first, second = _about(cause), _about(each)
     if first is None or second is None or not (_can_bring(first, second) or _is_part(cause, each, first, second)):
         return False
+    if second in _BEFORE and rule.symptom:
+        return False  # that something grows is no reason why something else has written into it
     return _comes_first(cause, each, first, second, is_graver=is_graver) and _is_there(cause, each, first, second, gap)
 
 

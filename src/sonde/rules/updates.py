@@ -27,8 +27,9 @@ WRITTEN = 3.0
 takes back a step at most, so that two explain it."""
 UNMOVED = 5
 """Logged steps in which a weight has a gradient, and no optimizer moves it."""
-DECAYED = 0.15
-"""Learning rate x weight decay, the share of a weight that each step takes away. Usual settings have 1e-3 at most."""
+DECAYED, DECAY = 0.05, 0.3
+"""Learning rate x weight decay, the share of a weight that each step takes away, and the decay. Usual settings have 1e-3 and 0.3 at
+most."""
 REMEMBERED, ADDED_UP = 500.0, 10.0
 """Steps that a momentum adds up, 1 / (1 - momentum), and the learning rate times that: usual settings have 100 steps, and 1."""
 GROWN_RATE = 10.0
@@ -254,7 +255,7 @@ def rate_negative(rate: float) -> Judged:
 
 
 @entry(
-    f"learning rate x weight decay is {DECAYED:g} or more, and the decay {2 * DECAYED:g}, of SGD, AdamW or another optimizer that "
+    f"learning rate x weight decay is {DECAYED:g} or more, and the decay {DECAY:g}, of SGD, AdamW or another optimizer that "
     "takes it off the weights",
     "Loshchilov and Hutter, Decoupled weight decay regularization, 2019, equation 9: usual products are 1e-3 or less",
     "lower the weight decay; the learning rate may be right",
@@ -274,7 +275,7 @@ def rate_negative(rate: float) -> Judged:
 )
 def decay_large(rate: float, decay: float, *, most: float = DECAYED) -> Judged:
     """Judge the *decay* of the weights at a learning *rate*; where the decay is a usual one, the rate is what is too large."""
-    yield (rate * decay >= most) & (decay >= 2 * most)
+    yield (rate * decay >= most) & (decay >= DECAY)
     yield rate * decay
     yield f"weight_decay {decay:g} at lr {rate:g} takes {percent(rate * decay)} off the weights in each step"
 

@@ -56,6 +56,7 @@ _STANDS, _HALF, _THIRD = (
     1 / 3,
 )  # smallest loss, of the first ones, that has hardly fallen; that has not fallen by half, ...
 _EARLY = 20  # steps in which a loss that is too large by itself does harm, beside what may do it later
+_USUAL_STEPS = 10  # that a momentum of 0.9 adds up
 _CLIPPED = 100  # times as large as what clipping leaves, gradients are not merely clipped
 _CAUSES = ("setup", "input", "initialisation")
 _USUAL_PACE = 3e-4  # update / weight of half of the weights, from which on a learning rate is not too small
@@ -156,10 +157,11 @@ class _Judges:
             return each
         said, *others = each.message.partition(" (also ")
         if RULES[each.rule].symptom and not is_small:
-            advice = f"lower the learning rate first: {rate:g} is a large one; then {each.advice}"
-            return (
-                replace(each, advice=advice, evidence={**each.evidence, "lr": rate}) if self._is_large(each.model, rate) else each
-            )
+            steps = self._scalars.added_up(each.model)
+            momentum = f", with a momentum that adds up {steps:.0f} steps" if steps else ""
+            advice = f"lower the learning rate first: {rate:g} is a large one{momentum}; then {each.advice}"
+            is_large = self._is_large(each.model, rate * max(1.0, steps / _USUAL_STEPS))
+            return replace(each, advice=advice, evidence={**each.evidence, "lr": rate}) if is_large else each
         if not is_small and RULES[each.rule].about != ("update", "large"):
             return each
         advice = (

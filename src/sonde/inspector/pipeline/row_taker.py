@@ -20,7 +20,6 @@ from sonde.inspector.odd_settings import OddSettings
 from sonde.inspector.pipeline.batch import Batch, BatchBuilder
 from sonde.inspector.same_inputs import SameInputs
 from sonde.inspector.settings import Settings
-from sonde.rules import RULES
 from sonde.schedule import Tick
 from sonde.site import GRADIENT_PORTS, MODULE_PORTS, Port
 from sonde.warn import warn_user
@@ -34,7 +33,7 @@ _FLATTENED = (
     "their gradients are joined. With fully_shard (FSDP2) all rows are of the whole model"
 )
 
-_LONG = 1 - 1 / RULES["momentum_large"].thresholds["least"]  # momentum from which on its steps are recorded
+_LONG = 0.95  # momentum from which on its steps are recorded
 
 
 class RowTaker:
@@ -240,7 +239,7 @@ def _learning_rates(optimizer: Optimizer, number: int) -> Iterator[tuple[str, fl
     """Yield the learning rate of each parameter group with its name: ``lr``; ``lr/0``, ``lr/1``, ... where there are several.
 
     Of other optimizers of a model than the first the names begin with ``lr_1``, ``lr_2``, ... A tensor stays on its device.
-    Of a momentum that adds up hundreds of steps the number of these follows, as ``momentum_steps``.
+    Of a momentum that adds up many steps the number of these follows, as ``momentum_steps``.
     """
     name = "lr" if number == 0 else f"lr_{number}"
     groups = optimizer.param_groups
