@@ -57,6 +57,8 @@ RULE_SYMPTOMS = {
     "gradient_alone": "exploding",
     "target_large": "scale",
     "loss_summed": "large steps",
+    "norm_setting": "scale",
+    "optimizer_renewed": "small steps",
     "softmax_twice": "probabilities",
     "bounded": "saturated",
 }

@@ -51,6 +51,22 @@ def with_rate(optimizer: Optimizer, *rates: float) -> Optimizer:
     return optimizer
 
 
+@pytest.mark.parametrize(("kind", "is_found"), [(Adam, True), (SGD, False)])
+@pytest.mark.parametrize("every", [1, 4])
+def test_an_optimizer_that_is_made_anew_in_each_step_is_found_where_it_keeps_averages(
+    kind: Any, is_found: bool, every: int
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+    with sonde.watch(model, every=every, to="memory", verbose=False, bad_steps=None) as inspector:
+        for _ in range(24):
+            optimizer = kind(model.parameters(), 1e-3)
+            functional.cross_entropy(model(torch.randn(32, 8)), torch.zeros(32).long()).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+    assert ("optimizer_renewed" in [each.rule for each in inspector.findings]) is is_found
+
+
 @pytest.mark.parametrize(("kind", "rate"), [(SGD, -0.1), (Adam, -1e-2)])
 def test_a_learning_rate_below_zero_is_the_root_of_a_loss_that_rises(kind: Any, rate: float) -> None:
     root, *behind = trained(lambda model: with_rate(kind(model.parameters(), 0.1), rate), 60)

@@ -975,6 +975,96 @@ def test_outputs_of_several_tensors_say_nothing_of_targets() -> None:
     assert "target_large" not in found(model, SGD(model.parameters(), 1e-5), loss, 20, bad_steps=None)
 
 
+@pytest.mark.parametrize(
+    ("norm", "words"),
+    [
+        (nn.LayerNorm(16, eps=5.0), "its eps is 5: what varies less fades"),
+        (nn.BatchNorm1d(16, momentum=0.0), "its momentum is 0: evaluation uses the statistics that it began with"),
+        (nn.BatchNorm1d(16), ""),
+        (nn.BatchNorm1d(16, momentum=None), ""),
+        (nn.RMSNorm(16), ""),
+    ],
+)
+def test_settings_of_normalisations_that_undo_them_are_found(norm: nn.Module, words: str) -> None:
+    model = mlp()
+    model.insert(1, norm)
+    of = found(model, Adam(model.parameters()), classes(model), 10)
+    assert [each.message.split(": ", 1)[1] for each in of.values() if each.rule == "norm_setting"] == ([words] if words else [])
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_a_last_relu_that_dies_is_the_root_of_gradients_that_are_zero(every: int) -> None:
+    model = mlp(outputs=3).append(nn.ReLU())
+
+    def loss(step: int) -> Tensor:
+        if step == 105:
+            with torch.no_grad():
+                model[4].bias.fill_(-9.0)
+        x = torch.randn(64, 8)
+        return functional.mse_loss(model(x), (x[:, :3] > 0).float())
+
+    every_one = trained(model, Adam(model.parameters(), 1e-2), loss, 200, every=every, bad_steps=None).findings
+    roots_of = [each.rule for each in every_one if not each.follows and each.severity != "note"]
+    assert "gradient_zero" not in roots_of
+    assert {"dead", "overwritten"} & set(roots_of)
+
+
+def test_an_embedding_that_the_first_step_has_made_large_did_not_begin_so() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+
+    def loss(step: int) -> Tensor:
+        x = torch.randint(20, (64,))
+        return functional.cross_entropy(model(x), x % 2) * 65536
+
+    of = found(model, SGD(model.parameters(), 1.0), loss, 12, bad_steps=None)
+    assert of
+    assert "weight_large" not in of
+
+
+def test_a_generator_whose_outputs_are_detached_is_reached_by_no_gradient() -> None:
+    """Two optimizers, of which the first to step holds the other network."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"G": nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), "D": mlp(2, 1)})
+    of_g, of_d = Adam(model["G"].parameters()), Adam(model["D"].parameters())
+    with sonde.watch(model, [of_g, of_d], every=1, to="memory", verbose=False) as inspector:
+        for _ in range(12):
+            for optimizer, sign in ((of_d, 1), (of_g, -1)):
+                optimizer.zero_grad()
+                fake = model["G"](torch.randn(16, 4)).detach()
+                (sign * (model["D"](fake) - model["D"](torch.randn(16, 2))).mean()).backward()
+                optimizer.step()
+    of = {each.rule: each for each in inspector.findings}
+    assert (of["unreached"].severity, of["unreached"].site) == ("bad", "G.0.weight:param")
+
+
+def test_weights_that_decay_where_no_gradient_comes_follow_from_that() -> None:
+    torch.manual_seed(0)
+    layers = [layer for _ in range(10) for layer in (nn.Linear(8, 8), nn.Sigmoid())]
+    model = nn.Sequential(*layers, nn.Linear(8, 2))
+    of = found(model, Adam(model.parameters(), 1e-2, weight_decay=1.0), classes(model), 200)
+    assert of["gradient_vanishing"].follows == ""
+    assert "gradient_vanishing" in of["weight_shrinking"].follows
+
+
+def test_a_search_along_a_line_says_nothing_of_the_data() -> None:
+    """The outputs of a step are those of weights that a search has tried."""
+    torch.manual_seed(0)
+    model = mlp(outputs=1)
+    x = torch.randn(64, 8)
+    optimizer = LBFGS(model.parameters(), lr=1.0, max_iter=20)
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False, bad_steps=None) as inspector:
+        for _ in range(12):
+
+            def closure() -> Tensor:
+                loss = functional.mse_loss(model(x), 1e3 * x[:, :1])
+                loss.backward()  # type: ignore[no-untyped-call]
+                return loss
+
+            inspector.push_loss(optimizer.step(closure), train=True)  # type: ignore[no-untyped-call]
+    assert "input_large" not in [each.rule for each in inspector.findings]
+
+
 def test_a_gradient_that_is_clipped_to_next_to_nothing_is_told_of_small_steps() -> None:
     model = mlp()
     of = found(

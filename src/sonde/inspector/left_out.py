@@ -95,6 +95,8 @@ class LeftOut:
             self._frozen = [hook for hook in self._frozen if not hook.target.requires_grad]
             self._first, self._looks = (epoch, step), 0
             self._left = [*self._left, *self._first_left(thawed, held)]
+        for each in self._left or ():
+            each.is_held |= held is not None and id(each.hook.target) in held  # one of several optimizers may step first
         self._left = [each for each in self._left or () if each.is_left(had)]
         self._looks += 1
         if self._looks == _LOOKS:

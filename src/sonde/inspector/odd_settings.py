@@ -1,15 +1,18 @@
-"""Notice settings of an optimizer that are wrong by themselves: a learning rate below zero, a decay that takes the weights away."""
+"""Notice what is wrong with an optimizer by itself: a rate below zero, a decay that takes the weights away, a new one each step."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
+from weakref import WeakSet
 
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from sonde.rules import Chosen, Finding
+
+_ALIVE = 2  # optimizers: where more are kept, they are many, and none is made anew
 
 
 class OddSettings:
@@ -25,10 +28,17 @@ class OddSettings:
         self._prefix = f"{model}: " * bool(model)
         self._found: dict[str, Finding] = {}
         self._judged: dict[tuple[int, int], tuple[float, float]] = {}  # by optimizer and group: the largest rate, and the decay
+        self._seen: WeakSet[Optimizer] = WeakSet()
+        self._new = 0  # logged steps, one after the other, of optimizers that were not seen before
 
     def look(self, optimizer: Optimizer, epoch: int, step: int) -> None:
         """Look at the *optimizer*, which has made a step."""
         groups = optimizer.param_groups
+        self._new = 0 if optimizer in self._seen or not optimizer.state else self._new + 1
+        self._seen.add(optimizer)
+        renewed = self._chosen.judge("optimizer_renewed", self._new) if len(self._seen) <= _ALIVE else None
+        if renewed is not None:
+            self._found.setdefault(renewed.rule, replace(renewed.at("", epoch, step, self._prefix + renewed.message), first_step=0))
         for number, group in enumerate(groups):
             rate, decay = (_number(group.get(name)) for name in ("lr", "weight_decay"))
             largest, known = self._judged.get((id(optimizer), number), (-1.0, decay))

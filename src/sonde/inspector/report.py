@@ -59,6 +59,9 @@ def _modules(model: nn.Module, name: str) -> list[dict[str, Any]]:
         rate = getattr(item.module, "p", None) if line["type"].startswith("Dropout") else None
         if isinstance(rate, int | float):
             line["rate"] = float(rate)
+        for setting in ("eps", "momentum") if "Norm" in line["type"] else ():
+            if isinstance(given := getattr(item.module, setting, None), int | float):
+                line[setting] = float(given)
         lines.append({"model": name, **line} if name else line)
     return lines
 

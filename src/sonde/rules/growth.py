@@ -184,12 +184,14 @@ def output_small(first: float, last: float, *, factor: float = OUTPUT_SMALL) -> 
 @entry(
     f"a weight shrinks to 1/{WEIGHT_GROWTH:g} of its size at the first logged step, in 3 of 5 logged steps",
     "torchmortem has 10 for growth; our own for its counterpart",
-    "lower the weight decay, or the learning rate that multiplies it",
+    "look in this order at the weight decay times the learning rate, at a penalty in the loss, and at what clamps or rescales "
+    "weights between steps",
     needs=("rms:param",),
     at="matrices",
     window=Window(3, 5, smallest=True),
     least=4,  # compared with the first
     about=("weight", "small"),
+    symptom=True,
 )
 def weight_shrinking(size: float, before: float, *, factor: float = WEIGHT_GROWTH) -> Judged:
     """Judge the *size* of a weight; *before* is its size at the first logged step."""

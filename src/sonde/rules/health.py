@@ -34,6 +34,8 @@ SCORES = 100.0
 """Size of attention scores. Of n normal scores of size s the largest two are s / sqrt(2 ln n) apart on average. The gradient of a
 softmax is below the rounding of float32 where they are 16.6 = ln(2**24) apart: at s = 68 for n = 4,096. Scores of trained language
 models are about 10 at most."""
+EPS_LARGE = 0.1
+"""What a normalisation adds to a variance of about 1."""
 DROPPED = 0.9
 """Share that a dropout layer sets to zero."""
 NEAR_END = 0.5
@@ -274,6 +276,27 @@ def attention_large(query: float, key: float, *, most: float = SCORES) -> Judged
     yield query * key >= most
     yield query * key
     yield f"attention scores of size {short(query * key)}: softmax takes one of them and forgets the others"
+
+
+@entry(
+    f"a normalisation whose eps is {EPS_LARGE:g} or more, or a batch normalisation whose momentum is 0",
+    "torch.nn.BatchNorm2d: eps is 1e-5, and running statistics become (1 - momentum) x old + momentum x new",
+    "set eps to 1e-5 and momentum to 0.1, as usual; freeze statistics with eval(), if that is meant",
+    needs=("rms:output",),
+    least=1,
+    brings=("overfitting", "loss_stuck"),
+    about=("setup", "small"),
+)
+def norm_setting(eps: float, momentum: float, *, most: float = EPS_LARGE) -> Judged:
+    """Judge *eps* and *momentum* of a normalisation. What is normalised shrinks where eps is no less than its variance."""
+    yield np.greater_equal(eps, most) | np.equal(momentum, 0)
+    yield eps
+    is_still = momentum == 0
+    yield (
+        "its momentum is 0: evaluation uses the statistics that it began with"
+        if is_still
+        else f"its eps is {eps:g}: what varies less fades"
+    )
 
 
 @entry(

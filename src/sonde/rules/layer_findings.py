@@ -23,6 +23,7 @@ from sonde.rules.readings import DEEP, PLACES, Reading, Sizes, updates
 from sonde.rules.updates import FIRST_STEPS, IDLE, UNMOVED
 from sonde.rules.window import Columns, Mask, Numbers, extended
 from sonde.site import Site
+from sonde.words import short
 
 _FEW = 3  # weights: with fewer, none can be far from the others
 _RELU = ("ReLU", "ReLU6", "Threshold", "Hardtanh")
@@ -36,6 +37,7 @@ _WRITES, _APART = 8, 4.0  # moments of writes that are remembered; how far steps
 _SUMS_TO_ZERO = 1e-3  # mean of a gradient, of its size, below which it sums to zero but for rounding
 _NEAR, _WIDE, _SIGMOID_OF_HALF = 0.1, 0.75, 1 / (1 + math.exp(-0.5))  # how near a loss and gradient come to those of a guess
 _AMPLIFIED = 5.0  # times as large as any output before it, what goes into a layer has been summed or multiplied
+_NO_SIZE = 0.1  # no output counts as smaller: a hundredfold of less is no large one
 _ALIKE = 1.05  # ratios of updates to gradients that differ by less are one learning rate
 _LARGE_RATE, _LARGE_STEP = 0.5, 0.03  # learning rates that are no usual ones: of gradients, and of steps of that size
 _MEASURED = 16  # logged steps before a step that it is compared with
@@ -138,7 +140,7 @@ class LayerFindings:
         self._remember_first(values, steps)
         weights = history.at("param") & history.matrix
         if math.isnan(self._outputs.common):
-            self._outputs.common = first_of(values[:, groups.inner], np.nanmax)
+            self._outputs.common = max(first_of(values[:, groups.inner], np.nanmax), _NO_SIZE)
         if math.isnan(self._weights.common):
             self._weights.common = first_of(values[:, weights], np.nanmedian)
         self._outputs.add(np.where(groups.inner, values, np.nan), steps)
@@ -216,12 +218,13 @@ class LayerFindings:
         lines = zip(steps.tolist(), sums, made_of_input, values[:, weight], moved, ratios.tolist(), strict=True)
         for step, at_most, made, now, by, ratio in lines:
             last_step, last = self._last_weight
-            of = now if not by > _MOVED * now else last if step == last_step + 1 else math.nan
+            has_moved = by > _MOVED * now
+            of = now if not has_moved else last if step == last_step + 1 else math.nan
             of = self.history.facts[weight].usual if last_step < 0 and not math.isfinite(now) else of
             self._last_weight = step, float(now)
             most, size = ((each / (of * inputs**0.5) if of > 0 else math.nan) for each in (at_most, made))
             self._first_input = most if math.isnan(self._first_input) else self._first_input
-            if math.isnan(of) and math.isfinite(at_most) and not is_normalised:  # behind a norm a bias has no gradient
+            if (has_moved or math.isnan(of)) and math.isfinite(ratio + at_most) and not is_normalised:  # a norm leaves a bias none
                 size = ratio * (median(self._inputs) / median(self._ratios) if self._inputs and self._ratios else 1.0)
             if math.isfinite(ratio) and ratio > 0:
                 self._ratios.append(ratio)
@@ -326,11 +329,16 @@ class LayerFindings:
             more = [self.history.of(number)[line, own] for number in ("count", "mean", "min", "max")]
             self._firsts[:, new] = np.stack([values[line, own], steps[line], *more])[:, new]
             self.chance = self._read_chance()
-            self._look_at_tables(np.flatnonzero(new & self.history.at("param")).tolist())
+            self._look_at_tables(np.flatnonzero(new & self.history.at("param")).tolist(), values[line, own])
 
-    def _look_at_tables(self, columns: list[int]) -> None:
-        """Judge the first sizes of parameters: of embeddings, where one runs first and no normalisation comes next."""
+    def _look_at_tables(self, columns: list[int], sizes: Numbers) -> None:
+        """Judge the first *sizes* of parameters: of embeddings, where one runs first and no normalisation comes next.
+
+        One that the first step has made large did not begin so.
+        """
         history = self.history
+        moved = {history.sites[c].path: float(sizes[c]) for c in np.flatnonzero(history.at("update")).tolist()}
+        columns = [c for c in columns if not 2 * moved.get(history.sites[c].path, 0.0) >= sizes[c]]
         outputs = _in_order(history, "output")[:2]
         kinds = [history.facts[column].kind for column in outputs]
         own = [c for c in columns if history.facts[c].kind == "Embedding" and history.facts[c].trainable]
@@ -468,6 +476,7 @@ class LayerFindings:
     def findings(self) -> Iterator[Finding]:
         """Yield the findings, one for each rule."""
         yield from self._begins
+        yield from self._of_norms()
         yield from (each for each in (self._large_input or self._unscaled,) if each is not None)
         is_often = len(self._often.columns()) > 0
         yield from (each if is_often else replace(each, severity="note") for each in self._writes[: 1 if is_often else _WRITES])
@@ -477,6 +486,13 @@ class LayerFindings:
             yield from self._of_steps()
         yield from self._of_still()
         yield from self._of_frozen()
+
+    def _of_norms(self) -> Iterator[Finding]:
+        """Settings of normalisations that run."""
+        history = self.history
+        columns = [c for c in _in_order(history, "output") if "Norm" in history.facts[c].kind and history.calls[c] <= 0]
+        judged = [(c, self._chosen.judge("norm_setting", history.facts[c].eps, history.facts[c].momentum)) for c in columns]
+        yield from joined(history, [(c, replace(each, step=0)) for c, each in judged if each is not None])
 
     def _read_chance(self) -> float:
         """Return ln(outputs) of the weight that makes the outputs of the model, if these go into a cross-entropy; NaN otherwise.
@@ -537,6 +553,16 @@ class LayerFindings:
                     return replace(found, advice=advice, quantity="output")
             before = np.fmax(before, first[column])
         return found
+
+    def heaviest(self) -> str:
+        """Return in words which weight begins largest beside torch's own initialisation; ``""`` where none is much larger.
+
+        >>> from sonde.rules import Chosen, LayerFindings, ModelFacts
+        >>> LayerFindings(ModelFacts({}), Chosen()).heaviest()
+        ''
+        """
+        column, times = max(self._heavy, key=lambda each: each[1], default=(-1, 0.0))
+        return f"{self.history.name(column)} begins {short(times)} x as large as usual" if times else ""
 
     def is_large_rate(self, rate: float) -> bool:
         """Return whether a learning *rate* is no usual one, by what the first step was: a multiple of the gradients or the rate.

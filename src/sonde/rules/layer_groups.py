@@ -88,7 +88,9 @@ class Groups:
         dropout = np.array([c for c in ordered.tolist() if kinds[c].startswith("Dropout")], np.intp)
         first = {(history.sites[c].path, history.calls[c]): c for c in sorted(ordered.tolist(), reverse=True)}
         main = np.array(sorted(first.values(), key=history.rank), np.intp)
-        zeros = np.array([c for c in main.tolist() if "Drop" not in kinds[c]], np.intp)
+        zeros = np.array(
+            [*[c for c in main.tolist() if "Drop" not in kinds[c]], *[c for c in ends[0].tolist() if kinds[c] == "ReLU"]], np.intp
+        )
         halves = {fact.dtype for fact in facts.parameters.values()}
         half = np.flatnonzero(outputs | history.at("grad")) if halves == {"float16"} else np.empty(0, np.intp)
         in_half = np.array([history.facts[c].dtype in ("float16", "bfloat16") for c in weights.tolist()], bool)

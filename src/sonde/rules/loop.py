@@ -21,8 +21,8 @@ RISING = 1.5
 """Median of the last 5 logged losses against the first ones."""
 LOST_AGAIN = 0.8
 """Share of the fall of a loss that is lost where it is that of a guess again."""
-STUCK, STUCK_STEPS = 0.02, 100
-"""Fall of the loss, of its size at the beginning, and the fewest steps after which it is judged."""
+STUCK, STUCK_STEPS, STUCK_WAIT = 0.02, 100, 200
+"""Fall of the loss, of its size at the beginning, and the fewest steps after which it is judged: at the end, and before it."""
 STUCK_MOVED, STUCK_FAR, STUCK_LONG, SLOW_RATE = 0.03, 0.1, 1000, 1e-5
 """How far all steps together must have moved the weights, of their size, unless there were so many of the last; and how far while
 the learning rate still grows. And a learning rate at which few steps are a slow training, as likely as not meant."""
@@ -143,7 +143,8 @@ def loss_rising(
     "no slower)",
     "our own: outputs grow by a product of weights, each of which grows evenly at most; the loss of a density falls by logarithms "
     "of a scale, evenly at most, and then slower; a score ends at -1",
-    "look at the sign of the loss",
+    "look at the sign of the loss, at targets beyond its range (from 0 to 1 in a binary cross-entropy), and whether it takes "
+    "logarithms",
     needs=("loss",),
     evidence=("loss", "middle", "early", "first", "", "", "highest", "", ""),
     window=Window(3, 5),
@@ -188,13 +189,15 @@ def loss_unbounded(
 
 
 @entry(
-    f"after {STUCK_STEPS} steps or more (counted from the end of a warm-up, until all steps have moved the weights by "
-    f"{percent(STUCK_FAR)}; where they have moved them by less than {percent(STUCK_MOVED)}, after {STUCK_LONG:,}, or at the end: "
-    f"at a learning rate of {SLOW_RATE:g} or less, a note) the loss has fallen by less than {percent(STUCK)}, since the first "
+    f"after {STUCK_WAIT} steps or more, or {STUCK_STEPS} at the end (counted from the end of a warm-up, until all steps have "
+    f"moved the weights by {percent(STUCK_FAR)}; where they have moved them by less than {percent(STUCK_MOVED)}, after "
+    f"{STUCK_LONG:,}, or at the end: at a learning rate of {SLOW_RATE:g} or less, a note) the loss has fallen by less than "
+    f"{percent(STUCK)}, since the first "
     "values and since the first third, or stays at ln(outputs), as a guess; not that of a network that had been trained before, "
     "far below a guess",
     "smdebug, LossNotDecreasing; TheDeepChecker has 5 % of the loss in five checks",
-    "where no finding explains it, look in this order whether labels belong to their samples, whether samples differ, what stands "
+    "where no finding explains it, look in this order whether labels belong to their samples, whether inputs tell samples apart "
+    "(an augmentation that erases them, a view that mixes them), what stands "
     "between outputs and loss (a softmax, a temperature, a factor, an eps, shapes that broadcast), whether each part gets a "
     "gradient, and how far steps move the weights (a thousandth of their size is usual)",
     needs=("loss",),
@@ -255,8 +258,9 @@ def loss_summed(
     the root of loss / count, half of one the root of twice that, and a sum of binary cross-entropies one half at ln 2 for each.
     """
     times: Any = loss / guess
-    is_entropy = abs(count * gradient / np.sqrt(np.maximum(units - 1, 1.0)) / times - 1.25) < 0.75  # half to twice
-    share = count * gradient * gradient / (4 * loss)
+    of_gradient = count * gradient / np.sqrt(np.maximum(units - 1, 1.0))
+    is_entropy = (of_gradient > 0.5 * times) & (of_gradient < 2 * times)
+    share = count * gradient * gradient / np.maximum(4 * loss, 1e-300)
     is_squares = np.minimum(abs(share - 1), abs(2 * share - 1)) < EXACTLY
     is_coins = (abs(loss / count - math.log(2)) < NEAR_CHANCE * math.log(2)) & (abs(gradient - 0.5) < NEAR_CHANCE / 2)
     times = np.where(is_entropy, times, np.where(is_squares | is_coins, count, 0.0))
@@ -268,7 +272,8 @@ def loss_summed(
 @entry(
     f"the validation loss is {OVERFIT:g} x its smallest value in 2 of 3 evaluations, and the training loss has fallen since",
     "smdebug, Overfit, has 0.1 (validation - training) / training",
-    "stop at the smallest validation loss; more data, weight decay, dropout",
+    "stop at the smallest validation loss; more data, weight decay, dropout; look at what differs in evaluation (running "
+    "statistics)",
     needs=("val_loss", "loss"),
     evidence=("held_out", "lowest", "", "loss", "then"),
     window=Window(2, 3),

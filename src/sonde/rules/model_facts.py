@@ -25,6 +25,7 @@ class Fact:
         trainable: whether the parameter was meant to be trained as the run began.
         dtype: of the parameter, as ``bfloat16``; ``float32`` where nothing is said.
         rate: of a dropout layer, the share that it drops, as set when the run began; NaN if that is not known.
+        eps, momentum: of a normalisation, as set then; NaN if that is not known, or there is none.
         code: where the ``forward`` of the layer's class is written, as ``model.py:25``; ``""`` for torch's own.
     """
 
@@ -34,6 +35,8 @@ class Fact:
     trainable: bool = True
     dtype: str = "float32"
     rate: float = math.nan
+    eps: float = field(default=math.nan, repr=False)
+    momentum: float = field(default=math.nan, repr=False)
     code: str = field(default="", repr=False)
 
     @cached_property
@@ -92,9 +95,9 @@ class ModelFacts:
 
     def _add(self, line: Mapping[str, object]) -> None:
         model, layer, kind = str(line.get("model", "")), str(line.get("name", "")), str(line.get("type", ""))
-        rate = line.get("rate")
-        dropped = float(rate) if isinstance(rate, int | float) else math.nan
-        self._layers[model, layer] = Fact(kind, rate=dropped, code=str(line.get("code", "")))
+        known = (line.get(name) for name in ("rate", "eps", "momentum"))
+        rate, eps, momentum = (float(each) if isinstance(each, int | float) else math.nan for each in known)
+        self._layers[model, layer] = Fact(kind, rate=rate, eps=eps, momentum=momentum, code=str(line.get("code", "")))
         shapes, frozen, dtypes = line.get("shapes"), line.get("frozen"), line.get("dtypes")
         for name, shape in shapes.items() if isinstance(shapes, Mapping) else ():
             known = tuple([int(size) for size in shape]) if isinstance(shape, Sequence) else None

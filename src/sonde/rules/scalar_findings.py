@@ -26,6 +26,7 @@ from sonde.rules.loop import (
     STUCK_MOVED,
     STUCK_STEPS,
     STUCK_VALUES,
+    STUCK_WAIT,
     UNBOUNDED_VALUES,
 )  # fmt: skip
 from sonde.rules.window import Held
@@ -35,6 +36,7 @@ _LOSSES = ("loss", "val_loss")
 _JUDGED = (*_LOSSES, *_GRADIENTS, "update_norm")
 _QUANTITIES = ("", "loss", "gradient", "update")  # in the order of a step
 _KEPT, _START, _LEAST_SPREAD = 128, 10, 0.02
+_NO_GRADIENT = 1e-8  # a norm of gradients below which they are as good as none
 _JUMP = 3.0  # times the median, below which nothing is a spike
 _CHANGES = 33  # of a loss, that tell its scatter
 _MOST = 256  # means that stand for a whole history
@@ -254,7 +256,8 @@ class _Scalar:
 
     def stuck_at(self, loss: _Loss, epoch: int, *, at_end: bool = False) -> Finding | None:
         """Return the finding about a *loss* that has not fallen so far; of a slow one *at_end* alone, when no values come."""
-        is_long = at_end or not (loss.moved < STUCK_MOVED and loss.steps[1] - loss.steps[0] < STUCK_LONG)
+        span = loss.steps[1] - loss.steps[0]
+        is_long = at_end or (span >= STUCK_WAIT - 10 and not (loss.moved < STUCK_MOVED and span < STUCK_LONG))
         thirds = loss.thirds() if is_long else None
         rest = self.chance_of_model(), loss.first - 2 * loss.first_scatter, loss.lowest
         found = None if thirds is None else self.chosen.judge("loss_stuck", *thirds, *rest)
@@ -270,7 +273,7 @@ class _Scalar:
     def _grow(self, value: float, epoch: int, step: int) -> None:
         if self._goes_with_a_density():
             return
-        found = self.chosen.judge("gradient_growth", value, max(self._first[0], self._least))
+        found = self.chosen.judge("gradient_growth", value, max(self._first[0], self._least, _NO_GRADIENT))
         if found is None or (self.grown is not None and found.value <= self.grown.value):
             return
         first = step if self.grown is None else self.grown.first_step
@@ -292,7 +295,8 @@ class _Scalar:
         A loss must be as large as the first ones, a gradient norm twice as large, and an update norm ten times as large as all of
         the first hundred, since a learning rate may begin anew. A loss or gradient norm far above all before needs few values.
         """
-        if value < _JUMP * math.exp(min(self._last)) or self._goes_with_a_density():
+        is_none = self.kind in _GRADIENTS and value < _NO_GRADIENT
+        if is_none or value < _JUMP * math.exp(min(self._last)) or self._goes_with_a_density():
             return None  # the median is no smaller
         largest = math.inf if self.kind == "update_norm" else self._largest
         if self.loss is not None and self.loss.least < 0 and value < self.chosen.limit("spike", "above") * largest:

@@ -190,6 +190,8 @@ def _can_bring(cause: About, about: About) -> bool:
     (quantity, way), (other, _) = cause, about
     if about[1] == "broken":
         return way in ("large", "jump") and other not in ("setup", "input")
+    if about == ("weight", "small"):
+        return (quantity, way) in _LESS  # a decay goes on where no gradient stands against it
     if about not in _BRINGS[way] or (other == "weight" and quantity not in _MOVING):
         return False  # nothing but an update moves a weight, and where it was found small, something else has
     start = "initialisation" if quantity == "weight" else quantity

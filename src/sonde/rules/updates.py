@@ -255,6 +255,21 @@ def rate_negative(rate: float) -> Judged:
 
 
 @entry(
+    f"each of {UNMOVED} logged steps was made by an optimizer that had made none before, and that keeps averages",
+    "torch.optim.Adam: what it divides by, and a momentum, are averages over the steps of one optimizer",
+    "make the optimizer once, before the loop",
+    needs=("rms:update",),
+    least="least",
+    about=("setup", "still"),
+)
+def optimizer_renewed(steps: float, *, least: float = UNMOVED) -> Judged:
+    """Judge how many logged *steps*, one after the other, each had an optimizer of its own."""
+    yield steps >= least
+    yield steps
+    yield f"each of {steps:.0f} logged steps was made by a new optimizer: its averages begin anew"
+
+
+@entry(
     f"learning rate x weight decay is {DECAYED:g} or more, and the decay {DECAY:g}, of SGD, AdamW or another optimizer that "
     "takes it off the weights",
     "Loshchilov and Hutter, Decoupled weight decay regularization, 2019, equation 9: usual products are 1e-3 or less",

@@ -62,8 +62,9 @@ _CAUSES = ("setup", "input", "initialisation")
 _USUAL_PACE = 3e-4  # update / weight of half of the weights, from which on a learning rate is not too small
 _TINY_RATE, _USUAL_RATE, _SLOW = 1e-6, 1e-3, 300  # rates that are small for any optimizer, and for none; steps of a slow training
 _NOT_THE_RATE = (
-    "as usual: the learning rate is not too small; look at what stands between outputs and loss (a softmax, a temperature, an eps, "
-    "shapes that broadcast), and whether labels belong to their samples"
+    "as usual: the learning rate is not too small; look in this order whether labels belong to their samples, whether inputs tell "
+    "samples apart (an augmentation that erases them, a view that mixes them), and at what stands between outputs and loss (a "
+    "softmax, a temperature, an eps, shapes that broadcast)"
 )
 _NEVER = 2**62
 _FEW = 8  # steps that are judged one by one, rather than in halves
@@ -159,9 +160,12 @@ class _Judges:
         if RULES[each.rule].symptom and not is_small:
             steps = self._scalars.added_up(each.model)
             momentum = f", with a momentum that adds up {steps:.0f} steps" if steps else ""
-            advice = f"lower the learning rate first: {rate:g} is a large one{momentum}; then {each.advice}"
-            is_large = self._is_large(each.model, rate * max(1.0, steps / _USUAL_STEPS))
-            return replace(each, advice=advice, evidence={**each.evidence, "lr": rate}) if is_large else each
+            if self._is_large(each.model, rate * max(1.0, steps / _USUAL_STEPS)):
+                advice = f"lower the learning rate first: {rate:g} is a large one{momentum}; then {each.advice}"
+                return replace(each, advice=advice, evidence={**each.evidence, "lr": rate})
+            heavy = next((held.heaviest() for (_, of), held in self._layers.items() if of == each.model), "")
+            is_far = heavy and RULES[each.rule].about in (*_GROWN, ("gradient", "large"))
+            return replace(each, advice=f"{heavy}: look at its initial values first; then {each.advice}") if is_far else each
         if not is_small and RULES[each.rule].about != ("update", "large"):
             return each
         advice = (
