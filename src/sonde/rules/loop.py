@@ -26,8 +26,8 @@ STUCK, STUCK_STEPS, STUCK_WAIT = 0.02, 100, 200
 STUCK_MOVED, STUCK_FAR, STUCK_LONG, SLOW_RATE = 0.03, 0.1, 1000, 1e-5
 """How far all steps together must have moved the weights, of their size, unless there were so many of the last; and how far while
 the learning rate still grows. And a learning rate at which few steps are a slow training, as likely as not meant."""
-STUCK_VALUES = 12
-"""The fewest values of a loss that may be stuck."""
+STUCK_VALUES, STUCK_MANY = 12, 150
+"""The fewest values of a loss that may be stuck, and how many are many."""
 SMOOTH = 5
 """Values of a median of a loss."""
 LOSS_VALUES = SMOOTH + 3
@@ -192,7 +192,7 @@ def loss_unbounded(
     f"after {STUCK_WAIT} steps or more, or {STUCK_STEPS} at the end (counted from the end of a warm-up, until all steps have "
     f"moved the weights by {percent(STUCK_FAR)}; where they have moved them by less than {percent(STUCK_MOVED)}, after "
     f"{STUCK_LONG:,}, or at the end: at a learning rate of {SLOW_RATE:g} or less, a note) the loss has fallen by less than "
-    f"{percent(STUCK)}, since the first "
+    f"{percent(STUCK)} ({percent(2.5 * STUCK)} where there are {STUCK_MANY} values or more), since the first "
     "values and since the first third, or stays at ln(outputs), as a guess; not that of a network that had been trained before, "
     "far below a guess",
     "smdebug, LossNotDecreasing; TheDeepChecker has 5 % of the loss in five checks",
@@ -214,6 +214,7 @@ def loss_stuck(
     chance: float,
     first: float = math.nan,
     lowest: float = math.nan,
+    count: float = 0.0,
     *,
     fall: float = STUCK,
     near: float = NEAR_CHANCE,
@@ -224,9 +225,11 @@ def loss_stuck(
     is far below that of a guess and does not fall is that of a network that had been trained before; one that is below it by more
     than *fall* has won something, if only how often each class comes, and may rest there. *first* is what the first
     values are at least, as far as their scatter says: a loss below that has fallen, if only at the very beginning of a long run.
-    *lowest* is the smallest median of some values: a loss that has been far below that of a guess did not stay there.
+    *lowest* is the smallest median of some values: a loss that has been far below that of a guess did not stay there. *count* is
+    how many values there are: of many, whose scatter hides a smaller fall, it may be 2.5 x that.
     """
-    has_not_fallen = (abs(early - late) + 2 * error < fall * early) & ~np.less(late, (1 - near) * chance)
+    most = np.where(np.greater_equal(count, STUCK_MANY), 2.5 * fall, fall) * early
+    has_not_fallen = (abs(early - late) + 2 * error < most) & ~np.less(late, (1 - near) * chance)
     has_not_fallen &= ~np.less(late, (1 - fall) * first)
     is_a_guess = (late - chance < near * chance) & (late > (1 - fall) * chance) & ~np.less(lowest, (1 - near) * chance)
     guesses = (middle - late + error < fall * late) & is_a_guess

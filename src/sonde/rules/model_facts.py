@@ -95,8 +95,8 @@ class ModelFacts:
 
     def _add(self, line: Mapping[str, object]) -> None:
         model, layer, kind = str(line.get("model", "")), str(line.get("name", "")), str(line.get("type", ""))
-        known = (line.get(name) for name in ("rate", "eps", "momentum"))
-        rate, eps, momentum = (float(each) if isinstance(each, int | float) else math.nan for each in known)
+        settings = [line.get(name) for name in ("rate", "eps", "momentum")]
+        rate, eps, momentum = (float(each) if isinstance(each, int | float) else math.nan for each in settings)
         self._layers[model, layer] = Fact(kind, rate=rate, eps=eps, momentum=momentum, code=str(line.get("code", "")))
         shapes, frozen, dtypes = line.get("shapes"), line.get("frozen"), line.get("dtypes")
         for name, shape in shapes.items() if isinstance(shapes, Mapping) else ():

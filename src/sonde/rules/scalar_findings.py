@@ -259,7 +259,7 @@ class _Scalar:
         span = loss.steps[1] - loss.steps[0]
         is_long = at_end or (span >= STUCK_WAIT - 10 and not (loss.moved < STUCK_MOVED and span < STUCK_LONG))
         thirds = loss.thirds() if is_long else None
-        rest = self.chance_of_model(), loss.first - 2 * loss.first_scatter, loss.lowest
+        rest = self.chance_of_model(), loss.first - 2 * loss.first_scatter, loss.lowest, float(loss.count)
         found = None if thirds is None else self.chosen.judge("loss_stuck", *thirds, *rest)
         if found is None:
             return None
