@@ -59,7 +59,8 @@ RULE_SYMPTOMS = {
     "loss_summed": "large steps",
     "norm_setting": "scale",
     "optimizer_renewed": "small steps",
-    "softmax_twice": "probabilities",
+    "held_twice": "large steps",
+    "softmax_twice": "loss",
     "bounded": "saturated",
 }
 

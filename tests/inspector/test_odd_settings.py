@@ -67,6 +67,23 @@ def test_an_optimizer_that_is_made_anew_in_each_step_is_found_where_it_keeps_ave
     assert ("optimizer_renewed" in [each.rule for each in inspector.findings]) is is_found
 
 
+@pytest.mark.parametrize(("shared", "is_found"), [(True, True), (False, False)])
+@pytest.mark.parametrize("every", [1, 3])
+def test_two_optimizers_that_hold_one_part_in_common_are_found(shared: bool, is_found: bool, every: int) -> None:
+    """A generator's optimizer that was made of all parameters; or one for each part."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"G": nn.Linear(4, 2), "D": nn.Linear(2, 1)})
+    of_d = Adam(model["D"].parameters(), 1e-3)
+    of_g = Adam((model if shared else model["G"]).parameters(), 1e-3)
+    with sonde.watch(model, [of_g, of_d], every=every, to="memory", verbose=False, bad_steps=None) as inspector:
+        for _ in range(40):
+            for optimizer, sign in ((of_d, 1.0), (of_g, -1.0)):
+                model.zero_grad()
+                (sign * model["D"](model["G"](torch.randn(16, 4))).mean()).backward()
+                optimizer.step()
+    assert ("held_twice" in [each.rule for each in inspector.findings]) is is_found
+
+
 @pytest.mark.parametrize(("kind", "rate"), [(SGD, -0.1), (Adam, -1e-2)])
 def test_a_learning_rate_below_zero_is_the_root_of_a_loss_that_rises(kind: Any, rate: float) -> None:
     root, *behind = trained(lambda model: with_rate(kind(model.parameters(), 0.1), rate), 60)

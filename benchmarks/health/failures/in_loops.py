@@ -40,7 +40,7 @@ def train_forgotten(kind: str, seed: int) -> tuple[Training, Truth]:
 def softmax_twice(kind: str, seed: int) -> tuple[Training, Truth]:
     training = base(kind, seed)
     training.model.append(nn.Softmax(-1))
-    return training, truth(["probabilities"], FOLLOWS, step=0)
+    return training, truth(["loss"], FOLLOWS, step=0)
 
 
 @failure("gradients of 16 micro-batches are added, not averaged", "mlp gpt")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
@@ -30,6 +30,9 @@ class OddSettings:
         self._judged: dict[tuple[int, int], tuple[float, float]] = {}  # by optimizer and group: the largest rate, and the decay
         self._seen: WeakSet[Optimizer] = WeakSet()
         self._new = 0  # logged steps, one after the other, of optimizers that were not seen before
+        self._held: WeakKeyDictionary[Optimizer, frozenset[int]] = WeakKeyDictionary()  # by optimizer, ids of its parameters
+        self._last: frozenset[int] = frozenset()  # of the optimizer that made the logged step before
+        self._shared = 0  # logged steps behind one of another optimizer that holds all of the same parameters, and others
 
     def look(self, optimizer: Optimizer, epoch: int, step: int) -> None:
         """Look at the *optimizer*, which has made a step."""
@@ -39,6 +42,7 @@ class OddSettings:
         renewed = self._chosen.judge("optimizer_renewed", self._new) if len(self._seen) <= _ALIVE else None
         if renewed is not None:
             self._found.setdefault(renewed.rule, replace(renewed.at("", epoch, step, self._prefix + renewed.message), first_step=0))
+        self._look_at_parts(optimizer, epoch, step)
         for number, group in enumerate(groups):
             rate, decay = (_number(group.get(name)) for name in ("lr", "weight_decay"))
             largest, known = self._judged.get((id(optimizer), number), (-1.0, decay))
@@ -49,6 +53,18 @@ class OddSettings:
                 is_meant = found.rule == "rate_negative" and any(_number(each.get("lr")) >= 0 for each in groups)
                 told = replace(found.at("", epoch, step, self._prefix + found.message), first_step=step)
                 self._found.setdefault(found.rule, replace(told, severity="note") if is_meant else told)
+
+    def _look_at_parts(self, optimizer: Optimizer, epoch: int, step: int) -> None:
+        """Compare the parameters of the *optimizer* with those of the one before, where both had made steps before."""
+        is_known = optimizer in self._held
+        if not is_known:
+            self._held[optimizer] = frozenset(id(each) for group in optimizer.param_groups for each in group["params"])
+        held, last = self._held[optimizer], self._last
+        self._last = held
+        self._shared += is_known and bool(last) and (held < last or last < held)
+        found = self._chosen.judge("held_twice", self._shared)
+        if found is not None:
+            self._found.setdefault(found.rule, replace(found.at("", epoch, step, self._prefix + found.message), first_step=0))
 
     def _judge(self, group: Mapping[str, Any], rate: float, decay: float) -> Iterator[Finding | None]:
         yield None if group.get("maximize") else self._chosen.judge("rate_negative", rate)

@@ -31,9 +31,9 @@ does; that multiple; and the size of the outputs, which are 1 at most in the usu
 TARGET_LARGE = 30.0
 """Root mean square of what outputs are off their targets at the first step, against the size of the outputs, or 1: as that of an
 input that is not scaled."""
-HALF_A_MEAN, LINEAR = 0.4, 0.05
-"""The least weight of a squared error, of that of a mean: half of a mean has 0.5; and how far the gradient of a mean of absolute
-errors is from 1 / count."""
+SUMMED_OFF, HALF_A_MEAN, LINEAR = 100.0, 0.4, 0.05
+"""What a sum of squares is off by that says so of a loss of parts. The least weight of a squared error, of that of a mean: half of
+a mean has 0.5. And how far the gradient of a mean of absolute errors is from 1 / count."""
 OUTPUT_SMALL = 1e3
 """Sizes of the outputs of the first quarter of the layers against those of the last, both medians, at the first logged step."""
 
@@ -202,8 +202,9 @@ def weight_shrinking(size: float, before: float, *, factor: float = WEIGHT_GROWT
 
 @entry(
     f"outputs are off their targets by {TARGET_LARGE:g} x their size, or 1, at the first step, as loss and gradient say of "
-    "a squared or absolute error (where no gradient is recorded: as a sum of squares would say), and another finding shows harm, "
-    "or the loss has not fallen by a fifth in 200 steps",
+    "a squared or absolute error (as a sum of squares would say, where no gradient is recorded; by "
+    f"{SUMMED_OFF:g} x, where most of the loss is something else), and another finding shows harm, or the loss "
+    "has not fallen by a fifth in 200 steps",
     "a squared error of any weight is half of the product of its gradient and what it is off by, summed over the elements; "
     "Karpathy, A recipe for training neural networks, 2019: init well; the factor is our own",
     "scale the targets to mean 0 and deviation 1, or begin with the last bias at their mean and a last weight of their deviation",
@@ -223,7 +224,10 @@ def target_large(loss: float, size: float, count: float, gradient: float = math.
     is_linear = abs(total - 1.0) < LINEAR
     is_squared = total * total >= 4 * HALF_A_MEAN * loss
     off: Any = np.where(is_linear, loss, np.where(is_squared, 2 * loss / np.maximum(total, 1e-300), 0.0))
-    off = np.where(np.isnan(gradient), np.sqrt(np.maximum(loss, 0.0) / count), off)
+    total_off = np.sqrt(np.maximum(loss, 0.0) / count)
+    off = np.where(
+        np.isnan(gradient), total_off, np.where((off == 0) & (total_off >= SUMMED_OFF * np.maximum(size, 1.0)), total_off, off)
+    )
     yield off >= factor * np.maximum(size, 1.0)
     yield off
     yield f"outputs of size {short(size)} are off their targets by {short(off)} at first: these are far larger"

@@ -30,6 +30,7 @@ _RELU = ("ReLU", "ReLU6", "Threshold", "Hardtanh")
 _EARLY = 6  # logged steps of a weight before its steps can be too small
 _CONVERGED = 1e-3  # size of a gradient, of its first one, below which small steps are meant: there is little left to do
 _MOVED = 0.1  # of a weight: by more than this a step makes another one of it
+_FOLLOWS = 3.0  # times as large, at least, gradients are where what goes in is ten times as large
 _GROWN = 10  # times as large as its first size what goes in did not begin so
 _INPUTS, _EARLY_INPUTS = 32, 3  # sizes of inputs that are remembered, and the fewest that one is compared with
 _ENDED = 20  # logged steps without a gradient, from which on a weight that had one gets none any more
@@ -147,6 +148,7 @@ class LayerFindings:
         self._weights.add(np.where(weights, np.maximum(values, self._usual), np.nan), steps)
         sizes = Sizes(history, groups, values, self._first)
         with np.errstate(all="ignore"):
+            self._look_at_recurrent_input(sizes, steps)
             self._look_at_input(sizes, steps)
             self._look_for_gaps(values, steps)
             self._look_for_turns(values)
@@ -190,20 +192,10 @@ class LayerFindings:
     def _look_at_input(self, sizes: Sizes, steps: Steps) -> None:
         """Judge what goes into the first layer: the median of the first sizes by itself, each later one against those before.
 
-        That of a recurrent layer is as much larger as the gradient of its input weight is than that of the bias beside it.
-
         A weight is recorded behind the step, and an output is of the weight before it: where the step moves the weight by more than
         a tenth, that of the step before counts; where that was not logged, the gradient of the weight against that of the bias says
-        how large the input is, or how much larger than it was.
+        how much larger the input is than it was, and at first how large it is at most.
         """
-        if sizes.groups.first_recurrent is not None and len(self._inputs) < _EARLY_INPUTS:
-            output, *gradients = sizes.groups.first_recurrent
-            ratio = np.divide(*sizes.values[:, gradients].T)
-            self._inputs.extend(ratio[np.isfinite(ratio)][: _EARLY_INPUTS - len(self._inputs)].tolist())
-            found = self._chosen.judge("input_large", median(self._inputs)) if len(self._inputs) >= _EARLY_INPUTS else None
-            if found is not None:
-                found = replace(found, step=int(steps[-1]), first_step=int(self._first_step[output]))
-                (self._large_input,) = joined(self.history, [(output, found)])
         if sizes.groups.first_layer is None or self._large_input is not None:
             return
         output, weight, bias, is_normalised = sizes.groups.first_layer
@@ -225,11 +217,16 @@ class LayerFindings:
             most, size = ((each / (of * inputs**0.5) if of > 0 else math.nan) for each in (at_most, made))
             self._first_input = most if math.isnan(self._first_input) else self._first_input
             if (has_moved or math.isnan(of)) and math.isfinite(ratio + at_most) and not is_normalised:  # a norm leaves a bias none
-                size = ratio * (median(self._inputs) / median(self._ratios) if self._inputs and self._ratios else 1.0)
+                is_known = bool(self._inputs and self._ratios)
+                usual = made / (self.history.facts[weight].usual * inputs**0.5)  # by the weights that torch would begin with
+                size = ratio * median(self._inputs) / median(self._ratios) if is_known else min(ratio, usual)
+            usual_ratio = median(self._ratios) if len(self._ratios) >= _EARLY_INPUTS else math.nan
             if math.isfinite(ratio) and ratio > 0:
                 self._ratios.append(ratio)
-            if not math.isfinite(size):
-                continue
+            if not math.isfinite(size) or (
+                not is_normalised and ratio < _FOLLOWS * usual_ratio and size >= _GROWN * self._inputs[-1]
+            ):
+                continue  # an output may be of weights that a search has tried: gradients would follow a larger input
             is_known = len(self._inputs) >= _EARLY_INPUTS
             before = max(median(self._inputs), self._inputs[-1]) if is_known else math.nan  # in one step, and not little by little
             self._inputs.append(float(size))
@@ -246,6 +243,17 @@ class LayerFindings:
             unscaled = self._chosen.judge("input_large", at, before, does_harm=True)
             if unscaled is not None:
                 (self._unscaled,) = joined(self.history, [(output, replace(unscaled, step=step, first_step=first))])
+
+    def _look_at_recurrent_input(self, sizes: Sizes, steps: Steps) -> None:
+        """Judge what goes into a recurrent layer: as much larger as the gradient of its input weight is than that of the bias."""
+        if sizes.groups.first_recurrent is not None and len(self._inputs) < _EARLY_INPUTS:
+            output, *gradients = sizes.groups.first_recurrent
+            ratio = np.divide(*sizes.values[:, gradients].T)
+            self._inputs.extend(ratio[np.isfinite(ratio)][: _EARLY_INPUTS - len(self._inputs)].tolist())
+            found = self._chosen.judge("input_large", median(self._inputs)) if len(self._inputs) >= _EARLY_INPUTS else None
+            if found is not None:
+                found = replace(found, step=int(steps[-1]), first_step=int(self._first_step[output]))
+                (self._large_input,) = joined(self.history, [(output, found)])
 
     def _look_for_gaps(self, values: Numbers, steps: Steps) -> None:
         """Count for each gradient and output its rows, and the steps since the last in which other gradients came."""
@@ -555,14 +563,29 @@ class LayerFindings:
         return found
 
     def heaviest(self) -> str:
-        """Return in words which weight begins largest beside torch's own initialisation; ``""`` where none is much larger.
+        """Return in words which weight or bias begins largest beside torch's own initialisation; ``""`` where none is much larger.
 
         >>> from sonde.rules import Chosen, LayerFindings, ModelFacts
         >>> LayerFindings(ModelFacts({}), Chosen()).heaviest()
         ''
         """
-        column, times = max(self._heavy, key=lambda each: each[1], default=(-1, 0.0))
+        column, times = max([*self._heavy, *self._biases()], key=lambda each: each[1], default=(-1, 0.0))
         return f"{self.history.name(column)} begins {short(times)} x as large as usual" if times else ""
+
+    def _biases(self) -> Iterator[tuple[int, float]]:
+        """Yield biases that begin at a size of 1 or more, as a sum of inputs has, and how large that is beside torch's own."""
+        history, size = self.history, self._first
+        columns = np.flatnonzero(history.at("param")).tolist()
+        at = {(history.sites[c].path, history.ports[c]): c for c in range(len(history))}
+        for column in [c for c in columns if "bias" in history.sites[c].path.rpartition(".")[2] and size[c] >= 1]:
+            path = history.sites[column].path
+            parent, _, name = path.rpartition(".")
+            weight = at.get((f"{parent}.{name.replace('bias', 'weight')}".removeprefix("."), "param"))
+            usual = 0.0 if weight is None else history.facts[weight].usual
+            moved = at.get((path, "update"))
+            began = size[column] - (0.0 if moved is None else size[moved])
+            if began >= max(1.0, _GROWN * usual) and usual:
+                yield column, float(began / usual)
 
     def is_large_rate(self, rate: float) -> bool:
         """Return whether a learning *rate* is no usual one, by what the first step was: a multiple of the gradients or the rate.

@@ -270,6 +270,21 @@ def optimizer_renewed(steps: float, *, least: float = UNMOVED) -> Judged:
 
 
 @entry(
+    f"two optimizers, of which one holds all parameters of the other and more, make {UNMOVED} logged steps in turns",
+    "torch.optim.Optimizer moves all parameters of its groups that have a gradient",
+    "give each optimizer the parameters of its own part: a step for one part moves the other against its own loss",
+    needs=("rms:update",),
+    least="least",
+    about=("setup", "large"),
+)
+def held_twice(steps: float, *, least: float = UNMOVED) -> Judged:
+    """Judge how many logged *steps* were made behind one of an optimizer that holds more, or fewer, of the same parameters."""
+    yield steps >= least
+    yield steps
+    yield "two optimizers step in turns, and one holds all parameters of the other"
+
+
+@entry(
     f"learning rate x weight decay is {DECAYED:g} or more, and the decay {DECAY:g}, of SGD, AdamW or another optimizer that "
     "takes it off the weights",
     "Loshchilov and Hutter, Decoupled weight decay regularization, 2019, equation 9: usual products are 1e-3 or less",

@@ -142,7 +142,7 @@ class _Judges:
         Of a loss that does not fall, where steps move the weights as usual: that the learning rate is not too small. Of dead
         units, what their bias has to do with it, or the step at which they died. Of a symptom, an unusual learning rate.
         """
-        if each.rule == "dead" and each.severity != "note":
+        if each.rule in ("dead", "all_zero") and each.severity != "note" and (each.begun or each.rule == "dead"):
             return self._of_dead(each)
         rate, is_small = self._rates.get(each.model, math.nan), each.rule == "update_small"
         if each.rule == "loss_stuck" and (pace := self._pace(each.model)) >= _USUAL_PACE:
@@ -164,7 +164,7 @@ class _Judges:
                 advice = f"lower the learning rate first: {rate:g} is a large one{momentum}; then {each.advice}"
                 return replace(each, advice=advice, evidence={**each.evidence, "lr": rate})
             heavy = next((held.heaviest() for (_, of), held in self._layers.items() if of == each.model), "")
-            is_far = heavy and RULES[each.rule].about in (*_GROWN, ("gradient", "large"))
+            is_far = heavy and RULES[each.rule].about in (*_GROWN, ("gradient", "large"), ("loss", "still"))
             return replace(each, advice=f"{heavy}: look at its initial values first; then {each.advice}") if is_far else each
         if not is_small and RULES[each.rule].about != ("update", "large"):
             return each
@@ -188,8 +188,8 @@ class _Judges:
         known = next(filter(None, (held.dead_since(each.site) for held in layers)), {})
         own, whole = known.get("bias", 0.0), known.get("before", math.nan)
         advice = (
-            f"look at the steps before step {each.begun:,}: how far they moved the weights, what went in, and the learning rate; "
-            "or use another activation"
+            f"look at the steps before step {each.begun:,}: how far they moved the weights, what went in, the learning rate, and a "
+            "penalty in the loss; or use another activation"
             if each.begun
             else f"look at what sets the bias before it: {short(own)} of the {short(whole)} that go in, on average"
             if own <= 0.5 * whole < 0
