@@ -18,7 +18,6 @@ RULE_SYMPTOMS = {
     "output_growth": "growth",
     "output_large": "scale",
     "weight_growth": "growth",
-    "step_large": "large steps",
     "gradient_growth": "exploding",
     "spike": "spike",
     "no_training_forward": "mode",

@@ -129,14 +129,6 @@ LIMITS: dict[str, tuple[str, list[dict[str, Any]], Callable[[float], Rows], floa
     # rule, layers, rows of a number, a number that is found, the next one that is not, thresholds
     "an update of 20 %": ("update_large", LINEAR, lambda x: three(update=x), up(0.2), 0.2, None),
     "one update of 60 %": ("update_huge", LINEAR, lambda x: three(update=once(x, 0.01)), up(0.6), 0.6, None),
-    "a step of 20 %": (
-        "step_large",
-        LINEAR,
-        lambda x: weight(0, update=once(x, 0.01)) | weight(1, update=once(x, 0.01)) | weight(2, update=once(0.5, 0.01)),
-        up(0.2),
-        0.2,
-        None,
-    ),
     "an update of 1e-5": ("update_small", LINEAR, lambda x: three(update=x), down(1e-5), 1e-5, None),
     "no update": ("update_small", LINEAR, lambda x: three(update=x), 0.0, 1e-4, {"update_small": {"least": 1e-300}}),
     "a tenth of a weight": ("weight_shrinking", LINEAR, lambda x: three(size=later(x, 1.0)), 0.1, up(0.1), None),
@@ -314,17 +306,6 @@ def test_the_last_steps_of_a_schedule_may_be_none(rate: str, is_found: bool, mon
     monkeypatch.setattr("tests.run.test_limits.STEPS", 80)
     rows = three(update=late(0.0, 0.01, 75 if rate == "ends" else 60))
     assert ("update_small" in rules_that_find(rows, LINEAR)) is is_found
-
-
-@pytest.mark.parametrize(("step", "is_found"), [(0, False), (4, False), (5, True)])
-def test_the_first_steps_of_an_optimizer_may_be_large(step: int, is_found: bool) -> None:
-    """One step that moves all weights by half of their size counts from the sixth on: what RMSprop divides by begins at zero."""
-    rows = {
-        name: numbers
-        for place in range(3)
-        for name, numbers in weight(place, update=lambda at: 0.5 if at == step else 0.01).items()
-    }
-    assert ("step_large" in rules_that_find(rows, LINEAR)) is is_found
 
 
 @pytest.mark.parametrize(("begin", "end", "is_found"), [(0.001, 0.5, False), (0.5, 50.0, True)])

@@ -20,7 +20,7 @@ from sonde.rules.layer_groups import Groups, among, first_of, joined, medians, r
 from sonde.rules.model_facts import Fact, ModelFacts
 from sonde.rules.place_history import Growth, History
 from sonde.rules.readings import DEEP, PLACES, Reading, Sizes, updates
-from sonde.rules.updates import FIRST_STEPS, IDLE, UNMOVED
+from sonde.rules.updates import IDLE, UNMOVED
 from sonde.rules.window import Columns, Mask, Numbers, extended
 from sonde.site import Site
 from sonde.words import short
@@ -93,8 +93,6 @@ class LayerFindings:
         self._marks = np.empty((4, 0))  # of each update: how many, update / weight at the last two powers of 2, and the largest
         self._small_since = self._still = np.empty(0)  # of each update, the step from which on it was too small; of each column of
         # a gradient or parameter, steps in which others moved and it had no update
-        self._step: Finding | None = None  # the largest of those steps that are too large
-        self._steps = self._stepped = 0  # how many of these there were; logged steps that moved several weights
         self._last_weight = -1, math.nan  # of the first layer: the last logged step, and the size behind it
         self._inputs: deque[float] = deque(maxlen=_INPUTS)  # sizes of what went into the first layer
         self._ratios: deque[float] = deque(maxlen=_INPUTS)  # sizes of the gradients of its weight, of those of its bias
@@ -376,7 +374,9 @@ class LayerFindings:
             is_needed = meant & (weight > 0) & (gradient >= _CONVERGED * first)
             self._look_at_small(np.where(is_needed, update / weight, np.nan), steps, groups.updates, first > 0)
         self._look_for_still(values, np.asarray(np.isfinite(update).any(axis=1), bool))
-        self._judge_steps(updates(sizes).numbers["ratio"], block)
+        ratios = updates(sizes).numbers["ratio"]
+        if (many := np.isfinite(ratios).sum(axis=1) >= _FEW).any():
+            self.pace = float(medians(ratios[many])[-1])
 
     def _look_at_first_weights(self, begins: Mask, weight: Numbers, update: Numbers, mean: Numbers, std: Numbers) -> None:
         """Judge weights at their first logged step, *begins*: their size, and whether all elements were equal before the step."""
@@ -436,28 +436,6 @@ class LayerFindings:
         self._still = extended(self._still, len(self.history), 0)
         self._still += (np.isfinite(values) & moved[:, None]).sum(axis=0)
 
-    def _judge_steps(self, ratios: Numbers, block: RowBlock) -> None:
-        """Keep the step that moves half of all weights furthest, if it is one that moves them too far."""
-        assert self._groups is not None
-        many = np.isfinite(ratios).sum(axis=1) >= _FEW
-        if not many.any():
-            return
-        middle = medians(ratios[many])
-        self.pace = float(middle[-1])
-        begun, self._stepped = self._stepped, self._stepped + len(middle)
-        if not self._chosen.measure("step_large", middle)[0].any():
-            return
-        for place, (line, ratio) in enumerate(zip(np.flatnonzero(many).tolist(), middle.tolist(), strict=True), begun):
-            found = self._chosen.judge("step_large", ratio) if place >= FIRST_STEPS else None
-            if found is None:
-                continue
-            self._steps += 1
-            if self._step is None or found.value > self._step.value:
-                column = int(self._groups.updates[np.nanargmax(ratios[line])])
-                epoch, step = block.moments[line, :2].tolist()
-                first = step if self._step is None else self._step.first_step
-                self._step = replace(found.at(str(self.history.sites[column]), epoch, step), first_step=first)
-
     def _look_at_first(self, values: Numbers, steps: Steps, groups: Groups) -> None:
         """Judge how outputs shrink through the layers at the first logged step that has outputs."""
         columns = groups.first_to_last
@@ -490,8 +468,6 @@ class LayerFindings:
         yield from (each if is_often else replace(each, severity="note") for each in self._writes[: 1 if is_often else _WRITES])
         yield from self._growth()
         yield from self._of_records()
-        if not any(len(self._held[rule].columns()) for rule in ("update_large", "update_huge") if rule in self._held):
-            yield from self._of_steps()
         yield from self._of_still()
         yield from self._of_frozen()
 
@@ -644,13 +620,6 @@ class LayerFindings:
                 "softmax_twice", count, float(self._first_mean[output]), what="binary_cross_entropy_with_logits"
             )
         return None
-
-    def _of_steps(self) -> Iterator[Finding]:
-        if self._step is None:
-            return
-        first, step = self._step.first_step, self._step.step
-        since = "" if first == step else f"; too far from step {first:,} on, in {self._steps:,} logged steps"
-        yield replace(self._step, message=f"{self._step.message}: step {step:,}{since}")
 
     def _growth(self) -> Iterator[Finding]:
         history = self.history

@@ -96,15 +96,9 @@ def update_huge(ratio: float, *, most: float = UPDATE_HUGE) -> Judged:
 
 
 @entry(
-    f"one step, beyond the first five, moves half of the weights by more than {percent(UPDATE_LARGE)} of their size",
-    "CS231n, Babysitting the learning process; in healthy trainings 5 % at most; the first step of RMSprop is 10 x as large as "
-    "those that follow",
+    f"one step moves half of the weights by more than {percent(UPDATE_LARGE)} of their size",
+    "CS231n, Babysitting the learning process; in healthy trainings 5 % at most",
     _LARGE_STEP,
-    needs=("rms:update", "rms:param"),
-    least=FIRST_STEPS + 1,
-    about=("update", "large"),
-    unless=("helped",),
-    tries=("lr", "clip_grad_norm"),
 )
 def step_large(ratio: float, *, most: float = UPDATE_LARGE) -> Judged:
     """Judge the median *ratio* of update to weight over the weights in one step."""
@@ -294,7 +288,6 @@ def held_twice(steps: float, *, least: float = UNMOVED) -> Judged:
     brings=(
         "update_huge",
         "update_large",
-        "step_large",
         "update_small",
         "weight_shrinking",
         "dead",
