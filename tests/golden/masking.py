@@ -68,9 +68,16 @@ def _masked(found: re.Match[str]) -> str:
     return "".join(held) + (f"e{exponent}" if exponent else "")
 
 
+_SIZES = re.compile(r"(?:^\S+  #+ k?B$\n?){2,}", re.MULTILINE)
+
+
 def columns(masked: str) -> str:
-    """Return a masked table whose columns are as wide as sizes and times make them: with two spaces between columns."""
-    return re.sub(r"─{5,}", "─────", re.sub(r"(?<=\S) {2,}", "  ", masked))
+    """Return a masked table whose columns are as wide as sizes and times make them: with two spaces between columns.
+
+    Files that are sorted by their size, which depends on rounding, are sorted by name.
+    """
+    even = re.sub(r"─{5,}", "─────", re.sub(r"(?<=\S) {2,}", "  ", masked))
+    return _SIZES.sub(lambda found: "".join(sorted(found[0].splitlines(keepends=True))), even)
 
 
 def html(raw: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -891,20 +892,20 @@ class Neighbours(nn.Module):
 
 
 @pytest.mark.parametrize("every", [1, 10])
-@pytest.mark.parametrize("optimizer", [SGD, Adam])
-def test_what_is_added_up_between_two_layers_is_told_at_the_second(optimizer: type[Optimizer], every: int) -> None:
+@pytest.mark.parametrize("optimizer", [partial(SGD, lr=1e-4), partial(Adam, lr=1e-2)])
+def test_what_is_added_up_between_two_layers_is_told_at_the_second(optimizer: Callable[[Any], Optimizer], every: int) -> None:
     model = Neighbours(is_mean=False)
 
     def loss(step: int) -> Tensor:
         x = torch.randn(4, 30, 8)
         return functional.cross_entropy(model(x).flatten(0, 1), (x[..., 0] > 0).long().flatten())
 
-    root = trained(model, optimizer(model.parameters(), 0.1), loss, 40, every=every, bad_steps=None).findings[0]
+    root = trained(model, optimizer(model.parameters()), loss, 40, every=every, bad_steps=None).findings[0]
     assert root.rule == "begins_large"
     assert root.advice.startswith("what goes into layers.0 is ")
     fine = Neighbours(is_mean=True)
     model = fine
-    assert "begins_large" not in found(fine, optimizer(fine.parameters(), 0.01), loss, 40)
+    assert "begins_large" not in found(fine, optimizer(fine.parameters()), loss, 40)
 
 
 @pytest.mark.parametrize("every", [1, 10])

@@ -527,9 +527,8 @@ class LayerFindings:
             path = history.sites[column].path
             weight, bias = (weights.get(f"{path}.{name}".removeprefix(".")) for name in ("weight", "bias"))
             if weight is not None and history.matrix[weight]:
-                is_known = moved.get(history.sites[weight].path, 0.0) <= _MOVED * first[weight]
-                size = first[weight] if is_known else history.facts[weight].usual  # the step has made another weight of it
-                made = first[column] - (0.0 if bias is None or not is_known else first[bias])
+                size = first[weight] + moved.get(history.sites[weight].path, 0.0)  # at most, before the step
+                made = first[column] - (0.0 if bias is None else first[bias])
                 times = made / (size * history.facts[weight].inputs ** 0.5) / before
                 if times >= _AMPLIFIED:
                     what = f"what goes into {history.name(column)} is {times:.2g} x as large as any output before it: look there"
