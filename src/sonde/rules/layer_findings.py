@@ -60,8 +60,8 @@ class LayerFindings:
 
     >>> from sonde.rules import Chosen, LayerFindings, ModelFacts
     >>> found = LayerFindings(ModelFacts({}), Chosen())
-    >>> list(found.findings()), list(found.begins_large(2.0)), list(found.of_loss(2.0)), found.moved_first(0, 3.0)
-    ([], [], [], None)
+    >>> list(found.findings()), found.of_first_loss(2.0), found.moved_first(0, 3.0)
+    ([], [], None)
     >>> found.chance, found.dead_since("1:output")
     (nan, {})
 
@@ -100,6 +100,8 @@ class LayerFindings:
         self._large_input: Finding | None = None
         self._unscaled: Finding | None = None  # about an input that is too large only where it does harm
         self._follows_gradient: bool | None = None  # whether the first updates are one multiple of the gradients, as those of SGD
+        self._of_first: tuple[tuple[str, int, int], list[Finding]] = ("", -1, -1), []  # what was asked, and what was found
+        self._norms: list[Finding] = []  # about settings of normalisations
         self._first_move = math.nan  # size of the first update of half of the weights
         self._heavy: list[tuple[int, float]] = []  # weights that begin large, and how large they are beside torch's own
         self._written = np.empty((5, 0))  # of each parameter: last step, size and mean, largest update, and logged steps
@@ -135,6 +137,7 @@ class LayerFindings:
         if self._groups is None or self._known != history.changes:
             self._groups, self._known = Groups.of(history, self._facts), history.changes
             self._usual = np.array([fact.usual for fact in history.facts])
+            self._norms = list(self._of_norms())
         groups = self._groups
         self._remember_first(values, steps)
         weights = history.at("param") & history.matrix
@@ -462,7 +465,7 @@ class LayerFindings:
     def findings(self) -> Iterator[Finding]:
         """Yield the findings, one for each rule."""
         yield from self._begins
-        yield from self._of_norms()
+        yield from self._norms
         yield from (each for each in (self._large_input or self._unscaled,) if each is not None)
         is_often = len(self._often.columns()) > 0
         yield from (each if is_often else replace(each, severity="note") for each in self._writes[: 1 if is_often else _WRITES])
@@ -502,7 +505,14 @@ class LayerFindings:
         biases = [c for c in _in_order(history, "param") if history.sites[c].path in paths]
         return {name: float(self._first_mean[c]) for name, held in (("before", before), ("bias", biases)) for c in held}
 
-    def begins_large(self, loss: float) -> Iterator[Finding]:
+    def of_first_loss(self, loss: float) -> list[Finding]:
+        """Return what the first *loss* says of initial weights, of targets and of itself. Asked again, it is not judged again."""
+        asked = repr(loss), self._known, int(np.isfinite(self._first).sum())
+        if self._of_first[0] != asked:
+            self._of_first = asked, [*self._begins_large(loss), *self._of_loss(loss)]
+        return self._of_first[1]
+
+    def _begins_large(self, loss: float) -> Iterator[Finding]:
         """Yield what the first *loss*, against that of a guess, and the first outputs of the model say of the initial weights."""
         history, guess = self.history, self.chance
         outputs = np.flatnonzero(history.is_output_of_model() & np.isfinite(self._first[: len(history)]))
@@ -572,7 +582,7 @@ class LayerFindings:
         is_relative = self._first_move > 0 and 1 / _ALIKE <= self._first_move / rate <= _ALIKE
         return rate >= (_LARGE_RATE if self._follows_gradient else _LARGE_STEP if is_relative else math.inf)
 
-    def of_loss(self, loss: float) -> Iterator[Finding]:
+    def _of_loss(self, loss: float) -> Iterator[Finding]:
         """Yield what the first *loss* and its gradient at the outputs of the model say of targets and of a sum over samples."""
         history = self.history
         outputs = np.flatnonzero(history.is_output_of_model() & np.isfinite(self._first[: len(history)]))

@@ -43,18 +43,8 @@ _HARMED = {"output", "loss", "gradient", "update", "weight"}  # what an input th
 _TOO_FAR: set[object] = {("output", "large"), ("loss", "large"), ("gradient", "large"), ("update", "large"), ("weight", "large")}
 _OF_TARGETS: set[object] = {*_TOO_FAR, ("loss", "still")}  # what targets that are far larger than outputs can do
 _GROWN = (("output", "large"), ("weight", "large"))  # what a loss that falls without bound makes grow
-_BY_OTHERS = (
-    "rate_grown",
-    "momentum_large",
-    "target_large",
-    "loss_summed",
-    "bounded",
-)  # found by what other findings, or the loss, say
-_STANDS, _HALF, _THIRD = (
-    0.8,
-    0.5,
-    1 / 3,
-)  # smallest loss, of the first ones, that has hardly fallen; that has not fallen by half, ...
+_BY_OTHERS = ("rate_grown", "momentum_large", "target_large", "loss_summed", "bounded")  # by what other findings, or the loss, say
+_STANDS, _HALF, _THIRD = 0.8, 0.5, 1 / 3  # smallest loss, of the first ones: that has hardly fallen, not by half, not by two thirds
 _EARLY = 20  # steps in which a loss that is too large by itself does harm, beside what may do it later
 _USUAL_STEPS = 10  # that a momentum of 0.9 adds up
 _CLIPPED = 100  # times as large as what clipping leaves, gradients are not merely clipped
@@ -124,7 +114,7 @@ class _Judges:
         found += self._scalars.findings(at_end=at_end)
         for (_, model), layers in sorted(self._layers.items()):
             begun = self._scalars.loss_of(model).begun
-            found += [*layers.begins_large(begun), *layers.of_loss(begun)]
+            found += layers.of_first_loss(begun)
         models = dict.fromkeys(model for _, model in self._layers) or {"": None}
         found += [each for model in models for each in self._scalars.of_rates(model)]
         if not all_of_them:
