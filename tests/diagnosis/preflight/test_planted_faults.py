@@ -585,6 +585,64 @@ def test_a_last_layer_that_begins_at_zero_and_equal_inputs_beside_others_are_no_
     assert "inputs_alike" not in {each.rule for each in both["input_used"].findings}
 
 
+def first_sample_alone() -> Case:
+    x, y = data()
+    return net(), x, lambda output: functional.cross_entropy(output[:1], y[:1]), None
+
+
+def few_samples() -> Case:
+    x, y = data()
+    return net(), x, lambda output: functional.cross_entropy(output[:5], y[:5]), None
+
+
+def zeros_for_targets() -> Case:
+    x, _ = data()
+    return net(), x, lambda output: functional.mse_loss(output, torch.zeros_like(output)), None
+
+
+def labels_from_one() -> Case:
+    x, y = torch.randn(48, 6), torch.arange(48) % 3 + 1
+    return net(out=4), x, classify(y), None
+
+
+class TurnedRound(torch.autograd.Function):
+    """A gradient reversal."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return -gradient
+
+
+def gradient_turned_round() -> Case:
+    x, y = data()
+    model = Around(between=TurnedRound.apply)
+    model.last.weight.requires_grad_(False)
+    return model, x, classify(y), torch.optim.Adam(model.parameters(), lr=1e-2)
+
+
+def climbing() -> Case:
+    x, y = data()
+    model = net()
+    return model, x, classify(y), torch.optim.SGD(model.parameters(), lr=0.5, maximize=True)
+
+
+def rate_zero_for_a_group() -> Case:
+    x, y = data()
+    model = net()
+    groups: list[Any] = [{"params": model[:4].parameters(), "lr": 0.0}, {"params": model[4].parameters()}]
+    return model, x, classify(y), torch.optim.AdamW(groups, lr=1e-3)
+
+
+def decay_of_half() -> Case:
+    x, y = data()
+    model = net()
+    return model, x, classify(y), torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=50.0)
+
+
 @pytest.mark.parametrize(
     ("make", "check", "rule", "result"),
     [
@@ -613,6 +671,14 @@ def test_a_last_layer_that_begins_at_zero_and_equal_inputs_beside_others_are_no_
         (targets_not_shifted, "targets_apart", "target_is_input", "warn"),
         (own_predictions, "targets_apart", "target_predicted", "bad"),
         (targets_averaged, "targets_used", "target_unused", "warn"),
+        (first_sample_alone, "targets_used", "samples_unread", "warn"),
+        (few_samples, "targets_used", "samples_unread", "note"),
+        (zeros_for_targets, "targets_used", "target_constant", "note"),
+        (labels_from_one, "labels", "label_absent", "note"),
+        (gradient_turned_round, "learning_rate", "gradient_reversed", "warn"),
+        (climbing, "learning_rate", "step_large", "bad"),
+        (rate_zero_for_a_group, "optimizer", "rate_zero", "warn"),
+        (decay_of_half, "first_update", "decay_large", "bad"),
         (batch_first_forgotten, "samples_apart", "samples_mixed", "bad"),
         (one_column_of_six, "input_used", "input_unused", "warn"),
         (one_feature_of_a_sequence, "input_used", "input_unused", "warn"),
@@ -678,3 +744,68 @@ def test_a_rate_with_which_the_loss_rises_gets_one_with_which_it_falls() -> None
     assert found["learning_rate"].verdict == "warn"
     assert found["overfit"].verdict == "bad"
     assert "Adam learns it" in found["overfit"].findings[0].message
+
+
+@pytest.mark.parametrize("check", ["overfit", "learning_rate", "targets_used"])
+def test_a_loss_that_is_nan_is_not_judged_by_its_training(check: str) -> None:
+    model, x, loss_fn, _ = targets_all_ignored()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    found = sonde.preflight(model, x, loss_fn, optimizer, checks=[check])
+    assert (found[check].verdict, found[check].words) == ("unknown", "the loss is not finite")
+
+
+def test_a_group_with_rate_zero_does_not_hide_how_far_others_move() -> None:
+    torch.manual_seed(0)
+    found = sonde.preflight(*rate_zero_for_a_group(), checks=["first_update", "learning_rate"], steps=25)
+    assert [each.verdict for each in found.checks] == ["ok", "ok"]
+
+
+def test_a_warm_up_from_zero_of_one_group_is_no_fault() -> None:
+    model, x, loss_fn, optimizer = rate_zero_for_a_group()
+    optimizer.param_groups[0]["lr"] = 1e-3
+    torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda step: 0.0 if step < 5 else 1.0, lambda step: 1.0])
+    assert optimizer.param_groups[0]["lr"] == 0
+    assert sonde.preflight(model, x, loss_fn, optimizer, checks=["optimizer"])["optimizer"].verdict == "ok"
+
+
+def test_half_of_the_samples_without_labels_is_no_fault() -> None:
+    x, y = data()
+    found = sonde.preflight(net(), x, lambda output: functional.cross_entropy(output[:8], y[:8]), checks=["targets_used"])
+    assert found["targets_used"].verdict == "ok"
+
+
+def test_a_last_step_in_time_is_not_one_of_the_samples() -> None:
+    x, y = torch.randn(12, 16, 6), torch.arange(16) % 3
+    found = sonde.preflight(net(), x, lambda output: functional.cross_entropy(output[-1], y), checks=["targets_used"])
+    assert found["targets_used"].verdict in ("ok", "unknown")
+
+
+def test_a_hinge_whose_samples_are_all_but_one_beyond_the_margin_reads_them() -> None:
+    x, y = torch.randn(16, 6), torch.ones(16, 1)
+    y[3] = -1
+
+    def hinge(output: Tensor) -> Tensor:
+        return (1 - y * (output + 20)).relu().mean()
+
+    assert sonde.preflight(net(out=1), x, hinge, checks=["targets_used"])["targets_used"].verdict != "warn"
+
+
+def test_a_class_that_is_rare_may_be_absent() -> None:
+    x, y = torch.randn(16, 6), torch.arange(16) % 3 + 1
+    assert sonde.preflight(net(out=4), x, classify(y), checks=["labels"])["labels"].verdict == "ok"
+
+
+def test_a_rate_far_too_large_is_no_gradient_of_the_wrong_sign() -> None:
+    torch.manual_seed(0)
+    x, y = data()
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e5)
+    found = sonde.preflight(model, x, classify(y), optimizer, checks=["learning_rate"])["learning_rate"]
+    assert "gradient_reversed" not in {each.rule for each in found.findings}
+
+
+def test_a_usual_decay_is_no_fault() -> None:
+    x, y = data()
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+    assert sonde.preflight(model, x, classify(y), optimizer, checks=["first_update"])["first_update"].verdict == "ok"

@@ -17,6 +17,7 @@ from sonde.words import percent, short
 
 _WHY = "sonde.why_nan(model, batch, loss_fn) names the operation"
 _SOME = 8  # samples of one class that are no chance
+_OFTEN = 8  # labels of each other class, beside which the lack of one is no chance
 _FEWEST = 16  # elements from 0 to 1 that are no chance
 
 
@@ -66,11 +67,27 @@ def labels(subject: Subject) -> Check:
             found.append(
                 Finding("labels_alike", words, severity="warn", advice="give a batch of several classes; shuffle the data")
             )
+    found += [_absent(call, indices) for call, indices in judged]
     if not judged:
         return Check("labels", f"{len(torch.unique(binary[0].target)):,} different targets of {binary[0].name}", _some(found))
     call, indices = judged[0]
     said = f"{len(torch.unique(indices)):,} different labels of {call.classes:,} classes"
     return Check("labels", said, _some(found))
+
+
+def _absent(call: LossCall, indices: torch.Tensor) -> Finding | None:
+    """Return the finding of one class that never occurs, where each other one occurs often enough that this is no chance."""
+    if not 2 < call.classes <= len(indices) or int(indices.min()) < 0 or int(indices.max()) >= call.classes:
+        return None
+    counts = torch.bincount(indices, minlength=call.classes)
+    if int((counts == 0).sum()) != 1:
+        return None
+    absent, least = int(counts.argmin()), int(counts[counts > 0].min())
+    if least < _OFTEN:
+        return None
+    words = f"class {absent} never occurs among {len(indices):,} labels, and each other class {least:,} times or more"
+    advice = "look at whether the labels count from 1" if absent == 0 else "look at whether the model has an output too many"
+    return Finding("label_absent", words, value=float(absent), severity="note", advice=advice)
 
 
 def loss_shape(subject: Subject) -> Check:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
+from typing import Any
 
 import torch
 from torch import nn
@@ -146,16 +148,27 @@ def optimizer(subject: Subject) -> Check:
                 advice=advice,
             )
         )
+    still = {id(parameter) for group in _still(given) for parameter in group["params"]}
+    unmoved = [name for name, parameter in judged if id(parameter) in still]
+    if unmoved:
+        words = f"the learning rate of {len(unmoved)} parameters is 0, and that of others is not: {names_text(unmoved)}"
+        advice = "give their group a learning rate, or freeze them with requires_grad_(False)"
+        wrong.append(Finding("rate_zero", words, f"{unmoved[0]}:param", value=0.0, severity="warn", advice=advice))
     said = f"{type(given).__name__} holds {len(held):,} parameters"
     return Check("optimizer", said, tuple(wrong))
+
+
+def _still(given: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Return the groups that have learning rate 0, and are not to have another later, where another group has a larger one."""
+    still = [group for group in given.param_groups if float(group["lr"]) == 0 and not float(group.get("initial_lr", 0.0))]
+    return still if any(float(group["lr"]) > 0 for group in given.param_groups) else []
 
 
 def first_update(subject: Subject) -> Check:
     """Judge how far the first step of the optimizer moves the weights."""
     if subject.optimizer is None:
         raise UnjudgedError("needs optimizer=")
-    if not math.isfinite(subject.loss):
-        raise UnjudgedError("the loss is not finite")
+    _ = subject.finite_loss
     with subject.trial() as trial:
         if not trial.is_free:
             raise UnjudgedError("needs a copy of the parameters, which are too large, or cannot be copied")
@@ -165,6 +178,7 @@ def first_update(subject: Subject) -> Check:
             raise UnjudgedError("the loss requires no gradient")
         stepper.zero_grad()
         torch.autograd.backward(loss)
+        still = {id(parameter) for group in _still(stepper) for parameter in group["params"]}
         weights = {
             name: parameter
             for name, parameter, owner in parameters(trial.model)
@@ -172,22 +186,30 @@ def first_update(subject: Subject) -> Check:
             and parameter.is_floating_point()
             and parameter.grad is not None
             and not isinstance(owner.module, nn.Embedding)
+            and id(parameter) not in still
             and norm_of(parameter.grad) > 0
         }
         before = {name: parameter.detach().clone() for name, parameter in weights.items()}
         trial.step(stepper)
         ratios = {name: _ratio(before[name], parameter.detach()) for name, parameter in weights.items()}
         eps = max((torch.finfo(parameter.dtype).eps for parameter in weights.values()), default=0.0)
+        decayed = [each for each in map(rules.judge, itertools.repeat("decay_large"), *_decays(stepper)) if each is not None]
     if not ratios:
         raise UnjudgedError("no weight matrix has a gradient")
     middle, worst = median(ratios.values()), max(ratios, key=lambda name: ratios[name])
-    huge = rules.judge("step_large", middle) or rules.judge("update_huge", ratios[worst])
+    huge = next(iter(decayed), None) or rules.judge("step_large", middle) or rules.judge("update_huge", ratios[worst])
     if huge is not None and huge.rule == "update_huge":
         huge = replace(huge, site=f"{worst}:update")
     found = [huge, rules.judge("step_lost", middle, eps)]
     most = short(100 * ratios[worst])
     said = f"a step moves a weight by {short(100 * middle)} % of its size (median of {len(ratios):,}), {most} % at most"
     return Check("first_update", said, tuple(each for each in found if each is not None))
+
+
+def _decays(given: torch.optim.Optimizer) -> tuple[list[float], list[float]]:
+    """Return the learning rates and the decays of the groups whose decay is taken off the weights, as SGD and AdamW do."""
+    held = [group for group in given.param_groups if "dampening" in group or group.get("decoupled_weight_decay")]
+    return [float(group["lr"]) for group in held], [float(group.get("weight_decay", 0.0)) for group in held]
 
 
 def _ratio(before: torch.Tensor, after: torch.Tensor) -> float:

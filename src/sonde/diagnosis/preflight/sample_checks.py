@@ -188,7 +188,7 @@ def samples_apart(subject: Subject) -> Check:
     judged = [place for place, tensor in enumerate(before) if tensor.dim() and tensor.shape[0] == samples]
     if samples < 2 or not judged:
         raise UnjudgedError("needs a batch of two samples or more, along the first axis of inputs and outputs")
-    if _holds_graph(subject, tensors, samples):
+    if holds_graph(subject, tensors, samples):
         raise UnjudgedError(f"a matrix of {samples:,} x {samples:,}, or a list of edges, says which samples belong together")
     far = []
     for kept in (samples - 1, 0):
@@ -245,7 +245,7 @@ def normalise_apart(trial: Trial) -> None:
             module.eval()
 
 
-def _holds_graph(subject: Subject, tensors: list[Tensor], samples: int) -> bool:
+def holds_graph(subject: Subject, tensors: list[Tensor], samples: int) -> bool:
     """Return whether the batch, the model or what its forward reads holds a matrix of *samples* by *samples*, or edges."""
     held: list[Any] = list(tensors) if len(tensors) > 1 else []
     for module in subject.model.modules():

@@ -159,6 +159,17 @@ class Subject:
             raise UnjudgedError("needs a loss: give loss_fn, a function from the model's output to a scalar")
         return found
 
+    @property
+    def finite_loss(self) -> float:
+        """The loss of the first step.
+
+        Raises:
+            UnjudgedError: there is none, or it is NaN or infinite.
+        """
+        if not math.isfinite(self.loss):
+            raise UnjudgedError("the loss is not finite")
+        return self.loss
+
     @cached_property
     def first(self) -> FirstStep:
         """One forward and backward pass, observed."""

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from sonde.answer import Check
 from sonde.diagnosis.preflight.loss_calls import LossCall, LossCalls
-from sonde.diagnosis.preflight.sample_checks import inputs_of, normalise_apart
+from sonde.diagnosis.preflight.sample_checks import holds_graph, inputs_of, normalise_apart
 from sonde.diagnosis.preflight.subject import Subject, UnjudgedError, distance_of, rounding_of
 from sonde.engine import Trial, is_floating, parameters, remap, walk
 from sonde.rules import Finding
-from sonde.words import percent
+from sonde.words import percent, short
 
 _TARGET = re.compile(r"label|target|(^|_)y($|_)", re.IGNORECASE)
 _ROUNDING = 1e-5  # of a loss, where its terms are added in another order
@@ -65,7 +65,7 @@ def targets_apart(subject: Subject) -> Check:
 
 def targets_used(subject: Subject) -> Check:
     """Judge whether the loss changes where the targets are exchanged among the samples."""
-    before = subject.loss
+    before = subject.finite_loss
     names: list[str] = []
     with subject.trial() as trial:
         names = [name for name, _ in _targets(trial)]
@@ -90,18 +90,66 @@ def targets_used(subject: Subject) -> Check:
     if not any(distance_of(tensor, tensor.roll(1, 0)) > rounding_of(tensor) for tensor in outputs):
         raise UnjudgedError("the outputs of all samples are equal, as where the last layer begins at zero")
     after = subject.loss_after(exchange)
-    found = []
-    if abs(after - before) <= _ROUNDING * abs(before):
+    unread = _unread(subject)
+    found = [] if unread is None else [unread]
+    if unread is None and abs(after - before) <= _ROUNDING * abs(before):
         words = f"the loss stays what it is where {' and '.join(names)} of the samples are exchanged"
         advice = "give each output its own target; leave this be where the loss compares sets, and not samples"
         found.append(Finding("target_unused", words, value=abs(after - before), severity="warn", advice=advice))
-    said = f"exchanging {' and '.join(names)} among the samples" + ("" if found else " changes the loss")
+    is_changed = abs(after - before) > _ROUNDING * abs(before)
+    said = f"exchanging {' and '.join(names)} among the samples" + (" changes the loss" if is_changed else "")
     return Check("targets_used", said, tuple(found))
+
+
+def _unread(subject: Subject) -> Finding | None:
+    """Return the finding of samples whose output the loss does not read: it has no gradient there, and stays where they change.
+
+    Judged where there is one output, as long as some targets, and no graph says which samples belong together.
+    """
+    with subject.trial() as trial:
+        output = trial.output()
+        held = [tensor for _, tensor in walk(output) if is_floating(tensor) and tensor.requires_grad and tensor.dim()]
+        targets = {tensor.shape[0] for _, tensor in _targets(trial)}
+        given = [tensor for _, tensor in walk((trial.args, trial.kwargs)) if tensor.dim()]
+        if trial.loss_fn is None or len(held) != 1 or held[0].shape[0] not in targets - {*held[0].shape[1:]}:
+            return None
+        samples = held[0].shape[0]
+        if samples < _FEWEST or holds_graph(subject, given, samples):
+            return None
+
+        def loss_of(given: Tensor) -> Tensor | None:
+            return trial.loss_of(remap(output, lambda tensor: given if tensor is held[0] else tensor))
+
+        leaf = held[0].detach().clone().requires_grad_()
+        loss = loss_of(leaf)
+        gradient = torch.autograd.grad(loss, leaf, allow_unused=True)[0] if loss is not None and loss.requires_grad else None
+        if loss is None or gradient is None:
+            return None
+        is_read = (gradient != 0).reshape(samples, -1).any(1)
+        count = int(is_read.sum())
+        if not 0 < 2 * count < samples:
+            return None
+        for shift in (0.1, 1e4, -1e4):  # a hinge has no gradient, and reads what is beyond its margin
+            other = leaf.detach().clone()
+            other[~is_read] = other[~is_read] * -1.5 + shift
+            after = loss_of(other.requires_grad_())
+            if after is None or float(after.detach()) != float(loss.detach()):
+                return None
+    words = f"the loss reads the outputs of {count:,} of {samples:,} samples, and of the others none"
+    advice = "give the loss all outputs and targets; leave this be where the others have no label"
+    return Finding("samples_unread", words, value=float(count), severity="warn" if count == 1 else "note", advice=advice)
 
 
 def _used_by_calls(subject: Subject) -> Check:
     """Judge the same of the targets that torch's loss functions were given: all that is known where they are global variables."""
     calls = [call for call in subject.first.calls if not call.is_predicted and call.target.dim() and len(call.target) > 1]
+    constant = [call for call in calls if call.target.numel() >= _FEWEST and bool((call.target == call.target.flatten()[0]).all())]
+    if constant and len(constant) == len(subject.first.calls) and all(call.indices is None for call in constant):
+        call = constant[0]
+        words = f"all {call.target.numel():,} targets of {call.name} are {short(float(call.target.flatten()[0]))}"
+        advice = "give it the targets of the batch; leave this be where all outputs are to become this number"
+        finding = Finding("target_constant", f"{words}: they do not depend on the sample", severity="note", advice=advice)
+        return Check("targets_used", "", (finding,))
     calls = [call for call in calls if bool((call.target != call.target.roll(1, 0)).any())]
     if not calls:
         raise UnjudgedError("needs targets: labels in the batch, tensors that loss_fn closes over, or a loss function of torch")

@@ -15,7 +15,7 @@ from sonde.answer import Check
 from sonde.diagnosis.preflight.loss_calls import REGRESSION, LossCall, LossCalls
 from sonde.diagnosis.preflight.parameter_checks import frozen_end
 from sonde.diagnosis.preflight.sample_checks import inputs_of, zero_inputs
-from sonde.diagnosis.preflight.subject import Subject, UnjudgedError
+from sonde.diagnosis.preflight.subject import Subject, UnjudgedError, norm_of
 from sonde.engine import Trial
 from sonde.rules import Finding
 from sonde.words import percent, short
@@ -84,7 +84,7 @@ def overfit(subject: Subject) -> Check:
 
     With the given optimizer the loss must fall; with Adam, at one of two rates, a cross-entropy must halve as well.
     """
-    _ = subject.loss
+    _ = subject.finite_loss
     if not any(size is not None for size in subject.first.gradients.values()):
         raise UnjudgedError("no parameter has a gradient")
     given = [("the optimizer", _of_user(subject))] if subject.optimizer is not None else []
@@ -253,7 +253,7 @@ def learning_rate(subject: Subject) -> Check:
     """Try learning rates around the given one, a few steps each, and name those with which the loss falls."""
     if subject.optimizer is None:
         raise UnjudgedError("needs optimizer=")
-    _ = subject.loss
+    _ = subject.finite_loss
     rate = 0.0
     falls: dict[float, float] = {}
     for factor in _FACTORS:
@@ -261,7 +261,7 @@ def learning_rate(subject: Subject) -> Check:
         def make(trial: Trial, factor: float = factor) -> torch.optim.Optimizer:
             nonlocal rate
             made = trial.make_optimizer(subject.optimizer)
-            rate = float(made.param_groups[0]["lr"])
+            rate = next((float(group["lr"]) for group in made.param_groups if group["lr"] > 0), 0.0)
             for group in made.param_groups:
                 scaled: Any = group["lr"] * factor
                 group["lr"] = scaled
@@ -290,4 +290,47 @@ def learning_rate(subject: Subject) -> Check:
                 advice=_summed(subject) or "lower the learning rate, or warm it up",
             )
         )
+    elif falls[1.0] < -_NOISE and falls[best] < _SLIGHT:
+        found += _against(subject, rate)
     return Check("learning_rate", said, tuple(found))
+
+
+def _against(subject: Subject, rate: float) -> list[Finding]:
+    """Return why a loss rises at the given *rate* and falls at none: a gradient of the wrong sign, else the steps.
+
+    The gradient is tried by steps against it that should lower the loss by hundredths, from one random state.
+    """
+    before = subject.finite_loss
+
+    def make_change(share: float) -> Callable[[Trial], None]:
+        def change(trial: Trial) -> None:
+            with torch.enable_grad():
+                state = torch.get_rng_state()
+                loss = trial.loss()
+                assert loss is not None
+                torch.autograd.backward(loss)
+                torch.set_rng_state(state)
+            pairs = [(each, each.grad) for each in trial.model.parameters() if each.grad is not None]
+            square = sum(norm_of(gradient) ** 2 for _, gradient in pairs)
+            for each, gradient in pairs:
+                each.sub_(gradient, alpha=share * abs(before) / max(square, 1e-30))
+
+        return change
+
+    if subject.loss_after(make_change(0.0)) != before:  # random, or of buffers that a forward writes
+        return []
+    falls = [before - subject.loss_after(make_change(share)) for share in _SHARES]
+    words = f"the loss rises at the given rate of {short(rate)}, and falls at none that was tried"
+    if all(fall < -_REVERSED * share * abs(before) for fall, share in zip(falls, _SHARES, strict=True)):
+        words += ", nor by small steps against its gradient: a part of the gradient has the wrong sign"
+        advice = "look for a gradient reversal, a hook or a backward of your own; leave it where a part is to make the loss larger"
+        return [Finding("gradient_reversed", words, value=falls[0], severity="warn", advice=advice)]
+    if all(fall > _REVERSED * share * abs(before) for fall, share in zip(falls, _SHARES, strict=True)):
+        advice = _summed(subject) or "lower the learning rate; look at the other settings of the optimizer (maximize)"
+        words += "; small steps against its gradient lower it"
+        return [Finding("step_large", words, value=rate, evidence={"rate": rate}, severity="bad", advice=advice)]
+    return []
+
+
+_SHARES = (1e-2, 1e-3)  # of the loss, by which a step against the gradient should lower it
+_REVERSED = 0.1  # of that, which no curvature and no rounding explain in both steps
