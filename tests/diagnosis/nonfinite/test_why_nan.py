@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.torch_words import words_of
@@ -964,3 +965,58 @@ def test_zeros_without_memory_that_a_second_backward_makes_are_read_as_zeros() -
     assert "pow" in answer.to_text()
     assert sonde.compare(Force(), Force(), x).ok
     assert sonde.capture(Force(), x).nodes
+
+
+def test_a_hook_of_a_layer_is_said_to_be_its_own() -> None:
+    model = nn.Sequential(nn.Linear(3, 4, bias=False), nn.ReLU(), nn.Linear(4, 2))
+    model[1].register_forward_hook(lambda module, args, output: output / output.amax(-1, keepdim=True))
+    found = sonde.why_nan(model, torch.zeros(2, 3), lambda output: output.sum())
+    assert (found.layer, found.phase, found.cause and found.cause.name) == ("1", "forward", "0 / 0")
+    assert "1 (hook of ReLU)" in found.to_text()
+    plain = sonde.why_nan(Calls(lambda h: h * 0 / (h * 0)), X, lambda output: output.sum())
+    assert plain.layer == ""
+    assert "hook of" not in plain.to_text()
+
+
+@pytest.mark.parametrize("is_broken", [True, False])
+def test_a_state_that_no_step_makes_is_said_to_be_broken(is_broken: bool) -> None:
+    """A difference of averages that is below 0 by rounding alone is none."""
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-3, centered=True)
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    held = optimizer.state[model.bias]
+    held["square_avg"].fill_(4.0)
+    held["grad_avg"].fill_(3.0 if is_broken else 2.0 + 1e-6)
+    found = sonde.why_nan(model, torch.ones(2, 3), lambda output: (output * 0).sum(), optimizer=optimizer)
+    if is_broken:
+        assert (found.phase, found.origin and found.origin.parameter) == ("step", "bias")
+    assert found.cause is None or ("state is broken" in found.cause.advice) == is_broken
+
+
+@pytest.mark.parametrize("is_mask", [True, False])
+def test_infinities_from_outside_of_torch_are_no_mask_where_they_are_multiplied(is_mask: bool) -> None:
+    def read(h: Tensor) -> Tensor:
+        with np.errstate(divide="ignore"):
+            w = torch.from_numpy(np.log(h.detach().relu().numpy()))
+        return torch.cat([h + w, torch.zeros(len(h), 1)], 1).softmax(-1) if is_mask else h * w
+
+    model = nn.Sequential(Calls(read), nn.Linear(5 if is_mask else 4, 2))
+    found = sonde.why_nan(model, X, lambda output: output.square().sum())
+    if is_mask:
+        assert found.origin is None
+    else:
+        assert (found.origin and found.origin.source, found.operation, found.layer) == ("outside", "w", "0")
+
+
+@pytest.mark.parametrize(("dtype", "is_lost"), [(torch.float16, True), (torch.float32, False)])
+def test_an_eps_that_the_format_does_not_have_is_named(dtype: torch.dtype, is_lost: bool) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Softmax(-1))
+    model[0].weight.data.zero_()
+    model[0].bias.data = torch.tensor([200.0, 0.0, 0.0, 0.0])
+    found = sonde.why_nan(model.to(dtype), torch.ones(2, 3, dtype=dtype), lambda p: (p + 1e-8).log().sum())
+    assert (found.origin is not None) == is_lost
+    if is_lost:
+        assert (found.origin.source, found.cause.name) == ("operation", "log of zero")
+        assert "1e-08 in p + 1e-08 is 0 in float16" in found.cause.sentence

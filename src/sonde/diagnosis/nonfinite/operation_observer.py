@@ -18,7 +18,15 @@ from sonde.diagnosis.nonfinite.derivatives import CHOICES, derivative_cause, for
 from sonde.diagnosis.nonfinite.operation import Operation, base_name, operations_of
 from sonde.diagnosis.nonfinite.origins import Cause, Flow, Kind, ModulePlace, Operand, Origin, Producer, Source, Zeros
 from sonde.diagnosis.nonfinite.reproduction import reproductions
-from sonde.diagnosis.nonfinite.source_lines import SourceLine, calling_frames, line_of, lines_of, variable_of
+from sonde.diagnosis.nonfinite.source_lines import (
+    SourceLine,
+    calling_frames,
+    hooked_module,
+    line_of,
+    lines_of,
+    numbers_in,
+    variable_of,
+)
 from sonde.diagnosis.nonfinite.tensor_facts import TensorFacts, dense, dtype_name, largest, memory_of, zeros_in
 from sonde.engine import (
     Derivative,
@@ -124,6 +132,7 @@ class OperationObserver(OperatorMode):
         self._was_backward = False
         self._is_update = False  # what runs after a backward pass, is not differentiated, and no module runs it
         self._states: dict[int, tuple[str, str]] = {}
+        self._sizes: dict[str, float] = {}  # of each parameter, the largest magnitude that an optimizer holds for it
         self._nodes: dict[tuple[int, int], Producer] = {}
         self._read_out: tuple[Origin, ...] = ()
         self._numbers = itertools.count()
@@ -158,6 +167,8 @@ class OperationObserver(OperatorMode):
         reference, size = memory_of(tensor), largest(tensor)
         if reference is not None:
             self._states[reference.cdata] = f"{key} of {parameter}", parameter
+        if size is not None and math.isfinite(size) and key != "step":
+            self._sizes[parameter] = max(size, self._sizes.get(parameter, 0.0))
         if size is not None and not math.isfinite(size):
             origin = self._given("state", f"{key} of {parameter}", tensor, ModulePlace(None, optimizer, None, "step"))
             origin.parameter = parameter
@@ -312,6 +323,10 @@ class OperationObserver(OperatorMode):
         return before._replace(number=count)
 
     def _note_bad(self, operation: Operation, producer: Producer, parents: tuple[Origin, ...]) -> None:
+        other = operation.tensors.get("other")
+        if operation.name == "mul" and other is not None and min(other.dim(), operation.tensors["self"].dim()) > 0:
+            for parent in parents if not operation.find() and bool((operation.result == math.inf).any()) else ():
+                parent.is_turned = parent.given == -math.inf
         of_masks = bool(parents) and all(parent.is_mask for parent in parents)
         if operation.find() or (of_masks and operation.find_label(self._call_of(producer).operation)):
             origins: tuple[Origin, ...] = (self._made(operation, producer, parents),)
@@ -377,7 +392,8 @@ class OperationObserver(OperatorMode):
                 shown = self._state_name(operation.written.get(name, tensor)) or ("input" if shown == "self" else shown)
                 origin.operands.append(Operand(shown, facts, operation.element(name) if operation.by_element else None))
         origin.cause = self._of_setting(operation, self._cause_of(operation, called), called.place.phase)
-        if origin.cause.name == "sqrt of a negative" and self._parameter_of_state(operation):
+        origin.cause = _with_lost_number(operation, origin)
+        if origin.cause.name == "sqrt of a negative" and (self._parameter_of_state(operation) or self._is_broken(origin)):
             origin.cause = origin.cause._replace(advice=OF_STATE)
         if origin.kind == "inf" and origin.cause.name.startswith("overflow of"):
             origin.exact = exact_element(operation)
@@ -463,6 +479,13 @@ class OperationObserver(OperatorMode):
         held = (memory_of(operation.written.get(name, tensor)) for name, tensor in operation.tensors.items())
         return next((self._states[each.cdata][1] for each in held if each is not None and each.cdata in self._states), "")
 
+    def _is_broken(self, origin: Origin) -> bool:
+        """Return whether torch's own optimizer has taken a root of what no step makes: below 0 by more than rounding."""
+        size = self._sizes.get(origin.parameter, 0.0)
+        least = min((operand.facts.low for operand in origin.operands), default=0.0)
+        is_of_torch = bool(origin.lines) and "/torch/optim/" in origin.lines[0].file
+        return origin.place.phase == "step" and is_of_torch and 0 < _ROUNDING * max(size, size**2) < -least
+
     def _state_name(self, tensor: Tensor) -> str:
         """Return the name of a tensor that an optimizer holds: ``exp_avg of head.weight``; ``""`` of any other."""
         reference = memory_of(tensor)
@@ -520,6 +543,11 @@ class OperationObserver(OperatorMode):
         if phase == "forward" and autograd_state.optimizers_running():
             return ModulePlace(None, type(autograd_state.optimizers_running()[-1]).__name__, None, "step")
         stack = self._tracker.stack
+        hooked = hooked_module() if phase == "forward" else None
+        if hooked is not None and not any(call.module is hooked for call in stack):  # a hook of the forward, which has ended
+            path = next((name for name, module in self._model.named_modules() if module is hooked), None)
+            if path is not None:
+                return ModulePlace(path, f"hook of {class_of(hooked).__name__}", None, phase)
         if not stack:
             return ModulePlace(None, "", None, phase)
         root = stack[0].module
@@ -685,10 +713,39 @@ def _is_written(lines: list[SourceLine], tensor: Tensor) -> bool:
     return line is not None and line.operation == "setitem" and not variable_of(tensor)
 
 
+_ROUNDING = 1e-3  # of the largest number of a state or its square, below which a difference of them may be rounding
+
+
+def _with_lost_number(operation: Operation, origin: Origin) -> Cause:
+    """Return the cause of *origin* with the number that its code adds, and its format does not have, where that leaves a 0."""
+    assert origin.cause is not None
+    dtype = operation.result.dtype
+    for operand in origin.operands if origin.cause.name in _OF_ZERO and not origin.derivative else ():
+        lost = [number for number in numbers_in(operand.name) if number and float(torch.tensor(number, dtype=dtype)) == 0]
+        if operand.value == 0 and lost:
+            sentence = f"{origin.cause.sentence}: {lost[0]:g} in {operand.name} is 0 in {dtype_name(dtype)}"
+            advice = f"compute this in float32, or write a number that {dtype_name(dtype)} has"
+            return origin.cause._replace(sentence=sentence, advice=advice)
+    return origin.cause
+
+
+_OF_ZERO = ("log of zero", "division by zero", "0 / 0")
+
+
 def _is_mask(operation: Operation) -> bool:
-    """Return whether the operand holds nothing but 0 and 1: the log of a mask is one of 0 and -inf."""
+    """Return whether the operand is no function of a parameter and holds 0 and 1 alone: the log of a mask is one of 0 and -inf."""
     first = operation.first()
-    return first is not None and bool(((first[1] == 0) | (first[1] == 1)).all()) and bool((first[1] == 1).any())
+    return (
+        first is not None
+        and not _depends(operation)
+        and bool(((first[1] == 0) | (first[1] == 1)).all())
+        and bool((first[1] == 1).any())
+    )
+
+
+def _depends(operation: Operation) -> bool:
+    """Return whether a tensor that *operation* was given requires a gradient."""
+    return any(isinstance(part, Tensor) and part.requires_grad for part in operation.call.args)
 
 
 def _is_bad(tensor: Tensor) -> bool:

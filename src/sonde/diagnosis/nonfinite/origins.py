@@ -59,7 +59,7 @@ class ModulePlace:
 
     Attributes:
         path: the module's canonical name; None outside of any module, as in a loss function.
-        kind: its class.
+        kind: its class; of one whose hook ran, ``hook of ReLU``.
         call: index of the call in the forward, where it is known.
         phase: when.
     """
@@ -127,6 +127,7 @@ class Origin:
         given: of a tensor that was there before: -inf if its only bad values are -inf.
         exact: of an overflow, the first bad element as it should have been; None where that is not known.
         is_of_softmax: of a tensor that was there before: a softmax reads it, for which -inf is a mask.
+        is_turned: a product makes +inf of its -inf, which is done with no mask.
         lost: where a later operation made 0 of this infinity, so that nothing behind it shows; ``""`` if none did.
     """
 
@@ -148,6 +149,7 @@ class Origin:
     given: float | None = None
     exact: float | None = None
     is_of_softmax: bool = False
+    is_turned: bool = False
     lost: str = ""
 
     @property
@@ -166,6 +168,8 @@ class Origin:
         """
         if not self.is_intended or self.source == "constant":
             return self.is_intended
+        if self.is_turned:
+            return False
         return self.given == float("-inf") and (self.source != "outside" or self.place.path is not None or self.is_of_softmax)
 
 

@@ -127,6 +127,28 @@ def variable_of(tensor: torch.Tensor) -> str:
     return ""
 
 
+def hooked_module() -> torch.nn.Module | None:
+    """Return the module one of whose hooks runs, in the innermost call of a module in this thread; None where its forward does."""
+    frame: FrameType | None = sys._getframe(1)
+    inner = ""
+    while frame is not None and frame.f_code not in _BOUNDARIES:
+        if frame.f_code.co_filename == _MODULE and frame.f_code.co_name in ("inner", "_call_impl"):
+            held = frame.f_locals.get("self")
+            return held if isinstance(held, torch.nn.Module) and inner not in ("forward", "_slow_forward") else None
+        inner, frame = frame.f_code.co_name, frame.f_back
+    return None
+
+
+_MODULE = torch.nn.modules.module.__file__
+
+
+def numbers_in(expression: str) -> list[float]:
+    """Return the numbers with a fraction that *expression* holds: ``[1e-08]`` of ``p + 1e-8``."""
+    parsed = _parsed(expression)
+    parts = [] if parsed is None else [each.value for each in ast.walk(parsed) if isinstance(each, ast.Constant)]
+    return [part for part in parts if isinstance(part, float)]
+
+
 def lines_of(frames: tuple[RawFrame, ...]) -> list[SourceLine]:
     """Return the lines of *frames*, the innermost first."""
     lines = []
