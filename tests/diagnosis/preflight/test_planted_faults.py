@@ -809,3 +809,9 @@ def test_a_usual_decay_is_no_fault() -> None:
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
     assert sonde.preflight(model, x, classify(y), optimizer, checks=["first_update"])["first_update"].verdict == "ok"
+
+
+def test_outputs_that_are_equal_without_a_zero_are_not_said_to_begin_at_zero_alone() -> None:
+    x, y = data()
+    found = sonde.preflight(Around(before=torch.ones_like), x, classify(y), checks=["targets_used"])["targets_used"]
+    assert (found.verdict, "or nothing of the samples reaches them" in found.words) == ("unknown", True)

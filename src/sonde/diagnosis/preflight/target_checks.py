@@ -88,7 +88,7 @@ def targets_used(subject: Subject) -> Check:
         raise UnjudgedError("the loss is random")
     outputs = [tensor for tensor in subject.outputs() if tensor.dim() and tensor.shape[0] > 1]
     if not any(distance_of(tensor, tensor.roll(1, 0)) > rounding_of(tensor) for tensor in outputs):
-        raise UnjudgedError("the outputs of all samples are equal, as where the last layer begins at zero")
+        raise UnjudgedError("the outputs of all samples are equal: a layer begins at zero, or nothing of the samples reaches them")
     after = subject.loss_after(exchange)
     unread = _unread(subject)
     found = [] if unread is None else [unread]
