@@ -59,6 +59,7 @@ RULE_SYMPTOMS = {
     "norm_setting": "scale",
     "optimizer_renewed": "small steps",
     "held_twice": "large steps",
+    "eps_large": "small steps",
     "softmax_twice": "loss",
     "bounded": "saturated",
 }

@@ -51,6 +51,13 @@ def with_rate(optimizer: Optimizer, *rates: float) -> Optimizer:
     return optimizer
 
 
+@pytest.mark.parametrize(("eps", "is_found"), [(10.0, True), (1.0, False), (1e-8, False)])
+def test_an_eps_that_is_larger_than_gradients_is_the_root_of_small_steps(eps: float, is_found: bool) -> None:
+    found = trained(lambda model: AdamW(model.parameters(), 1e-3, eps=eps), 120)
+    assert ("eps_large" in [each.rule for each in found]) is is_found
+    assert not is_found or (found[0].rule == "eps_large" and {each.follows for each in found[1:]} <= {"eps_large"})
+
+
 @pytest.mark.parametrize(("kind", "is_found"), [(Adam, True), (SGD, False)])
 @pytest.mark.parametrize("every", [1, 4])
 def test_an_optimizer_that_is_made_anew_in_each_step_is_found_where_it_keeps_averages(

@@ -1066,6 +1066,40 @@ def test_a_search_along_a_line_says_nothing_of_the_data() -> None:
     assert "input_large" not in [each.rule for each in inspector.findings]
 
 
+def test_a_layer_that_is_called_again_and_again_says_nothing_of_the_data() -> None:
+    """Its first call takes the data, and each later one what the one before has returned."""
+
+    class Steps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.field, self.head = nn.Linear(8, 8), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(12):
+                x = x + 4 * self.field(x)
+            return self.head(x)
+
+    model = Steps()
+    of = found(model, SGD(model.parameters(), 1e-9), classes(model), 12, bad_steps=None)
+    assert "input_large" not in of
+
+
+def test_a_table_that_is_looked_up_and_gets_no_gradient_is_found() -> None:
+    """The codes of an autoencoder without the term that moves them."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"in": nn.Linear(8, 4), "codes": nn.Embedding(16, 4), "out": nn.Linear(4, 8)})
+
+    def loss(step: int) -> Tensor:
+        x = torch.randn(32, 8)
+        z = model["in"](x)
+        codes = model["codes"](torch.cdist(z, model["codes"].weight).argmin(1))
+        return functional.mse_loss(model["out"](z + (codes - z).detach() + 0 * codes), x)
+
+    of = found(model, Adam(model.parameters()), loss, 12)
+    assert of["gradient_zero"].site == "codes.weight:grad"
+
+
 def test_a_gradient_that_is_clipped_to_next_to_nothing_is_told_of_small_steps() -> None:
     model = mlp()
     of = found(

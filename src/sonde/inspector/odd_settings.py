@@ -67,6 +67,7 @@ class OddSettings:
             self._found.setdefault(found.rule, replace(found.at("", epoch, step, self._prefix + found.message), first_step=0))
 
     def _judge(self, group: Mapping[str, Any], rate: float, decay: float) -> Iterator[Finding | None]:
+        yield self._chosen.judge("eps_large", _number(group.get("eps")))
         yield None if group.get("maximize") else self._chosen.judge("rate_negative", rate)
         if "dampening" in group or group.get("decoupled_weight_decay"):
             yield self._chosen.judge("decay_large", rate, decay)

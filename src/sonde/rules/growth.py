@@ -164,7 +164,8 @@ def begins_large(
     yield is_large & (loss >= np.where(times >= BEGINS_WEIGHT, factor, far) * guess)
     yield loss / guess
     weights = f", with weights {short(times)} x as large as usual" if times >= BEGINS_WEIGHT else ""
-    yield f"outputs begin at a size of {short(size)}{weights}: the first loss is {short(loss)}, and a guess has {short(guess)}"
+    begins = f"what the model returns begins at size {short(size)}{weights}"
+    yield f"{begins}: the first loss is {short(loss)}, and a guess has {short(guess)}"
 
 
 @entry(

@@ -164,7 +164,7 @@ def _first_layer(history: History) -> tuple[int, int, int, bool] | None:
     parameters = {history.sites[c].path.rpartition(".")[::2]: c for c in np.flatnonzero(history.at("param")).tolist()}
     weight = parameters.get((site.path, "weight"))
     is_normalised = len(outputs) > 1 and "Norm" in history.facts[outputs[1]].kind
-    if weight is None or not history.matrix[weight]:
+    if weight is None or not history.matrix[weight] or history.calls[outputs[0]] < 0:  # of several calls one alone takes the data
         return None
     return outputs[0], weight, parameters.get((site.path, "bias"), -1), is_normalised
 

@@ -101,8 +101,9 @@ def halves(of: Sizes) -> Reading:
 
 @_place
 def gradients(of: Sizes) -> Reading:
-    """Return the sizes of the gradients of weights."""
-    columns = of.groups.deep[1]
+    """Return the sizes of the gradients of weights, and of embeddings: of tables that are looked up, some row has one."""
+    tables = [fact.kind.startswith("Embedding") for fact in of.history.facts]
+    columns = np.concatenate([of.groups.deep[1], np.flatnonzero(of.history.at("grad") & np.array(tables, bool))])
     return Reading(columns, {"size": of.values[:, columns]})
 
 

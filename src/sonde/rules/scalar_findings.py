@@ -37,6 +37,7 @@ _JUDGED = (*_LOSSES, *_GRADIENTS, "update_norm")
 _QUANTITIES = ("", "loss", "gradient", "update")  # in the order of a step
 _KEPT, _START, _LEAST_SPREAD = 128, 10, 0.02
 _NO_GRADIENT = 1e-8  # a norm of gradients below which they are as good as none
+_FELL = 0.9  # of its first value, to which a validation loss comes down that follows the training
 _JUMP = 3.0  # times the median, below which nothing is a spike
 _CHANGES = 33  # of a loss, that tell its scatter
 _MOST = 256  # means that stand for a whole history
@@ -295,7 +296,8 @@ class _Scalar:
         A loss must be as large as the first ones, a gradient norm twice as large, and an update norm ten times as large as all of
         the first hundred, since a learning rate may begin anew. A loss or gradient norm far above all before needs few values.
         """
-        is_none = self.kind in _GRADIENTS and value < _NO_GRADIENT
+        of_model = self.loss_of_model()
+        is_none = self.kind not in _LOSSES and (value < _NO_GRADIENT or (of_model.has_converged and of_model.rests_low))
         if is_none or value < _JUMP * math.exp(min(self._last)) or self._goes_with_a_density():
             return None  # the median is no smaller
         largest = math.inf if self.kind == "update_norm" else self._largest
@@ -407,6 +409,11 @@ class _Loss:
     def has_converged(self) -> bool:
         """Whether it has come down to a hundredth of what it was, or to 0 for one of the last batches."""
         return self.smooth <= _CONVERGED * self.first > 0 or self.ends()
+
+    @property
+    def rests_low(self) -> bool:
+        """Whether its last value, too, is below the first ones: one batch that is not learnt yet is no spike then."""
+        return bool(self._last) and self._last[-1] < self.first
 
     def stands(self, share: float, times: int = 1) -> bool:
         """Return whether a loss above zero has not come down to a *share*, in so many *times* the steps to be stuck."""
@@ -535,6 +542,9 @@ class _HeldOut:
         )
         if self._held.add_one(step, holds=found is not None) and found is not None and self.found is None:
             message = f"{self._name}: {found.message}, at step {step:,}"
+            if self._lowest > _FELL * self._begin:  # it never fell with the other loss: what is evaluated is something else
+                first = "look first at what differs in evaluation (running statistics, a mode, how its data are made)"
+                found = replace(found, advice=f"{first}; else {found.advice.partition('; look')[0]}")
             self.found = replace(found, message=message, epoch=epoch, step=step, first_step=int(self._held.since[0]))
 
 

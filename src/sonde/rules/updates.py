@@ -32,6 +32,8 @@ DECAYED, DECAY = 0.05, 0.3
 most."""
 REMEMBERED, ADDED_UP = 500.0, 10.0
 """Steps that a momentum adds up, 1 / (1 - momentum), and the learning rate times that: usual settings have 100 steps, and 1."""
+EPS_MOST = 1.0
+"""What is added to the root of the mean square of a gradient, which is 1 at most as a rule."""
 GROWN_RATE = 10.0
 """Learning rate against that at which the loss was smallest."""
 
@@ -246,6 +248,21 @@ def rate_negative(rate: float) -> Judged:
     yield rate < 0
     yield rate
     yield f"lr {rate:g} is below zero: each step goes up the loss"
+
+
+@entry(
+    f"eps of an optimizer that divides by the size of gradients is above {EPS_MOST:g}",
+    "torch.optim.Adam: eps is 1e-8; the largest usual one is 1, of RMSprop for Inception",
+    "lower eps: it stands beside the size of a gradient, and where it is more, steps are small",
+    needs=("lr",),
+    brings=("update_small", "loss_stuck"),
+    about=("setup", "small"),
+)
+def eps_large(eps: float, *, most: float = EPS_MOST) -> Judged:
+    """Judge the *eps* of an optimizer."""
+    yield eps > most
+    yield eps
+    yield f"the optimizer's eps is {eps:g}: it divides each step"
 
 
 @entry(
