@@ -200,6 +200,28 @@ def test_a_difference_of_two_cnns_is_named(case: Case) -> None:
     assert case.words in found.cause.message
 
 
+class Signal(nn.Module):
+    """Convolutions of a signal, of which one makes it longer, with a normalisation and a function of the code."""
+
+    def __init__(self, alpha: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.alpha = alpha
+        self.norm, self.longer = nn.InstanceNorm1d(4, affine=True), nn.ConvTranspose1d(4, 6, 4, stride=2, padding=1)
+        self.out = nn.Conv1d(6, 2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.out(nn.functional.elu(self.longer(self.norm(x)), alpha=self.alpha))
+        return y
+
+
+def test_what_has_three_axes_need_not_be_attention() -> None:
+    """The parts have three axes, as queries, keys and values have, and another length than what is made of them."""
+    found = sonde.compare(Signal(0.5), Signal(1.0), torch.randn(3, 4, 12))
+    assert found.cause is not None
+    assert "elu has alpha=0.5 in a" in found.cause.message
+
+
 def test_the_models_stay_as_they_are() -> None:
     a, b = cnn().train(), cnn().train()
     before = {name: held.clone() for name, held in a.state_dict().items()}
