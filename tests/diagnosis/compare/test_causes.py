@@ -206,12 +206,12 @@ class Signal(nn.Module):
     def __init__(self, alpha: float) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.alpha = alpha
-        self.norm, self.longer = nn.InstanceNorm1d(4, affine=True), nn.ConvTranspose1d(4, 6, 4, stride=2, padding=1)
-        self.out = nn.Conv1d(6, 2, 1)
+        self.more = {} if alpha == 1 else {"alpha": alpha}  # no setting that both have
+        self.first, self.norm = nn.Conv1d(4, 8, 3), nn.InstanceNorm1d(8, affine=True)
+        self.longer, self.out = nn.ConvTranspose1d(8, 6, 4, stride=2, padding=1), nn.Conv1d(6, 2, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.out(nn.functional.elu(self.longer(self.norm(x)), alpha=self.alpha))
+        y: torch.Tensor = self.out(nn.functional.elu(self.longer(self.norm(self.first(x))), **self.more))
         return y
 
 
