@@ -227,6 +227,7 @@ def stuck(value: float, about: dict[str, Any], rows: dict[str, tuple[int, float]
     )
     for step in range(150):
         history.judge([], [("loss", value, 0, step)])
+    history.end()
     return [each.rule for each in history.judged()]
 
 

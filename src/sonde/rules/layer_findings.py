@@ -224,9 +224,9 @@ class LayerFindings:
             usual_ratio = median(self._ratios) if len(self._ratios) >= _EARLY_INPUTS else math.nan
             if math.isfinite(ratio) and ratio > 0:
                 self._ratios.append(ratio)
-            if not math.isfinite(size) or (
-                not is_normalised and ratio < _FOLLOWS * usual_ratio and size >= _GROWN * self._inputs[-1]
-            ):
+            last_size = self._inputs[-1] if self._inputs else math.nan
+            is_tried = not is_normalised and ratio < _FOLLOWS * usual_ratio and size >= _GROWN * last_size
+            if is_tried or not math.isfinite(size):
                 continue  # an output may be of weights that a search has tried: gradients would follow a larger input
             is_known = len(self._inputs) >= _EARLY_INPUTS
             before = max(median(self._inputs), self._inputs[-1]) if is_known else math.nan  # in one step, and not little by little
@@ -586,9 +586,15 @@ class LayerFindings:
         """Yield what the first *loss* and its gradient at the outputs of the model say of targets and of a sum over samples."""
         history = self.history
         outputs = np.flatnonzero(history.is_output_of_model() & np.isfinite(self._first[: len(history)]))
-        if not len(outputs) or not math.isfinite(loss) or sum(not history.sites[c].path for c in outputs.tolist()) > 1:
-            return  # of several outputs nobody knows what the loss makes of each
+        if not len(outputs) or not math.isfinite(loss):
+            return
         last = max(outputs.tolist(), key=history.rank)
+        several = [c for c in outputs.tolist() if not history.sites[c].path]
+        if len(several) > 1:  # nobody knows what the loss makes of each, so that all of it counts for all of them
+            size, count = float(self._first[several].max()), float(self._first_count[several].sum())
+            of_all = self._chosen.judge("target_large", loss, size, count, math.inf)
+            yield from joined(history, [(last, replace(of_all, step=0))] if of_all is not None else [])
+            return
         here = {(history.sites[c].path, history.calls[c]): c for c in np.flatnonzero(history.at("grad_output")).tolist()}
         at = here.get((history.sites[last].path, history.calls[last]))
         gradient, count = math.nan if at is None else float(self._first[at]), float(self._first_count[last])
@@ -676,9 +682,11 @@ class LayerFindings:
         if rule == "all_zero" and self.history.facts[column].kind in _RELU:
             return self._chosen.judge("dead", numbers[0] / numbers[1])
         found = self._chosen.judge(rule, *numbers)
-        if rule == "gradient_zero" and found is not None and self._groups is not None and self._groups.first_gradients is not None:
-            weight, bias = self._groups.first_gradients
-            if column == weight and self.history.recent[-1, bias] > 0:
+        if rule == "gradient_zero" and found is not None and self._groups is not None and self._groups.first_layer is not None:
+            weight, bias = self._groups.first_gradients or (-1, -1)
+            output, _, added, _ = self._groups.first_layer
+            made, gradient, own = self.history.recent[-1, [output, bias, added]].tolist()
+            if column == weight and gradient > 0 and _is_near(made, own):  # all that it returns is its bias
                 message = f"{found.message}, and that of its bias is not: what goes in is zero"
                 advice = "look at what has changed in the data: an index, a normalisation to 0, a buffer that is no longer filled"
                 return replace(found, message=message, advice=advice, quantity="input")

@@ -21,11 +21,11 @@ RISING = 1.5
 """Median of the last 5 logged losses against the first ones."""
 LOST_AGAIN = 0.8
 """Share of the fall of a loss that is lost where it is that of a guess again."""
-STUCK, STUCK_STEPS, STUCK_WAIT = 0.02, 100, 200
+STUCK, STUCK_STEPS, STUCK_LONG = 0.02, 100, 1000
 """Fall of the loss, of its size at the beginning, and the fewest steps after which it is judged: at the end, and before it."""
-STUCK_MOVED, STUCK_FAR, STUCK_LONG, SLOW_RATE = 0.03, 0.1, 1000, 1e-5
-"""How far all steps together must have moved the weights, of their size, unless there were so many of the last; and how far while
-the learning rate still grows. And a learning rate at which few steps are a slow training, as likely as not meant."""
+STUCK_FAR, SLOW_RATE = 0.1, 1e-5
+"""How far all steps together have moved the weights, of their size, while the learning rate still grows. And a learning rate at
+which few steps are a slow training, as likely as not meant."""
 STUCK_VALUES, STUCK_MANY = 12, 150
 """The fewest values of a loss that may be stuck, and how many are many."""
 SMOOTH = 5
@@ -189,10 +189,9 @@ def loss_unbounded(
 
 
 @entry(
-    f"after {STUCK_WAIT} steps or more, or {STUCK_STEPS} at the end (counted from the end of a warm-up, until all steps have "
-    f"moved the weights by {percent(STUCK_FAR)}; where they have moved them by less than {percent(STUCK_MOVED)}, after "
-    f"{STUCK_LONG:,}, or at the end: at a learning rate of {SLOW_RATE:g} or less, a note) the loss has fallen by less than "
-    f"{percent(STUCK)} ({percent(2.5 * STUCK)} where there are {STUCK_MANY} values or more), since the first "
+    f"after {STUCK_LONG:,} steps, or {STUCK_STEPS} or more at the end (counted from the end of a warm-up, until all steps have "
+    f"moved the weights by {percent(STUCK_FAR)}; at a learning rate of {SLOW_RATE:g} or less a note) the loss has fallen by less "
+    f"than {percent(STUCK)} ({percent(2.5 * STUCK)} where there are {STUCK_MANY} values or more), since the first "
     "values and since the first third, or stays at ln(outputs), as a guess; not that of a network that had been trained before, "
     "far below a guess",
     "smdebug, LossNotDecreasing; TheDeepChecker has 5 % of the loss in five checks",

@@ -23,10 +23,8 @@ from sonde.rules.loop import (
     SPIKE_VALUES,
     STUCK_FAR,
     STUCK_LONG,
-    STUCK_MOVED,
     STUCK_STEPS,
     STUCK_VALUES,
-    STUCK_WAIT,
     UNBOUNDED_VALUES,
 )  # fmt: skip
 from sonde.rules.window import Held
@@ -257,8 +255,7 @@ class _Scalar:
 
     def stuck_at(self, loss: _Loss, epoch: int, *, at_end: bool = False) -> Finding | None:
         """Return the finding about a *loss* that has not fallen so far; of a slow one *at_end* alone, when no values come."""
-        span = loss.steps[1] - loss.steps[0]
-        is_long = at_end or (span >= STUCK_WAIT - 10 and not (loss.moved < STUCK_MOVED and span < STUCK_LONG))
+        is_long = at_end or loss.steps[1] - loss.steps[0] >= STUCK_LONG
         thirds = loss.thirds() if is_long else None
         rest = self.chance_of_model(), loss.first - 2 * loss.first_scatter, loss.lowest, float(loss.count)
         found = None if thirds is None else self.chosen.judge("loss_stuck", *thirds, *rest)

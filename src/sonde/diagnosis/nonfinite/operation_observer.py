@@ -721,7 +721,9 @@ def _with_lost_number(operation: Operation, origin: Origin) -> Cause:
     assert origin.cause is not None
     dtype = operation.result.dtype
     for operand in origin.operands if origin.cause.name in _OF_ZERO and not origin.derivative else ():
-        lost = [number for number in numbers_in(operand.name) if number and float(torch.tensor(number, dtype=dtype)) == 0]
+        lost = [
+            number for number in numbers_in(operand.name) if number and float(torch.tensor(number, dtype=dtype, device="cpu")) == 0
+        ]
         if operand.value == 0 and lost:
             sentence = f"{origin.cause.sentence}: {lost[0]:g} in {operand.name} is 0 in {dtype_name(dtype)}"
             advice = f"compute this in float32, or write a number that {dtype_name(dtype)} has"
