@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -1112,6 +1113,26 @@ def test_a_table_that_is_looked_up_and_gets_no_gradient_is_found() -> None:
 
     of = found(model, Adam(model.parameters()), loss, 12)
     assert of["gradient_zero"].site == "codes.weight:grad"
+
+
+@pytest.mark.parametrize("kind", [rows, torch.sigmoid])
+def test_a_check_of_a_run_on_disk_sees_probabilities_as_the_training_does(kind: Callable[[Tensor], Tensor], tmp_path: Path) -> None:
+    """It reads the numbers that rules need, and no others."""
+    torch.manual_seed(0)
+    model = Ending(kind)
+    optimizer = Adam(model.parameters())
+    with sonde.watch(model, optimizer, every=1, to=tmp_path / "run", verbose=False) as inspector:
+        for _ in range(8):
+            x = torch.randn(64, 8)
+            y = (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
+            loss = SEEN_AS["cross_entropy" if kind is rows else "binary_cross_entropy_with_logits"](model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            inspector.push_loss(loss, train=True)
+    seen = [each.message for each in inspector.findings]
+    assert [each.message for each in sonde.check(tmp_path / "run").findings] == seen
+    assert "is given probabilities" in seen[0]
 
 
 def test_a_gradient_that_is_clipped_to_next_to_nothing_is_told_of_small_steps() -> None:

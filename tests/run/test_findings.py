@@ -407,17 +407,6 @@ def test_a_loss_that_crosses_zero_falls_without_bound_where_something_grows_with
     assert not is_found or found["output_growth"].follows == "loss_unbounded"
 
 
-@pytest.mark.parametrize(("loss", "is_found"), [(0.3, False), (3.0, True)])
-def test_a_gradient_that_jumps_once_a_loss_has_converged_is_no_spike(loss: float, is_found: bool) -> None:
-    """One batch has 0.3, where the first ones had 1 and the last 1e-4; or it has more than the first ones."""
-    writer = memory_run()
-    for step in range(200):
-        jumps = step == 150
-        writer.scalar("loss", loss if jumps else max(1e-4, 0.9**step), step=step)
-        writer.scalar("grad_norm", 30.0 if jumps else max(1e-3, 0.9**step), step=step)
-    assert ("spike" in [each.rule for each in sonde.check(writer.run()).findings]) is is_found
-
-
 @pytest.mark.parametrize(("begin", "is_first"), [(8.0, True), (40.0, False)])
 def test_a_validation_loss_that_never_fell_is_told_of_how_it_is_evaluated(begin: float, is_first: bool) -> None:
     writer = memory_run()

@@ -36,7 +36,8 @@ _INPUTS, _EARLY_INPUTS = 32, 3  # sizes of inputs that are remembered, and the f
 _ENDED = 20  # logged steps without a gradient, from which on a weight that had one gets none any more
 _WRITES, _APART = 8, 4.0  # moments of writes that are remembered; how far steps between logged ones may differ from these
 _SUMS_TO_ZERO = 1e-3  # mean of a gradient, of its size, below which it sums to zero but for rounding
-_NEAR, _WIDE, _SIGMOID_OF_HALF = 0.1, 0.75, 1 / (1 + math.exp(-0.5))  # how near a loss and gradient come to those of a guess
+_NEAR, _AROUND = 0.1, 0.2  # how near a loss and its gradient come to those of a guess, and probabilities to 1/2
+_SIGMOID_OF_HALF = 1 / (1 + math.exp(-0.5))
 _AMPLIFIED = 5.0  # times as large as any output before it, what goes into a layer has been summed or multiplied
 _NO_SIZE = 0.1  # no output counts as smaller: a hundredfold of less is no large one
 _ALIKE = 1.05  # ratios of updates to gradients that differ by less are one learning rate
@@ -85,8 +86,8 @@ class LayerFindings:
         self._usual = np.empty(0)  # of each weight its size as torch would initialise it, 0 of what is none
         self._outputs = Growth(chosen.limit("output_growth", "factor"))
         self._weights = Growth(chosen.limit("weight_growth", "factor"))
-        self._firsts = np.empty((6, 0))  # of each column; count: of elements
-        self._first, self._first_step, self._first_count, self._first_mean, self._first_min, self._first_max = self._firsts
+        self._firsts = np.empty((5, 0))  # of each column; count: of elements
+        self._first, self._first_step, self._first_count, self._first_mean, self._first_max = self._firsts
         self.chance = math.nan
         on = [name for name, rule in chosen.applied().items() if rule.at in PLACES or name == "update_small"]
         self._held = {name: chosen.held(name) for name in on}
@@ -220,7 +221,7 @@ class LayerFindings:
             if (has_moved or math.isnan(of)) and math.isfinite(ratio + at_most) and not is_normalised:  # a norm leaves a bias none
                 is_known = bool(self._inputs and self._ratios)
                 usual = made / (self.history.facts[weight].usual * inputs**0.5)  # by the weights that torch would begin with
-                size = ratio * median(self._inputs) / median(self._ratios) if is_known else min(ratio, usual)
+                size = ratio * median(self._inputs) / median(self._ratios) if is_known else np.minimum(ratio, usual)
             usual_ratio = median(self._ratios) if len(self._ratios) >= _EARLY_INPUTS else math.nan
             if math.isfinite(ratio) and ratio > 0:
                 self._ratios.append(ratio)
@@ -331,11 +332,11 @@ class LayerFindings:
     def _remember_first(self, values: Numbers, steps: Steps) -> None:
         width = values.shape[1]
         self._firsts = extended(self._firsts, width)
-        self._first, self._first_step, self._first_count, self._first_mean, self._first_min, self._first_max = self._firsts
+        self._first, self._first_step, self._first_count, self._first_mean, self._first_max = self._firsts
         new = np.isnan(self._first) & np.isfinite(values).any(axis=0)
         if new.any():
             line, own = np.isfinite(values).argmax(axis=0), np.arange(width)
-            more = [self.history.of(number)[line, own] for number in ("count", "mean", "min", "max")]
+            more = [self.history.of(number)[line, own] for number in ("count", "mean", "absmax")]
             self._firsts[:, new] = np.stack([values[line, own], steps[line], *more])[:, new]
             self.chance = self._read_chance()
             self._look_at_tables(np.flatnonzero(new & self.history.at("param")).tolist(), values[line, own])
@@ -614,7 +615,7 @@ class LayerFindings:
         are as likely; a loss that takes log-probabilities, of sqrt(classes) / elements, and is minus the mean. At probabilities
         around 1/2 a binary one is log(1 + exp(1/2)) - 1/2 for a one, 1/2 more for a zero.
         """
-        if gradient is None or not (self._first_min[output] >= 0 and self._first_max[output] <= 1):
+        if gradient is None or not self._first_max[output] <= 1:
             return None
         count, classes = float(self._first_count[output]), math.exp(self.chance)
         size, mean, sums = (
@@ -630,10 +631,10 @@ class LayerFindings:
             return self._chosen.judge("softmax_twice", count / classes, sums, what=what) if of_logits or of_logs else None
         ones = 2 * (math.log1p(math.exp(0.5)) - loss)  # the share of targets that are one
         squares = (1 - ones) * _SIGMOID_OF_HALF**2 + ones * (1 - _SIGMOID_OF_HALF) ** 2
-        if self._first[output] < _WIDE and 0 <= ones <= 1 and _is_near(math.sqrt(squares), count * size):
-            return self._chosen.judge(
-                "softmax_twice", count, float(self._first_mean[output]), what="binary_cross_entropy_with_logits"
-            )
+        middle = float(self._first_mean[output])
+        is_half = abs(middle - 0.5) < _AROUND and self._first[output] ** 2 - middle**2 < _AROUND**2
+        if is_half and 0 <= ones <= 1 and _is_near(math.sqrt(squares), count * size):
+            return self._chosen.judge("softmax_twice", count, middle, what="binary_cross_entropy_with_logits")
         return None
 
     def _growth(self) -> Iterator[Finding]:

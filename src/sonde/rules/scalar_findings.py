@@ -293,8 +293,7 @@ class _Scalar:
         A loss must be as large as the first ones, a gradient norm twice as large, and an update norm ten times as large as all of
         the first hundred, since a learning rate may begin anew. A loss or gradient norm far above all before needs few values.
         """
-        of_model = self.loss_of_model()
-        is_none = self.kind not in _LOSSES and (value < _NO_GRADIENT or (of_model.has_converged and of_model.rests_low))
+        is_none = self.kind in _GRADIENTS and value < _NO_GRADIENT
         if is_none or value < _JUMP * math.exp(min(self._last)) or self._goes_with_a_density():
             return None  # the median is no smaller
         largest = math.inf if self.kind == "update_norm" else self._largest
@@ -406,11 +405,6 @@ class _Loss:
     def has_converged(self) -> bool:
         """Whether it has come down to a hundredth of what it was, or to 0 for one of the last batches."""
         return self.smooth <= _CONVERGED * self.first > 0 or self.ends()
-
-    @property
-    def rests_low(self) -> bool:
-        """Whether its last value, too, is below the first ones: one batch that is not learnt yet is no spike then."""
-        return bool(self._last) and self._last[-1] < self.first
 
     def stands(self, share: float, times: int = 1) -> bool:
         """Return whether a loss above zero has not come down to a *share*, in so many *times* the steps to be stuck."""
