@@ -1135,6 +1135,18 @@ def test_a_check_of_a_run_on_disk_sees_probabilities_as_the_training_does(kind: 
     assert "is given probabilities" in seen[0]
 
 
+@pytest.mark.parametrize(("size", "is_told"), [(8.0, True), (0.1, False)])
+def test_a_bias_that_begins_large_is_told_of_a_loss_that_does_not_fall(size: float, is_told: bool) -> None:
+    model = mlp()
+    nn.init.constant_(model[0].bias, size)
+
+    def loss(step: int) -> Tensor:
+        return functional.cross_entropy(model(torch.randn(64, 8)), torch.randint(2, (64,)))
+
+    one = found(model, Adam(model.parameters(), 1e-3), loss, 160)["loss_stuck"]
+    assert one.advice.startswith("0.bias begins ") is is_told
+
+
 def test_a_gradient_that_is_clipped_to_next_to_nothing_is_told_of_small_steps() -> None:
     model = mlp()
     of = found(

@@ -555,7 +555,9 @@ class LayerFindings:
         >>> LayerFindings(ModelFacts({}), Chosen()).heaviest()
         ''
         """
-        column, times = max([*self._heavy, *self._biases()], key=lambda each: each[1], default=(-1, 0.0))
+        begun = np.nanmin(self._first_step, initial=math.inf)
+        known = [each for each in (*self._heavy, *self._biases()) if self._first_step[each[0]] == begun]  # others had moved before
+        column, times = max(known, key=lambda each: each[1], default=(-1, 0.0))
         return f"{self.history.name(column)} begins {short(times)} x as large as usual" if times else ""
 
     def _biases(self) -> Iterator[tuple[int, float]]:
