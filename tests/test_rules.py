@@ -193,6 +193,15 @@ def said(found: Finding | None) -> tuple[str, str, str] | None:
                 "gradient underflows: 50 % zero, the rest up to 1.0e-06, where normal numbers begin at 6.1e-05",
             ),
         ),
+        (
+            rules.judge("loss_stuck", 0.970, 0.985, 1.0, 0.008, math.nan, math.nan, math.nan, 300.0),
+            None,
+        ),  # a fall that is none by chance
+        (
+            rules.judge("loss_stuck", 0.985, 0.985, 1.0, 0.008, math.nan, math.nan, math.nan, 300.0),
+            ("loss_stuck", "warn", "the loss does not fall: 1 in the first third, 0.985 in the last"),
+        ),
+        (rules.judge("loss_stuck", 0.985, 0.985, 1.0, 0.008, math.nan, math.nan, math.nan, 30.0), None),
         (rules.judge("loss_rising", 1.5, 1.0, 0.8), None),
         (rules.judge("loss_rising", 0.04, 0.1, -0.1), None),
         (

@@ -191,7 +191,7 @@ def loss_unbounded(
 @entry(
     f"after {STUCK_LONG:,} steps, or {STUCK_STEPS} or more at the end (counted from the end of a warm-up, until all steps have "
     f"moved the weights by {percent(STUCK_FAR)}; at a learning rate of {SLOW_RATE:g} or less a note) the loss has fallen by less "
-    f"than {percent(STUCK)} ({percent(2.5 * STUCK)} where there are {STUCK_MANY} values or more), since the first "
+    f"than {percent(STUCK)} ({percent(2.5 * STUCK)}, no more than by chance, of {STUCK_MANY} values or more), since the first "
     "values and since the first third, or stays at ln(outputs), as a guess; not that of a network that had been trained before, "
     "far below a guess",
     "smdebug, LossNotDecreasing; TheDeepChecker has 5 % of the loss in five checks",
@@ -225,16 +225,17 @@ def loss_stuck(
     than *fall* has won something, if only how often each class comes, and may rest there. *first* is what the first
     values are at least, as far as their scatter says: a loss below that has fallen, if only at the very beginning of a long run.
     *lowest* is the smallest median of some values: a loss that has been far below that of a guess did not stay there. *count* is
-    how many values there are: of many, whose scatter hides a smaller fall, it may be 2.5 x that.
+    how many values there are: of many, whose scatter alone explains that much, the fall may be 2.5 x as large.
     """
-    most = np.where(np.greater_equal(count, STUCK_MANY), 2.5 * fall, fall) * early
+    falls_by_chance = np.greater_equal(count, STUCK_MANY) & (early - late < 2 * error)
+    most = np.where(falls_by_chance, 2.5 * fall, fall) * early
     has_not_fallen = (abs(early - late) + 2 * error < most) & ~np.less(late, (1 - near) * chance)
     has_not_fallen &= ~np.less(late, (1 - fall) * first)
     is_a_guess = (late - chance < near * chance) & (late > (1 - fall) * chance) & ~np.less(lowest, (1 - near) * chance)
     guesses = (middle - late + error < fall * late) & is_a_guess
     yield (early > 0) & (has_not_fallen | guesses)
     yield late / early
-    fell = early - late >= fall * early
+    fell = early - late >= fall * early and not np.isnan(chance)
     what = f"the loss stays at that of a guess, {short(chance)}" if fell else "the loss does not fall"
     yield f"{what}: {early:.4g} in the first third, {late:.4g} in the last"
 
