@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
@@ -28,7 +28,6 @@ class OddSettings:
         self._prefix = f"{model}: " * bool(model)
         self._found: dict[str, Finding] = {}
         self._judged: dict[tuple[int, int], tuple[float, float]] = {}  # by optimizer and group: the largest rate, and the decay
-        self._seen: WeakSet[Optimizer] = WeakSet()
         self._new = 0  # logged steps, one after the other, of optimizers that were not seen before
         self._held: WeakKeyDictionary[Optimizer, frozenset[int]] = WeakKeyDictionary()  # by optimizer, ids of its parameters
         self._last: frozenset[int] = frozenset()  # of the optimizer that made the logged step before
@@ -37,12 +36,8 @@ class OddSettings:
     def look(self, optimizer: Optimizer, epoch: int, step: int) -> None:
         """Look at the *optimizer*, which has made a step."""
         groups = optimizer.param_groups
-        self._new = 0 if optimizer in self._seen or not optimizer.state else self._new + 1
-        self._seen.add(optimizer)
-        renewed = self._chosen.judge("optimizer_renewed", self._new) if len(self._seen) <= _ALIVE else None
-        if renewed is not None:
-            self._found.setdefault(renewed.rule, replace(renewed.at("", epoch, step, self._prefix + renewed.message), first_step=0))
-        self._look_at_parts(optimizer, epoch, step)
+        for found in filter(None, self._of_steps(optimizer)):
+            self._keep(found, epoch, step, first=0)
         for number, group in enumerate(groups):
             rate, decay = (_number(group.get(name)) for name in ("lr", "weight_decay"))
             largest, known = self._judged.get((id(optimizer), number), (-1.0, decay))
@@ -51,20 +46,23 @@ class OddSettings:
             self._judged[id(optimizer), number] = max(rate, largest), decay
             for found in filter(None, self._judge(group, rate, decay)):
                 is_meant = found.rule == "rate_negative" and any(_number(each.get("lr")) >= 0 for each in groups)
-                told = replace(found.at("", epoch, step, self._prefix + found.message), first_step=step)
-                self._found.setdefault(found.rule, replace(told, severity="note") if is_meant else told)
+                self._keep(replace(found, severity="note") if is_meant else found, epoch, step, first=step)
 
-    def _look_at_parts(self, optimizer: Optimizer, epoch: int, step: int) -> None:
-        """Compare the parameters of the *optimizer* with those of the one before, where both had made steps before."""
+    def _of_steps(self, optimizer: Optimizer) -> Iterator[Finding | None]:
+        """Judge which optimizers make the steps: one that had made none, or one that holds all parameters of another."""
         is_known = optimizer in self._held
+        self._new = 0 if is_known or not optimizer.state else self._new + 1
         if not is_known:
             self._held[optimizer] = frozenset(id(each) for group in optimizer.param_groups for each in group["params"])
         held, last = self._held[optimizer], self._last
         self._last = held
         self._shared += is_known and bool(last) and (held < last or last < held)
-        found = self._chosen.judge("held_twice", self._shared)
-        if found is not None:
-            self._found.setdefault(found.rule, replace(found.at("", epoch, step, self._prefix + found.message), first_step=0))
+        yield self._chosen.judge("optimizer_renewed", self._new) if len(self._held) <= _ALIVE else None
+        yield self._chosen.judge("held_twice", self._shared)
+
+    def _keep(self, found: Finding, epoch: int, step: int, *, first: int) -> None:
+        """Keep the first finding of a rule, which holds from the step *first* on."""
+        self._found.setdefault(found.rule, replace(found.at("", epoch, step, self._prefix + found.message), first_step=first))
 
     def _judge(self, group: Mapping[str, Any], rate: float, decay: float) -> Iterator[Finding | None]:
         yield self._chosen.judge("eps_large", _number(group.get("eps")))

@@ -219,7 +219,8 @@ def target_large(loss: float, size: float, count: float, gradient: float = math.
 
     With a loss that is c times the sum of squares of what the outputs are off by, the gradient is 2 c times that, so that 2 loss /
     (count gradient) is its root mean square whatever c is. Where c is less than that of a mean, or of half of one, most of the loss
-    is something else, and nothing is known. The mean of absolute errors has a gradient of 1 / count: it is what outputs are off by.
+    is something else, and nothing is known; nor where it is shared by several outputs, which an infinite *gradient* says. The mean
+    of absolute errors has a gradient of 1 / count: it is what outputs are off by.
     """
     total = count * gradient
     is_linear = abs(total - 1.0) < LINEAR

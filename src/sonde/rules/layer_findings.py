@@ -16,7 +16,7 @@ from sonde.rules.chosen import Chosen
 from sonde.rules.finding import RULES, Finding
 from sonde.rules.gradients import ALONG
 from sonde.rules.growth import BEGINS_SIZE, BEGINS_WEIGHT
-from sonde.rules.layer_groups import Groups, among, first_of, joined, medians, rank_correlation
+from sonde.rules.layer_groups import Groups, among, first_of, joined, medians, parameter_of, rank_correlation
 from sonde.rules.model_facts import Fact, ModelFacts
 from sonde.rules.place_history import Growth, History
 from sonde.rules.readings import DEEP, PLACES, Reading, Sizes, updates
@@ -347,8 +347,7 @@ class LayerFindings:
         One that the first step has made large did not begin so.
         """
         history = self.history
-        moved = {history.sites[c].path: float(sizes[c]) for c in np.flatnonzero(history.at("update")).tolist()}
-        columns = [c for c in columns if not 2 * moved.get(history.sites[c].path, 0.0) >= sizes[c]]
+        columns = [c for c in columns if not 2 * self._moved(c, sizes) >= sizes[c]]
         outputs = _in_order(history, "output")[:2]
         kinds = [history.facts[column].kind for column in outputs]
         own = [c for c in columns if history.facts[c].kind == "Embedding" and history.facts[c].trainable]
@@ -502,7 +501,7 @@ class LayerFindings:
         history, outputs = self.history, _in_order(self.history, "output")
         here = [c for c in outputs if str(history.sites[c]) == site][:1]
         before = [c for at in here for c in outputs[: outputs.index(at)] if self._first_count[c] == self._first_count[at]][-1:]
-        paths = [f"{history.sites[c].path}.bias".removeprefix(".") for c in before]
+        paths = [parameter_of(history.sites[c].path, "bias") for c in before]
         biases = [c for c in _in_order(history, "param") if history.sites[c].path in paths]
         return {name: float(self._first_mean[c]) for name, held in (("before", before), ("bias", biases)) for c in held}
 
@@ -532,13 +531,11 @@ class LayerFindings:
     def _told_where(self, found: Finding) -> Finding:
         """Return a finding with the first place at which what goes into a layer is far larger than any output before it."""
         history, first, before = self.history, self._first, math.nan
-        moved = {history.sites[c].path: first[c] for c in np.flatnonzero(history.at("update")).tolist()}
-        weights = {history.sites[c].path: c for c in np.flatnonzero(history.at("param")).tolist()}
         for column in [c for c in _in_order(history, "output") if math.isfinite(first[c])]:
-            path = history.sites[column].path
-            weight, bias = (weights.get(f"{path}.{name}".removeprefix(".")) for name in ("weight", "bias"))
+            names = (parameter_of(history.sites[column].path, name) for name in ("weight", "bias"))
+            weight, bias = (history.column_at(name, "param") for name in names)
             if weight is not None and history.matrix[weight]:
-                size = first[weight] + moved.get(history.sites[weight].path, 0.0)  # at most, before the step
+                size = first[weight] + self._moved(weight, first)  # at most, before the step
                 made = first[column] - (0.0 if bias is None else first[bias])
                 times = made / (size * history.facts[weight].inputs ** 0.5) / before
                 if times >= _AMPLIFIED:
@@ -563,17 +560,18 @@ class LayerFindings:
     def _biases(self) -> Iterator[tuple[int, float]]:
         """Yield biases that begin at a size of 1 or more, as a sum of inputs has, and how large that is beside torch's own."""
         history, size = self.history, self._first
-        columns = np.flatnonzero(history.at("param")).tolist()
-        at = {(history.sites[c].path, history.ports[c]): c for c in range(len(history))}
-        for column in [c for c in columns if "bias" in history.sites[c].path.rpartition(".")[2] and size[c] >= 1]:
-            path = history.sites[column].path
-            parent, _, name = path.rpartition(".")
-            weight = at.get((f"{parent}.{name.replace('bias', 'weight')}".removeprefix("."), "param"))
+        for column in [c for c in np.flatnonzero(history.at("param")).tolist() if size[c] >= 1]:
+            parent, _, name = history.sites[column].path.rpartition(".")
+            weight = history.column_at(parameter_of(parent, name.replace("bias", "weight")), "param") if "bias" in name else None
             usual = 0.0 if weight is None else history.facts[weight].usual
-            moved = at.get((path, "update"))
-            began = size[column] - (0.0 if moved is None else size[moved])
+            began = size[column] - self._moved(column, size)
             if began >= max(1.0, _GROWN * usual) and usual:
                 yield column, float(began / usual)
+
+    def _moved(self, parameter: int, sizes: Numbers) -> float:
+        """Return the size of the update of a *parameter* among the *sizes* of all columns; 0 of what has none."""
+        update = self.history.column_at(self.history.sites[parameter].path, "update")
+        return 0.0 if update is None else float(sizes[update])
 
     def is_large_rate(self, rate: float) -> bool:
         """Return whether a learning *rate* is no usual one, by what the first step was: a multiple of the gradients or the rate.
@@ -598,8 +596,7 @@ class LayerFindings:
             of_all = self._chosen.judge("target_large", loss, size, count, math.inf)
             yield from joined(history, [(last, replace(of_all, step=0))] if of_all is not None else [])
             return
-        here = {(history.sites[c].path, history.calls[c]): c for c in np.flatnonzero(history.at("grad_output")).tolist()}
-        at = here.get((history.sites[last].path, history.calls[last]))
+        at = history.column_at(history.sites[last].path, "grad_output", history.calls[last])
         gradient, count = math.nan if at is None else float(self._first[at]), float(self._first_count[last])
         found = [
             self._chosen.judge("target_large", loss, float(self._first[last]), count, gradient),
@@ -700,14 +697,13 @@ class LayerFindings:
         history = self.history
         if not len(self._still) or self._groups is None:
             return
-        at = {(history.sites[c].path, history.ports[c]) for c in range(len(history))}
         gradients = [c for c in np.flatnonzero(history.at("grad")).tolist() if np.isfinite(self._first[c])]
-        lone = [c for c in gradients if (history.sites[c].path, "update") not in at]
+        lone = [c for c in gradients if history.column_at(history.sites[c].path, "update") is None]
         begins = min((int(history.order[c]) for c in gradients), default=-1)
         without = [
             c
             for c in np.flatnonzero(history.at("param") & history.matrix).tolist()
-            if history.facts[c].trainable and history.order[c] < begins and (history.sites[c].path, "grad") not in at
+            if history.facts[c].trainable and history.order[c] < begins and history.column_at(history.sites[c].path, "grad") is None
         ]
         for rule, columns in (("unmoved", lone), ("unreached", without)):
             judged = [(c, found) for c in columns if (found := self._chosen.judge(rule, float(self._still[c]))) is not None]

@@ -81,8 +81,7 @@ class Groups:
         )
         deep = np.array(by_depth, np.intp).reshape(-1, 2).T
         last = max(np.flatnonzero(outputs).tolist(), key=history.rank, default=-1)
-        at_end = {(history.sites[c].path, history.calls[c]): c for c in np.flatnonzero(history.at("grad_output")).tolist()}
-        pulled = at_end.get((history.sites[last].path, history.calls[last])) if last >= 0 else None
+        pulled = history.column_at(history.sites[last].path, "grad_output", history.calls[last]) if last >= 0 else None
         is_end = pulled is not None and kinds[last] in ("Sigmoid", "Tanh", "ReLU")
         ends = np.array([[last], [pulled]] if is_end else [[], []], np.intp)
         dropout = np.array([c for c in ordered.tolist() if kinds[c].startswith("Dropout")], np.intp)
@@ -145,8 +144,7 @@ def _first_outputs(history: History) -> list[int]:
 def _first_gradients(history: History, *names: str) -> tuple[int, int, int] | None:
     """Return the columns of the output of the layer that runs first, and of the gradients of its weight and bias."""
     for output in _first_outputs(history)[:1]:
-        gradients = {history.sites[c].path.rpartition(".")[::2]: c for c in np.flatnonzero(history.at("grad")).tolist()}
-        weight, bias = (gradients.get((history.sites[output].path, name)) for name in names)
+        weight, bias = (history.column_at(parameter_of(history.sites[output].path, name), "grad") for name in names)
         if weight is not None and bias is not None:
             return output, weight, bias
     return None
@@ -160,13 +158,16 @@ def _first_layer(history: History) -> tuple[int, int, int, bool] | None:
     outputs = _first_outputs(history)
     if not outputs:
         return None
-    site = history.sites[outputs[0]]
-    parameters = {history.sites[c].path.rpartition(".")[::2]: c for c in np.flatnonzero(history.at("param")).tolist()}
-    weight = parameters.get((site.path, "weight"))
+    weight, bias = (history.column_at(parameter_of(history.sites[outputs[0]].path, name), "param") for name in ("weight", "bias"))
     is_normalised = len(outputs) > 1 and "Norm" in history.facts[outputs[1]].kind
     if weight is None or not history.matrix[weight] or history.calls[outputs[0]] < 0:  # of several calls one alone takes the data
         return None
-    return outputs[0], weight, parameters.get((site.path, "bias"), -1), is_normalised
+    return outputs[0], weight, -1 if bias is None else bias, is_normalised
+
+
+def parameter_of(path: str, name: str) -> str:
+    """Return the path of the parameter *name* of the module at *path*."""
+    return f"{path}.{name}" if path else name
 
 
 def _lookups(history: History) -> tuple[Columns, Columns]:

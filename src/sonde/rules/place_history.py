@@ -60,6 +60,7 @@ class History:
         self.changes = 0
         self._facts = facts
         self._columns: dict[tuple[str, int], int] = {}
+        self._at: dict[tuple[str, str, int | None], int] = {}  # by path, port and call; None: of any call, the last
         self._times: Counter[Site] = Counter()  # of each site, how many columns
         self._layouts: dict[int, tuple[Layout, Columns]] = {}
         self._added: tuple[RowBlock, Columns, Columns, Mask] | None = None
@@ -109,6 +110,7 @@ class History:
                 self.calls.append(call)
                 self.facts.append(self._facts.of(self.sites[-1]))
                 self._times[self.sites[-1]] += 1
+                self._at |= dict.fromkeys([(self.sites[-1].path, self.sites[-1].port, each) for each in (call, None)], column)
         found = np.array(columns, np.intp)
         self.ports = np.array([site.port for site in self.sites])
         self.order = extended(self.order.astype(float), len(self), 0).astype(np.int64)
@@ -127,6 +129,10 @@ class History:
         """Return the place in words, with the call where there are several."""
         site, call = self.sites[column], self.calls[column]
         return site.name if call <= 0 and self._times[site] == 1 else f"{site.name} (call {call})"
+
+    def column_at(self, path: str, port: Port, call: int | None = None) -> int | None:
+        """Return the column of a module or parameter at a port, of one call or of any; None if there is none."""
+        return self._at.get((path, port, call))
 
     def at(self, port: str) -> Mask:
         """Return which columns are of *port*."""
