@@ -6,7 +6,9 @@ import math
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -304,6 +306,29 @@ def test_threads_that_add_at_the_same_time_lose_nothing(statistic: Statistic) ->
     additions, numbers = table.read()
     assert additions == [rounds * workers * len(tensors)]
     assert numbers["count"].tolist() == [rounds * workers * sum(tensor.numel() for tensor in tensors)]
+
+
+def test_a_thread_that_compiles_changes_nothing_for_others(fresh_compiler: None) -> None:
+    """The compiler says of the whole process that it is at work: kernels are used, and sparse tensors are read, all the same."""
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def slow(graph: Any, examples: Any) -> Any:
+        has_begun.set()
+        may_end.wait(60)
+        return graph.forward
+
+    compiling = threading.Thread(target=lambda: torch.compile(lambda x: x + 1, backend=slow)(torch.ones(3)))
+    compiling.start()
+    try:
+        assert has_begun.wait(60)
+        table = Table(Moments())
+        row = table.allocate(1, "cpu")[0]
+        table.add(row, torch.eye(3).to_sparse())
+        assert native.is_plain(row)
+    finally:
+        may_end.set()
+        compiling.join()
+    assert table.read()[1]["count"].tolist() == [9.0]
 
 
 FORK = """

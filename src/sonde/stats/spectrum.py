@@ -139,7 +139,7 @@ class Spectrum(Statistic):
 
     def _directions(self, device: torch.device) -> Tensor:
         """Return Q, of shape ``(features, columns)``. Compiled code computes Q, since it cannot keep a table of it."""
-        make = _signs if torch.compiler.is_compiling() else _kept_signs
+        make = _signs if torch.compiler.is_dynamo_compiling() else _kept_signs
         return make(self.features, self._columns, device)
 
     def finish(self, columns: Mapping[str, Column]) -> dict[str, Column]:

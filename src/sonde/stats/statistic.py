@@ -451,7 +451,7 @@ def dense(tensor: Tensor) -> Tensor:
         ArgumentError: *tensor* is nested, quantised, fake, on the meta device, or a sum whose addends the ranks hold, or torch
             cannot convert its elements: it has no values to measure.
     """
-    is_traced = torch.compiler.is_compiling()
+    is_traced = torch.compiler.is_dynamo_compiling()
     if is_traced:  # a traced backward pass can read little more of a tensor
         kind = "nested" if tensor.is_nested else "meta" if tensor.is_meta else ""
     else:

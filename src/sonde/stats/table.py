@@ -186,7 +186,7 @@ class Table:
 
     def _led(self, measure: Tensor) -> Tensor:
         """Return *measure* as a row, led by a count of one addition."""
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_dynamo_compiling():
             self._check(measure)
         elif measure.dim() != 1:
             return measure

@@ -36,7 +36,7 @@ def measure(statistic: _Measures, tensor: Tensor) -> Tensor:
     type of device from then on, and :func:`failures` gives the reason.
     """
     device = tensor.device.type
-    if device in _failures or torch.compiler.is_compiling():
+    if device in _failures or torch.compiler.is_dynamo_compiling():
         return statistic.measure(tensor)
     if statistic not in _compiled:
         _compiled[statistic] = torch.compile(statistic.measure, dynamic=True)

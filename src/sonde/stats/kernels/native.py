@@ -34,7 +34,7 @@ SWITCH = "SONDE_KERNEL"
 _MANY = 1 << 16  # a tensor of at least so many elements is split among threads
 _PLAIN = frozenset({Tensor, nn.Parameter})
 
-_is_compiling = torch.compiler.is_compiling
+_is_compiling = torch.compiler.is_dynamo_compiling  # of this thread; is_compiling() says it of all while one compiles
 _dispatch_modes = count_dispatch_modes
 _strided, _float64 = torch.strided, torch.float64
 
