@@ -571,7 +571,7 @@ def test_layers_are_no_parts_of_one_that_is_given_another_input() -> None:
     for one, other in ((a, b), (b, a)):
         found = sonde.compare(one, other, sequences(), verbose=False)
         assert found.ok, found
-        assert found.notes == ()
+        assert not any("in parts" in note for note in found.notes)
 
 
 class First(nn.Module):

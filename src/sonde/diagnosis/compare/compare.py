@@ -27,6 +27,7 @@ from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.sides import Side, of_stashes, of_store
 from sonde.diagnosis.compare.undoing import Explained
 from sonde.diagnosis.compare.weights import matched
+from sonde.diagnosis.compare.written_out import attentions
 from sonde.diagnosis.distance import readable
 from sonde.engine import check_loss_fn, check_numbers, remap
 from sonde.errors import ArgumentError
@@ -187,12 +188,13 @@ def _models(
     for each in losses:
         check_loss_fn(each)
     steps = _optimizers(optimizer)
+    is_written_out = both and not any(hasattr(step, "param_groups") for step in steps) and len(attentions(a)) != len(attentions(b))
     batches = (batch, (_for_b(a, b, batch) if both else batch) if batch_b is _NOTHING else batch_b)
     sides = []
     with progress("compare", verbose=verbose) as show:
         for name, model, given, loss, step in zip("ab", (a, b), batches, losses, steps, strict=True):
             if isinstance(model, nn.Module):
-                request = Request(model, given, loss, step, backward, copies, of_saved=not both)
+                request = Request(model, given, loss, step, backward, copies, not both, is_written_out)
                 sides.append(live_side(name, request, measure=noise is None, progress=show))
             else:
                 sides.append(_saved(name, model))
@@ -264,10 +266,11 @@ def _compared(a: Side, b: Side, match: Mapping[str, str] | None, noise: float | 
     notes = [f"{side.name}: {note}" for side in (a, b) for note in side.notes]
     _liken(a, b, Names(match, *types))
     joined = [] if a.ranks or b.ranks else joined_projections(a, b)
-    if match is None and few_in_common(a, b):
+    if match is None:
         match = proposed_match(a, b, {name for each in joined for name in (each.module, *each.parts)})
         if match:
-            notes.insert(0, f"few names are equal; the layers were matched by order, class, shapes and values: match={match}")
+            what = "few names are equal; the" if few_in_common(a, b) else "some"
+            notes.insert(0, f"{what} layers were matched by order, class, shapes and values: match={match}")
     names = Names(match, types[0], types[1])
     for each in joined:
         if not any(names.of_b(name) for name in ([each.module] if each.is_in_a else each.parts)):

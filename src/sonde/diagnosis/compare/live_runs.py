@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from sonde.diagnosis.compare.copies import Copies
 from sonde.diagnosis.compare.sides import Kept, Key, Side
 from sonde.diagnosis.compare.suspects import CannotChangeError, Change
+from sonde.diagnosis.compare.written_out import as_written_out, attentions, write_out
 from sonde.diagnosis.distance import as_numbers, distance, held_of_both, readable, spacing
 from sonde.engine import (
     Event,
@@ -33,6 +34,7 @@ from sonde.errors import ArgumentError
 from sonde.keep import Copying
 from sonde.site import Site
 from sonde.stats import PLAIN, Piece, unreadable
+from sonde.words import names_text
 
 Loss: TypeAlias = Callable[[Any], Tensor]
 MakeOptimizer: TypeAlias = Callable[[Any], Any]
@@ -53,6 +55,7 @@ class Request:
         backward: compute gradients.
         copies: makes the copies of tensors.
         of_saved: the other side was saved: parameters are kept, too, and no loss is made up.
+        is_written_out: attention of torch's own is written out in the copies.
     """
 
     model: nn.Module
@@ -62,11 +65,16 @@ class Request:
     backward: bool = True
     copies: Copies = field(default_factory=Copies)
     of_saved: bool = False
+    is_written_out: bool = False
 
 
 def live_side(name: str, request: Request, *, measure: bool, progress: Callable[[str], None]) -> Side:
     """Return the side of a live model: one run that is kept, and with *measure* the runs that measure its scatter."""
-    side = Side(name, class_of(unwrap(request.model)).__name__, model=request.model, loss_fn=request.loss_fn)
+    model = as_written_out(request.model) if request.is_written_out else request.model
+    side = Side(name, class_of(unwrap(request.model)).__name__, model=model, loss_fn=request.loss_fn)
+    if request.is_written_out and (found := attentions(request.model)):
+        which = names_text([each or "(root)" for each in found])
+        side.notes.append(f"{which} ran as q_proj, k_proj and v_proj, the thirds of in_proj_weight, and out_proj")
     progress(f"run {name}")
     drew = _run(request, _Keeper(side, request.copies), side)
     if measure:
@@ -196,6 +204,8 @@ def _run(
     """Run the model once apart; errors are noted in *side*. Return whether the forward has drawn random numbers."""
     given = (*as_arguments(request.batch), request.loss_fn, request.optimizer)
     with Trial.of(request.model, *given) as trial, ExitStack() as stack:
+        if request.is_written_out:
+            write_out(trial.model)
         if reseed:
             torch.manual_seed(torch.initial_seed() + 1)
 

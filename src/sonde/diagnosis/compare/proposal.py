@@ -45,15 +45,18 @@ class _Layer:
 def proposed_match(a: Side, b: Side, without: Collection[str] = ()) -> dict[str, str]:
     """Return patterns of names for modules of ``a`` and ``b`` that seem to belong together, as ``match=`` takes them.
 
-    Modules *without* are left out: those that belong together in parts.
+    Modules *without* are left out: those that belong together in parts. Where many names are in both sides, these belong together,
+    and of the others those may that have the same parent.
 
     The modules that ran are aligned in the order of execution, so that the sum of scores of pairs is largest (Needleman and
     Wunsch 1970, gaps are free). A pair scores by the size of its output, class, parameters, name, and value of the output.
     """
-    one, other = ([layer for layer in _layers(side) if layer.name not in without] for side in (a, b))
+    common = set() if few_in_common(a, b) else set(a.types()) & set(b.types())
+    one, other = ([layer for layer in _layers(side) if layer.name not in {*without, *common}] for side in (a, b))
     if not one or not other:
         return {}
     pairs = [(one[i].name, other[j].name) for i, j in _aligned(_scores(one, other)) if one[i].name and other[j].name]
+    pairs = [each for each in pairs if not common or len({name.rpartition(".")[0] for name in each}) == 1]
     match = _patterns(pairs)
     names = Names(match, [layer.name for layer in one], [layer.name for layer in other])
     exact = {name: beside for name, beside in pairs if names.of_b(name) != beside}
