@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -232,3 +233,36 @@ def test_the_models_stay_as_they_are() -> None:
     assert all(torch.equal(held, before[name]) for name, held in a.state_dict().items())
     assert all(parameter.grad is None for parameter in a.parameters())
     assert not optimizer.state
+
+
+def test_a_model_that_is_frozen_as_a_whole_has_no_gradients_to_compare() -> None:
+    """Where both are, as for inference, the sides are equal."""
+    one = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3))
+    other = copy.deepcopy(one).requires_grad_(False)
+    batch = torch.randn(5, 4)
+    found = sonde.compare(one, other, batch, verbose=False)
+    assert found.cause is not None, found
+    assert found.cause.message == "all of (root) is frozen in b: requires_grad is False there, and True in the other side"
+    assert sonde.compare(copy.deepcopy(other), other, batch, verbose=False).ok
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (lambda y: y.square().sum(), "that of b is 15 x as large, as a sum over 15 elements in b is of a mean in a"),
+        (lambda y: y.square().sum(1).sum() / 3, "that of b is 5 x as large, as a sum over 5 samples in b is of a mean in a"),
+        (lambda y: 0.3 * y.square().mean(), "that of a is 3.33333 x as large"),
+        (lambda y: y.square().mean() + 1.0, "the loss functions differ"),
+        (lambda y: y.abs().mean(), "the loss functions differ"),
+    ],
+)
+def test_a_factor_between_two_losses_is_told(loss: Any, words: str) -> None:
+    """Where it is between the gradients, too; what else is added to a loss is none."""
+    one = nn.Linear(4, 3)
+    found = sonde.compare(one, copy.deepcopy(one), torch.randn(5, 4), loss_fn=(lambda y: y.square().mean(), loss), verbose=False)
+    if loss(torch.zeros(5, 3)) == 1.0:  # the gradients are equal
+        assert found.ok
+        return
+    assert found.cause is not None, found
+    assert found.cause.rule == "loss"
+    assert found.cause.message.endswith(f"of outputs that agree: {words}")

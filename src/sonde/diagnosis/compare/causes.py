@@ -5,6 +5,7 @@ Each look yields suspects; ``proof`` tries them.
 
 from __future__ import annotations
 
+import math
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -573,11 +574,29 @@ def _of_loss(scene: Scene) -> Iterator[Suspect]:
         return
     yield scene.suspect(
         "loss",
-        f"the loss is {here:.6g} in a and {there:.6g} in b, of outputs that agree: the loss functions differ",
+        f"the loss is {here:.6g} in a and {there:.6g} in b, of outputs that agree: {_between_losses(scene, here, there)}",
         Undo(b=Change(loss_fn=(scene.a.loss_fn,))),
         "use the same loss function, with the same reduction, weights and smoothing",
         {"loss_a": here, "loss_b": there},
     )
+
+
+def _between_losses(scene: Scene, here: float, there: float) -> str:
+    """Return how the loss of ``b`` follows from that of ``a``, in words: by a factor, if that is between the gradients, too."""
+    tensors = scene.tensors
+    factor = None if tensors is None else factor_between(*tensors, max(scene.tolerance, EXACT))
+    if tensors is None or factor is None or not math.isclose(there, factor * here, rel_tol=_SAME_FACTOR):
+        return "the loss functions differ"
+    times, sides = (factor, "ba") if factor > 1 else (1 / factor, "ab")
+    sizes = {"samples": tensors[0].size(0) if tensors[0].dim() else 1, "elements": tensors[0].numel()}
+    sizes["samples and positions"] = tensors[0].shape[:2].numel()
+    what = next((name for name, size in sizes.items() if size > 1 and math.isclose(times, size, rel_tol=_SAME_FACTOR)), "")
+    summed = f", as a sum over {times:.0f} {what} in {sides[0]} is of a mean in {sides[1]}" if what else ""
+    return f"that of {sides[0]} is {times:.6g} x as large{summed}"
+
+
+_SAME_FACTOR = 1e-4
+"""Relative difference of two factors between losses, which are sums in float32, that count as one."""
 
 
 def _of_frozen(scene: Scene) -> Iterator[Suspect]:

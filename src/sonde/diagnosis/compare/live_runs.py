@@ -241,7 +241,8 @@ def _run(
         if loss is not None:
             _backward(side, loss)
         with _unseen(modes):
-            for kept in (*(_gradients(trial) if loss is not None else ()), *written()):
+            is_told = loss is not None or (request.backward and side.error is None and not request.of_saved)
+            for kept in (*(_gradients(trial) if is_told else ()), *written()):
                 take.parameter(kept)
         if loss is not None and side.error is None and request.optimizer is not None:
             for kept in _updates(request, trial, side, modes, change):
