@@ -399,3 +399,24 @@ def _hints(a: Side, b: Side, names: Names, places: list[Place], culprit: Place |
             str(typed[0].site),
             severity="note",
         )
+    elif culprit is None:
+        yield from _of_rounding(a, b, places)
+
+
+def _of_rounding(a: Side, b: Side, places: list[Place]) -> Iterator[Finding]:
+    """Yield where rounding begins to move one side far more than the other, though all tensors are of one type."""
+    for place in places:
+        moved = {"a": a.scatter.get(place.key, 0.0), "b": b.scatter.get(place.other_key, 0.0)}
+        less, more = sorted(moved, key=lambda side: moved[side])
+        if place.stage == "forward" and 0 < _COARSER * moved[less] < moved[more]:
+            times = moved[more] / moved[less]
+            message = (
+                f"from {place.site} on rounding moves {more} {times:,.0f} x as far as {less}: in front of it {more} computes in a "
+                "coarser type, or in a way that loses digits; equal up to that"
+            )
+            yield Finding("dtype", message, str(place.site), severity="note")
+            return
+
+
+_COARSER = 1000.0
+"""How many times as far rounding moves one side that computes in a coarser type: float16 has 8,192 x the spacing of float32."""

@@ -313,10 +313,13 @@ def _of_sum(scene: Scene) -> Iterator[Suspect]:
         return
     common = [{name: held[name] for name in held if name in beside} for held, beside in (scene.made_of, scene.made_of[::-1])]
     here = _sum_of(scene, common[0], scene.tensors[0])  # a sum that can be made of the tensors of b too
+    if not here and len(alone := _sum_of(scene, scene.made_of[0], scene.tensors[0])) > 1:
+        here = alone  # of one that b does not have, that of a stands in
     there = _sum_of(scene, common[1], scene.tensors[1]) or _sum_of(scene, scene.made_of[1], scene.tensors[1])
     if not here or not there or here == there:
         return
-    made = sum((factor * scene.made_of[1][name] for name, factor in here.items()), torch.zeros_like(scene.tensors[1]))
+    held = scene.made_of[0] | {name: scene.made_of[1][name] for name in common[1]}
+    made = sum((factor * held[name] for name, factor in here.items()), torch.zeros_like(scene.tensors[1]))
     rule = "residual" if len(here) > 1 or len(there) > 1 else "inputs" if here.keys() != there.keys() else "scaled"
     yield scene.suspect(
         rule,
@@ -432,32 +435,40 @@ def _words_of_sum(factors: Mapping[str, float]) -> str:
 
 
 def _of_parameter(scene: Scene) -> Iterator[Suspect]:
-    """The tensors differ by a parameter of the module: a bias."""
+    """The tensors differ by a parameter of the module, which one side alone adds, or multiplies by: a bias, a gain."""
     if scene.tensors is None or not _is_large_enough(scene):
         return
     one, other = scene.tensors
-    off = one - other
     for side, module in zip("ab", scene.modules, strict=True):
         for name, parameter in () if module is None else module.named_parameters():
             given = readable(parameter)
             if given.is_meta:
                 continue
             held = as_numbers(given)
-            if held.numel() < 2 or held.dim() > off.dim() or not float(held.norm()):
+            if held.numel() < 2 or held.dim() > one.dim() or not float(held.norm()):
                 continue
-            for wide in _along_each_axis(held, off):
-                for sign in (1.0, -1.0):
-                    if not _equal(scene, one, other + sign * wide):
-                        continue
-                    adding, lacking = ("a", "b") if sign > 0 else ("b", "a")
-                    made = other + sign * wide
-                    yield scene.suspect(
-                        "parameter_missing",
-                        f"{adding} adds {side}.{_full(scene, side, name)}, {lacking} does not",
-                        Undo(made=lambda _, made=made: made),  # type: ignore[misc]  # a tensor
-                        f"add {name} on both sides, or on none",
-                    )
-                    return
+            for wide, (what, made) in itertools.product(_along_each_axis(held, one), _WITH_A_PARAMETER.items()):
+                result = made(other, wide)
+                if not _equal(scene, one, result):
+                    continue
+                with_it, lacking = ("a", "b") if what in ("adds", "multiplies by") else ("b", "a")
+                verb = what.removeprefix("other ")
+                yield scene.suspect(
+                    "parameter_missing",
+                    f"{with_it} {verb} {side}.{_full(scene, side, name)}, {lacking} does not",
+                    Undo(made=lambda _, result=result: result),  # type: ignore[misc]  # a tensor
+                    f"{'add' if verb == 'adds' else 'multiply by'} {name} on both sides, or on none",
+                )
+                return
+
+
+_WITH_A_PARAMETER: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "adds": lambda b, held: b + held,
+    "other adds": lambda b, held: b - held,
+    "multiplies by": lambda b, held: b * held,
+    "other multiplies by": lambda b, held: b / held,
+}
+"""What one side alone does with a parameter, and from the tensor of ``b`` to that of ``a``."""
 
 
 def _along_each_axis(held: Tensor, like: Tensor) -> Iterator[Tensor]:

@@ -237,7 +237,8 @@ def _run(
         for kept in _parameters(trial) if request.of_saved else ():
             take.parameter(kept)
         loss = _forward(request, model, trial, side, modes)
-        drew = not torch.equal(before, torch.get_rng_state())
+        with _unseen(modes):
+            drew = not torch.equal(before, torch.get_rng_state())
         if loss is not None:
             _backward(side, loss)
         with _unseen(modes):

@@ -29,8 +29,9 @@ _Source = tuple[int, int]
 
 @dataclass(frozen=True)
 class _Print:
-    """Numbers that tell tensors apart, in any order of axes: how many elements, and finite ones, and their sums."""
+    """Numbers that tell tensors apart, in any order of axes: how many elements, and finite ones, and their sums. And the shape."""
 
+    shape: tuple[int, ...]
     count: int
     finite: int
     total: float
@@ -39,9 +40,9 @@ class _Print:
 
     @classmethod
     def of(cls, tensor: Tensor) -> _Print:
-        numbers = as_numbers(tensor).flatten()
+        shape, numbers = tuple(tensor.shape), as_numbers(tensor).flatten()
         count, numbers = numbers.numel(), numbers[numbers.isfinite()]
-        return cls(count, numbers.numel(), float(numbers.sum()), float(numbers.abs().sum()), float(numbers.square().sum()))
+        return cls(shape, count, numbers.numel(), float(numbers.sum()), float(numbers.abs().sum()), float(numbers.square().sum()))
 
     def is_like(self, other: _Print, within: float) -> bool:
         """Return whether two tensors may be equal, up to a relative difference of *within*."""
@@ -87,6 +88,11 @@ def _tensors(value: Any) -> list[Tensor]:
     return found
 
 
+def _is_detach(call: OperatorCall) -> bool:
+    """Return whether autograd or a factory may have called it, which they do where somebody holds the tensor: it is no step."""
+    return call.function in (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
+
+
 class _Recorder(OperatorMode):
     """Keeps the operations that the code of some modules runs between two events."""
 
@@ -109,6 +115,11 @@ class _Recorder(OperatorMode):
         self._is_on = (self._is_on or kept.key == self._call) and kept.key != self._until
 
     def operator(self, call: OperatorCall) -> Any:
+        if _is_detach(call):
+            result = call.run()
+            known = [self._known[id(held)][1] for held in _tensors(call.args) if id(held) in self._known]
+            self._known |= {id(held): (held, source) for held, source in zip(_tensors(result), known, strict=False)}
+            return result
         self._number += 1
         if not self._is_on or len(self.steps) >= _MOST_STEPS or (self._running and self._running[-1] not in self._own):
             return call.run()
@@ -169,6 +180,8 @@ class _Replacing(OperatorMode):
         self._now = -1
 
     def operator(self, call: OperatorCall) -> Any:
+        if _is_detach(call):
+            return call.run()
         self._now += 1
         number, place = self._at
         if self._now > number:
@@ -212,7 +225,8 @@ def of_operation(scene: Scene) -> Iterator[Suspect]:
     in_b: dict[_Print, _Source] = {}
     for step in there:
         prints = [*((-1 - place, each) for place, each in enumerate(step.given)), *enumerate(step.made)]
-        in_b = {each: (step.number, place) for place, each in prints} | in_b
+        for place, each in prints:
+            in_b.setdefault(each, (step.number, place))
     lacking = [step for step in here if step.made and _found(step.made[0], in_b, within) is None]
     apart = [step for step in there if step.made and _found(step.made[0], in_a, within) is None]
     first = next((step for step in apart if all(_found(each, in_a, within) for each in step.given)), None)
@@ -303,7 +317,9 @@ def _way(
 
 
 def _found(wanted: _Print, held: Mapping[_Print, _Source], within: float) -> _Source | None:
-    return next((source for each, source in held.items() if each.is_like(wanted, within)), None)
+    """Return where the *wanted* tensor is among those *held*: the first of its shape, else the first in another order of axes."""
+    found = [(each.shape == wanted.shape, source) for each, source in held.items() if each.is_like(wanted, within)]
+    return max(found, key=lambda each: each[0], default=(False, None))[1]
 
 
 def _words(way: _Way, step: _Step) -> str:

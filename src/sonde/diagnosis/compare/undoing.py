@@ -11,6 +11,7 @@ from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.sides import Kept, Key
 from sonde.diagnosis.compare.suspects import Suspect, Undo
 from sonde.diagnosis.distance import distance
+from sonde.engine import raise_if_foreign
 from sonde.rules import Finding
 
 _MOST_RUNS = 60
@@ -42,15 +43,27 @@ def explained(scene: Scene, looks: Iterable[Iterable[Callable[[Scene], Iterator[
         looks: functions from a scene to suspects, in groups: the first group in which something explains the place counts. Those
             that are undone in runs explain it alone or together; those that are undone in the tensors of the place each alone.
     """
-    proof, refuted = Proof(scene), []
+    proof, refuted = Proof(scene), list[Finding]()
     for group in looks:
-        suspects = [suspect for look in group for suspect in look(scene)]
+        suspects = [suspect for look in group for suspect in _of_look(look, scene, refuted)]
         found = _of_runs(proof, [suspect for suspect in suspects if suspect.undo.made is None])
         refuted += found.refuted
         held = [suspect.finding for suspect in suspects if proof.holds(suspect.undo)]
         if found.causes or held:
             return Explained(found.causes or held, refuted)
     return Explained(refuted=refuted)
+
+
+def _of_look(look: Callable[[Scene], Iterator[Suspect]], scene: Scene, refuted: list[Finding]) -> Iterator[Suspect]:
+    """Yield the suspects of a *look*; one that fails is left out, and noted in *refuted*."""
+    try:
+        yield from look(scene)
+    except Exception as error:
+        raise_if_foreign(error)
+        failed = (
+            f"one way to find a cause failed, and is left out ({getattr(look, '__name__', look)}: {type(error).__name__}: {error})"
+        )
+        refuted.append(scene.finding("not_looked", failed, severity="note"))
 
 
 def _of_runs(proof: Proof, suspects: Sequence[Suspect]) -> Explained:
