@@ -109,3 +109,43 @@ def cnn() -> nn.Sequential:
 def images() -> Tensor:
     """Four images."""
     return torch.randn(4, 3, 12, 12, generator=torch.Generator().manual_seed(1))
+
+
+class ByHand(nn.Module):
+    """A recurrent layer as people write it, whose gates are in some order; *more* is added to the second one."""
+
+    def __init__(self, of: nn.LSTM | nn.GRU, order: str, more: float = 0.0) -> None:
+        super().__init__()
+        self.order, self.more = order, more
+        self.given, self.state = nn.Linear(8, 4 * len(order)), nn.Linear(4, 4 * len(order))
+        self.given.load_state_dict({"weight": of.weight_ih_l0, "bias": of.bias_ih_l0})
+        self.state.load_state_dict({"weight": of.weight_hh_l0, "bias": of.bias_hh_l0})
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = c = x.new_zeros(len(x), 4)
+        made = []
+        for step in range(x.size(1)):
+            one, other = (held.chunk(len(self.order), -1) for held in (self.given(x[:, step]), self.state(h)))
+            gate = {name: (one[place], other[place]) for place, name in enumerate(self.order)}
+            sums = {name: mine + theirs + self.more * (name in "fz") for name, (mine, theirs) in gate.items()}
+            if "f" in gate:
+                c = sums["f"].sigmoid() * c + sums["i"].sigmoid() * sums["g"].tanh()
+                h = sums["o"].sigmoid() * c.tanh()
+            else:
+                new, kept = (gate["n"][0] + sums["r"].sigmoid() * gate["n"][1]).tanh(), sums["z"].sigmoid()
+                h = (1 - kept) * new + kept * h
+            made.append(h)
+        return torch.stack(made, 1)
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer and a head."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.layer(x)
+        out: Tensor = self.head((made[0] if isinstance(made, tuple) else made)[:, -1])
+        return out

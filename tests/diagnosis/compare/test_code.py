@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.diagnosis.compare.networks import ByHand, Recurrent
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -203,3 +204,25 @@ def test_a_coarser_type_inside_the_code_is_said() -> None:
     assert found.ok
     assert [hint.message.partition(" rounding ")[0] for hint in found.hints] == ["from two:input on"]
     assert sonde.compare(one, pair(Net)[1], torch.randn(6, 8), verbose=False).hints == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "order", "more", "words"),
+    [
+        (nn.LSTM, "ifgo", 0.0, ""),
+        (nn.LSTM, "ifog", 0.0, "the gates are i, f, o, g in {}, and i, f, g, o in the other side"),
+        (nn.LSTM, "oifg", 0.0, "the gates are o, i, f, g in {}, and i, f, g, o in the other side"),
+        (nn.LSTM, "ifgo", 1.0, "{} adds 1 to the gate f (of i, f, g, o), {} does not"),
+        (nn.GRU, "zrn", 0.0, "the gates are z, r, n in {}, and r, z, n in the other side"),
+    ],
+)
+def test_gates_in_another_order_are_told(kind: type[nn.LSTM | nn.GRU], order: str, more: float, words: str) -> None:
+    """And a forget gate to which 1 is added, as other libraries do, on whichever side."""
+    layer = kind(8, 4, batch_first=True)
+    one, other = Recurrent(layer), Recurrent(ByHand(layer, order, more))
+    other.head.load_state_dict(one.head.state_dict())
+    batch = torch.randn(4, 5, 8)
+    for a, b, by_hand in ((one, other, "ba"), (other, one, "ab")):
+        found = sonde.compare(a, b, batch, verbose=False)
+        assert found.ok == (not words)
+        assert (found.cause.message if found.cause else "") == words.format(*by_hand)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.diagnosis.compare.networks import gpt, tokens
+from tests.diagnosis.compare.networks import ByHand, Recurrent, gpt, tokens
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -274,6 +274,15 @@ def later(model: Any, h: Tensor, y: Tensor) -> Tensor:
     return torch.cat((torch.zeros_like(y[:, :1]), y[:, :-1]), 1)
 
 
+def gates(is_wrong: bool) -> tuple[Any, Any, Any, dict[str, Any]]:
+    """A layer of torch, and one by hand that takes its gates in another order."""
+    torch.manual_seed(0)
+    layer = nn.GRU(8, 4, batch_first=True)
+    one, other = Recurrent(layer), Recurrent(ByHand(layer, "zrn" if is_wrong else "rzn"))
+    other.head.load_state_dict(one.head.state_dict())
+    return one, other, torch.randn(3, 5, 8), {}
+
+
 UNDONE: dict[str, Pair] = {
     "random": code(dropped),
     "training_mode": after(lambda model: model.layer.train(), lambda: nn.BatchNorm1d(16)),
@@ -312,6 +321,7 @@ UNDONE: dict[str, Pair] = {
     "rotary": mixing(base=500_000.0),
     "heads": mixing(heads=2),
     "operation": code(lambda model, h, y: y.cumsum(1), lambda model, h, y: y.cumsum(0)),
+    "gates": gates,
     "class": layers(Cube, Square),
     "frozen": after(lambda model: model.last.requires_grad_(False)),
     "tied": tied,

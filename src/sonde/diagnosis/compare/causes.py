@@ -5,6 +5,7 @@ Each look yields suspects; ``proof`` tries them.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import types
@@ -30,7 +31,7 @@ from sonde.diagnosis.compare.undoing import Explained, explained
 from sonde.diagnosis.compare.weights import EXACT, Relation, factor_between, is_addend, matched, relation
 from sonde.diagnosis.distance import as_numbers, distance, held_of_both, laid_out_alike, readable, spacing
 from sonde.diagnosis.nonfinite.source_lines import lines_of
-from sonde.engine import class_of
+from sonde.engine import class_of, parameters_of
 from sonde.rules import Finding
 from sonde.site import PARAMETER_PORTS, Site
 from sonde.words import names_text, shape_text
@@ -46,6 +47,7 @@ def causes_of(scene: Scene) -> Explained:
             [_of_random, _of_batch, _of_modes, _of_arguments, _of_parameters, _of_settings, _of_draws, _of_types],
             *([look] for look in FORMULAS),
             [_of_order],
+            [_of_gates],
             [_of_class],
             *([look] for look in RELATIONS),
             [of_operation],
@@ -562,6 +564,41 @@ def _of_class(scene: Scene) -> Iterator[Suspect]:
     settings = {here[name][0]: y for name, _, y in setting_differences(one, other)}
     undo = Undo(b=changes.code(scene.b, scene.owner_b, one, held, settings))
     yield scene.suspect("class", words, undo, "use the same code on both sides", severity="note")
+
+
+_GATES = {"LSTM": "ifgo", "GRU": "rzn"}
+"""The gates of torch's recurrent layers, in the order in which their weights have them."""
+
+
+def _of_gates(scene: Scene) -> Iterator[Suspect]:
+    """A recurrent layer of torch against one by hand, which takes the gates in another order, or adds 1 to one."""
+    kinds = ["" if module is None else class_of(module).__name__.removesuffix("Cell") for module in scene.modules]
+    if scene.place.site.port != "output" or scene.owner_b is None or kinds[0] == kinds[1] or not _GATES.keys() & set(kinds):
+        return
+    kind = next(each for each in kinds if each in _GATES)
+    gates, side, by_hand = _GATES[kind], scene.b, "b" if kind == kinds[0] else "a"
+    below = [name for name in side.modules() if f"{name}.".startswith(f"{scene.owner_b}.") or not scene.owner_b]
+    held = {(name, own): tensor for name in below for own, tensor in parameters_of(side.modules()[name]).items()}
+    blocks = {
+        key: readable(tensor.detach()).unflatten(0, (len(gates), -1))
+        for key, tensor in held.items()
+        if tensor is not None and tensor.dim() and len(tensor) % len(gates) == 0
+    }
+    for order in itertools.permutations(range(len(gates))):
+        undo = sum((changes.putting(side, *key, each[list(order)].flatten(0, 1)) for key, each in blocks.items()), Change())
+        taken = order if by_hand == "b" else [order.index(place) for place in range(len(gates))]
+        words = f"the gates are {', '.join(gates[place] for place in taken)} in {by_hand}, and {', '.join(gates)} in the other side"
+        if list(order) != sorted(order):
+            yield replace(scene.suspect("gates", words, Undo(b=undo), "take the gates in one order"), is_guess=True)
+    addend = next((key for key, each in blocks.items() if each.dim() == 2 and is_addend(key[1])), None)
+    for (place, gate), sign in () if addend is None else itertools.product(enumerate(gates), (1.0, -1.0)):
+        assert addend is not None
+        more = torch.zeros_like(blocks[addend])
+        more[place] = sign
+        adding, lacking = "ba" if sign < 0 else "ab"
+        undo = changes.putting(side, addend[0], addend[1], (blocks[addend] + more).flatten(0, 1))
+        words = f"{adding} adds 1 to the gate {gate} (of {', '.join(gates)}), {lacking} does not"
+        yield replace(scene.suspect("gates", words, Undo(b=undo), "add it on both sides, or on none"), is_guess=True)
 
 
 # Gradients

@@ -50,6 +50,7 @@ CAUSES = MappingProxyType(
         "rotary": "the attention of the other side is put in",
         "heads": "the attention of the other side is put in",
         "operation": "the operations of the other side stand in the place of one of this side",
+        "gates": "blocks of the parameters are exchanged, or 1 is added to one of a bias",
         "class": "the code of the other side runs, with the parameters and settings of this one",
         "frozen": "the parameters require a gradient as in the other side",
         "tied": "the parameters are tied as in the other side",
