@@ -172,7 +172,7 @@ def said(found: Finding | None) -> tuple[str, str, str] | None:
                 "of 128 indices of a step a gradient reaches one row alone: they are all the same, or the loss uses one alone",
             ),
         ),
-        (rules.judge("dropped", 0.9), None),
+        (rules.judge("dropped", 0.8), None),
         (rules.judge("dropped", 0.99), ("dropped", "warn", "99 % dropped")),
         (rules.judge("would_overflow", 0.0, 0.0), None),
         (rules.judge("would_overflow", 0.01, 0.0), ("would_overflow", "warn", "1 % of its values would overflow")),

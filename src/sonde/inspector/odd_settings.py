@@ -66,6 +66,9 @@ class OddSettings:
 
     def _judge(self, group: Mapping[str, Any], rate: float, decay: float) -> Iterator[Finding | None]:
         yield self._chosen.judge("eps_large", _number(group.get("eps")))
+        betas = group.get("betas")
+        if isinstance(betas, tuple | list) and len(betas) == 2:  # of the mean and of the squares
+            yield self._chosen.judge("betas_odd", _number(betas[1]), _number(betas[0]))
         yield None if group.get("maximize") else self._chosen.judge("rate_negative", rate)
         if "dampening" in group or group.get("decoupled_weight_decay"):
             yield self._chosen.judge("decay_large", rate, decay)

@@ -14,6 +14,7 @@ from sonde.answer import Fact, Part, Report, Verdict, facts_of_findings
 from sonde.engine import Coverage, ProbeError, members, name_of, raise_if_foreign
 from sonde.errors import ArgumentError
 from sonde.inspector.budget import Timer
+from sonde.inspector.loss_graph import LossGraph
 from sonde.inspector.measurement.measurement import Measurement
 from sonde.inspector.pipeline.batch import Batch, BatchBuilder
 from sonde.inspector.pipeline.batch_writer import BatchWriter
@@ -32,6 +33,7 @@ from sonde.stats import Joining
 from sonde.warn import warn_user
 from sonde.words import many
 
+_TRAINS = 20  # losses of training without any step, after which one was meant
 _MANY = 1024  # pushed values that may wait for a logged step
 _MOMENT = 1.0  # seconds
 _CONNECTING = 20.0  # seconds in which ranks that are all here connect with each other
@@ -98,6 +100,7 @@ class WatchedTraining:
         reports = None if unused else BadStepReports(bad_steps.on_nonfinite, lambda: destinations.path, self._flush_own, rank)
         self._bad_steps = reports
         self._seen: dict[tuple[object, int], Finding] = {}  # what no row holds
+        self._loss_graph = LossGraph(settings.rules, list(models.values()))
         self._alarmed: list[Finding] = []  # what the sinks were told
         if self._joining is not None and part.all_are_here:
             self._joining.wait(_CONNECTING)
@@ -142,8 +145,8 @@ class WatchedTraining:
                 self.part.leave(max(self._join_until - time.monotonic(), _MOMENT))
 
     def _look_for_unstepped(self) -> None:
-        """Judge models that no optimizer has stepped, where one has stepped another model, or what is not watched."""
-        is_stepped = any(watched.steps for watched in self.watched)
+        """Judge models that no optimizer has stepped, where one has stepped another model, or losses of training were pushed."""
+        is_stepped = any(watched.steps for watched in self.watched) or self._loss_graph.pushed >= _TRAINS
         for watched in self.watched:
             if watched.observes and not watched.steps:
                 passes, foreign = watched.clock.backward_counter.count, watched.clock.step_counter.foreign
@@ -238,6 +241,7 @@ class WatchedTraining:
             self._put_rest(everything=False)
         if train:
             watched.take_loss(value)
+            self._loss_graph.look(value, *watched.moment(in_step=True))
 
     def _send(self, builder: BatchBuilder, waited: list[Batch]) -> None:
         """Put what has *waited*, and the data of a step or an evaluation of one of the models."""
@@ -363,7 +367,7 @@ class WatchedTraining:
     def _seen_so_far(self) -> Sequence[Finding]:
         """Return what the training knows and no row holds: in the writer thread. What is new of a rule is an alarm."""
         known = [each for of in self.watched for each in (of.rows.left_out, of.rows.kept, of.rows.same, of.rows.settings)]
-        for each in [found for one in known for found in one.found()]:
+        for each in [found for one in (*known, self._loss_graph) for found in one.found()]:
             if (each.identity, each.step) not in self._seen:
                 self._see(each, max(each.step, self._writer.findings.step))
                 self._alarm(self._seen[each.identity, each.step])

@@ -38,6 +38,8 @@ def labels_outside(low: int, high: int, classes: int) -> Judged:
     "a loss of two tensors of shapes (N, 1) and (N,), which broadcast to (N, N)",
     "torch warns: this will likely lead to incorrect results due to broadcasting",
     "give both the same shape: output.squeeze(1), or target.unsqueeze(1)",
+    brings=("loss_stuck", "bounded"),
+    about=("setup", "lost"),
 )
 def loss_broadcast(samples: int, compared: int, *, what: str = "the loss", is_sure: bool = True) -> Judged:
     """Judge how many elements are *compared* in the loss of so many *samples*; *what* names the function."""
@@ -171,6 +173,8 @@ def input_unused(inputs: int, unused: int, *, name: str = "", has_layers: bool =
     "the outputs of a sample change where another sample of the batch is exchanged",
     "Karpathy, A recipe for training neural networks, 2019: use backprop to chart dependencies",
     "look for a view or reshape where a transpose is meant, a softmax or mean over the batch axis, batch_first=False",
+    brings=("loss_stuck", "bounded"),
+    about=("setup", "lost"),
 )
 def samples_mixed(distance: float, limit: float, *, is_sure: bool = True) -> Judged:
     """Judge the relative *distance* of a sample's outputs before and after; *limit* is what rounding explains."""

@@ -36,7 +36,7 @@ softmax is below the rounding of float32 where they are 16.6 = ln(2**24) apart: 
 models are about 10 at most."""
 EPS_LARGE = 0.1
 """What a normalisation adds to a variance of about 1."""
-DROPPED = 0.9
+DROPPED = 0.85
 """Share that a dropout layer sets to zero."""
 NEAR_END = 0.5
 """Largest magnitude / largest number of the format: one doubling before an overflow."""

@@ -153,7 +153,7 @@ def overwritten(shift: float, update: float, *, factor: float = WRITTEN) -> Judg
 @entry(
     f"a weight with a gradient that no optimizer has moved in {UNMOVED} logged steps or more, where others move",
     "a parameter outside of every optimizer",
-    "give it to the optimizer, or freeze it with requires_grad_(False) if that is meant",
+    "give it to the optimizer, and call its step(); or freeze it with requires_grad_(False) if that is meant",
     needs=("rms:update", "rms:grad"),
     severity="bad",
     least="least",
@@ -266,6 +266,23 @@ def eps_large(eps: float, *, most: float = EPS_MOST) -> Judged:
 
 
 @entry(
+    "of an optimizer's betas the second is no larger than the square of the first",
+    "Reddi, Kale and Kumar, On the convergence of Adam and beyond, 2018: the first has to be smaller than the root of the second",
+    "give betas=(0.9, 0.999), as usual: the first for the mean of the gradients, the second for that of their squares",
+    needs=("rms:update",),
+    evidence=("second", "first"),
+    least=1,
+    brings=("update_large", "update_huge", "loss_rising", "loss_stuck", "weight_growth", "spike"),
+    about=("setup", "large"),
+)
+def betas_odd(second: float, first: float) -> Judged:
+    """Judge the *first* and the *second* of the betas of an optimizer that keeps averages of gradients and of their squares."""
+    yield (first * first >= second) & (first > 0)
+    yield second
+    yield f"the optimizer's betas are ({first:g}, {second:g}): it divides by fewer gradients than it adds up"
+
+
+@entry(
     f"each of {UNMOVED} logged steps was made by an optimizer that had made none before, and that keeps averages",
     "torch.optim.Adam: what it divides by, and a momentum, are averages over the steps of one optimizer",
     "make the optimizer once, before the loop",
@@ -322,7 +339,8 @@ def decay_large(rate: float, decay: float, *, most: float = DECAYED) -> Judged:
 
 @entry(
     f"a momentum that adds up {REMEMBERED:,.0f} steps or more, 1 / (1 - momentum), at a learning rate below 1 that comes to "
-    f"{ADDED_UP:g} or more by that, and another finding shows that something has become too large since",
+    f"{ADDED_UP:g} or more by that, and another finding shows that something has become too large since, or the loss has not come "
+    "down to half of its first values in 200 steps",
     "Goh, Why momentum really works, 2017: steps that agree come to lr / (1 - momentum)",
     "lower the momentum (0.9 is usual), or the learning rate by as much as it adds up",
     needs=("lr",),

@@ -227,7 +227,8 @@ class _Judges:
             share = _THIRD if "pull" in each.evidence else _HALF
             return each if self._scalars.loss_of(each.model).stands(share) else None
         if each.rule in ("rate_grown", "momentum_large"):
-            return each if self._harms(each, found, each.begun) & _TOO_FAR else None
+            stands = each.rule == "momentum_large" and self._scalars.loss_of(each.model).stands(_HALF, 2)
+            return each if stands or self._harms(each, found, each.begun) & _TOO_FAR else None
         if each.rule == "loss_unbounded" and self._crosses_zero(each):
             grown = (RULES[other.rule].about for other in found if other.severity != "note" and related(each, other))
             return each if any(about in _GROWN for about in grown) else None

@@ -65,7 +65,7 @@ def _example(kind: str) -> Any:
     if kind == "Parameter":
         return nn.Parameter(torch.zeros((), device="cpu"))
     if kind == "Node":
-        return torch.zeros((), requires_grad=True, device="cpu").exp().grad_fn
+        return torch.zeros(1, requires_grad=True, device="cpu").softmax(0).grad_fn
     return torch.amp.GradScaler("cpu", enabled=False) if kind == "GradScaler" else torch
 
 
@@ -81,7 +81,11 @@ _TABLE = {
         "torch._C._autograd._get_sequence_nr": _NO_IMPORT,
         "Node._sequence_nr": "gradients of structured values, and the module that runs in a backward pass, cannot be found",
         "Node._register_hook_dict": "gradients cannot be observed",
-        "Node._input_metadata": "a gradient at the border of compiled code is not named where one tensor is returned",
+        "Node._input_metadata": (
+            "a gradient at the border of compiled code is not named where one tensor is returned; a loss whose shapes broadcast is "
+            "not found"
+        ),
+        "Node._saved_dim": "a softmax over the samples is not found in a loss",
         "torch.autograd.Variable._execution_engine": "the end of a backward pass cannot be seen: no micro-steps",
     },
     "to undo on a copy that no_grad cuts a graph": {

@@ -276,14 +276,14 @@ def replayed(step: KeptStep, found: BadStep) -> Replayed:
             "function has made it.",
             reports[-1],
             "(root):grad_output",
-            "run sonde.why_nan(model, batch, loss_fn) with the loss function, or sonde.replay(path, model, loss_fn)",
+            _WITH_THE_LOSS,
         )
     if step.loss is not None and not step.gradients:
         return Replayed(
             "The model's outputs are finite and the loss is not: the loss function has made it.",
             reports[-1],
             "(root):output",
-            "run sonde.why_nan(model, batch, loss_fn) with the loss function, or sonde.replay(path, model, loss_fn)",
+            _WITH_THE_LOSS,
         )
     lost = next((origin for each in reports for origin in each.harmless), None)
     if lost is not None:  # as on the way to a gradient that is sparse
@@ -291,11 +291,22 @@ def replayed(step: KeptStep, found: BadStep) -> Replayed:
         return Replayed(
             f"Run again, {lost.kind} was made by {lost.name}{layer}, and could not be followed any further.", reports[-1]
         )
+    if not any(kept.gradients for kept in step.passes):
+        return Replayed(
+            "Run again, the model was finite, forward and backward; what the loss function does, and the gradient that it gave the "
+            "model, were not kept: look there first (a division by 0, a log or root of 0, a mean over nothing).",
+            reports[-1],
+            "(root):grad_output",
+            _WITH_THE_LOSS,
+        )
     return Replayed(
         "Run again, everything was finite: another rank's batch, code between the backward pass and the step, or an operation "
         "without a fixed order has made the difference.",
         reports[-1],
     )
+
+
+_WITH_THE_LOSS = "run sonde.why_nan(model, batch, loss_fn) with the loss function, or sonde.replay(path, model, loss_fn)"
 
 
 def _alone(run: Callable[[], Made]) -> Made:

@@ -1,0 +1,53 @@
+"""Read what autograd keeps of how a tensor was made: operations, shapes, axes and parameters. Reads no value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+Node: TypeAlias = Any
+"""A node of autograd's graph, which keeps its place behind a backward pass."""
+
+
+def operation_of(node: Node) -> str:
+    """Return the name of the operation, as ``MseLoss``; ``AccumulateGrad`` for a leaf."""
+    name: str = node.name().rpartition("::")[2].rstrip("0123456789")
+    return name.removesuffix("Backward")
+
+
+def sources_of(node: Node) -> list[Node]:
+    """Return the nodes of the tensors that the operation took, of those that have one."""
+    return [each for each, _ in node.next_functions if each is not None]
+
+
+def shape_of(node: Node) -> tuple[int, ...]:
+    """Return the shape of the first tensor that the operation made; ``()`` where torch does not say it."""
+    made: Any = getattr(node, "_input_metadata", ())
+    return tuple(made[0].shape) if len(made) else ()
+
+
+def axis_of(node: Node) -> int | None:
+    """Return the axis along which a softmax runs, counted from the start; None where torch does not say it."""
+    axis: int | None = getattr(node, "_saved_dim", None)
+    if axis is None:
+        return None
+    return axis if axis < 1 << 32 else axis - (1 << 64) + len(shape_of(node))  # one below zero was kept without its sign
+
+
+def leaf_of(node: Node) -> Tensor | None:
+    """Return the leaf whose ``.grad`` the node writes; None for an operation."""
+    held = getattr(node, "variable", None)
+    return held if isinstance(held, Tensor) else None
+
+
+def nodes_before(node: Node, most: int) -> Iterator[Node]:
+    """Yield *node* and what it was made of, each before its own sources; nothing behind the first *most*."""
+    seen, waiting = {node}, [node]
+    while waiting and len(seen) <= most:
+        yield (now := waiting.pop())
+        for each in sources_of(now):
+            if each not in seen:
+                seen.add(each)
+                waiting.insert(0, each)

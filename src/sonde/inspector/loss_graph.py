@@ -1,0 +1,172 @@
+"""Notice how a loss was made: shapes that broadcast, a softmax twice or over the batch, weights that no module holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from sonde.engine import graph_nodes, raise_if_foreign, version_of
+from sonde.rules import Chosen, Finding
+from sonde.words import many, shape_text
+
+Node = graph_nodes.Node
+
+_LOOKS = 2  # losses, such as those of a generator and a discriminator
+_NODES, _OF_LOSS = 20_000, 60  # nodes of one graph that are read; those nearest to the loss, among which its function is
+_STEPS = 6  # from the first loss on, after which a parameter that has not been written into is trained by nobody
+_MANY = 4  # samples
+_COMPARES = ("Sub", "Rsub", "MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits")
+_MOVES = (
+    "View",
+    "UnsafeView",
+    "ReshapeAlias",
+    "Transpose",
+    "Permute",
+    "T",
+    "Squeeze",
+    "Unsqueeze",
+    "ToCopy",
+    "Clone",
+    "Alias",
+    "Add",
+    "Clamp",
+    "ClampMin",
+)
+_LISTED = "register what is made of layers: nn.ModuleList, nn.ModuleDict or nn.ParameterList in the place of a list or a dict"
+
+
+class LossGraph:
+    """Looks at the graph of the first losses of a training, which keeps its shape behind the backward pass. No host sync.
+
+    Attributes:
+        pushed: how many losses of training came.
+
+    Args:
+        chosen: the rules that are applied.
+        models: those that are watched.
+    """
+
+    def __init__(self, chosen: Chosen, models: Sequence[nn.Module]) -> None:
+        self._chosen, self._models = chosen, models
+        self.pushed = self._looks = 0
+        self._first = -1  # the step of the first loss
+        self._strangers: list[tuple[Tensor, int]] = []  # parameters that no model holds, and how often they had been written into
+        self._found: dict[str, Finding] = {}
+
+    def look(self, loss: Any, epoch: int, step: int) -> None:
+        """Look at a *loss* of training that is pushed at a step."""
+        self.pushed += 1
+        if self._strangers and step - self._first >= _STEPS:
+            self._judge_strangers(epoch, step)
+        if self._looks >= _LOOKS or not isinstance(loss, Tensor) or loss.grad_fn is None:
+            return
+        self._looks += 1
+        try:
+            self._first = step if self._first < 0 else self._first
+            nodes = list(graph_nodes.nodes_before(loss.grad_fn, _NODES))
+            for found in self._of_function(nodes[:_OF_LOSS]):
+                self._found.setdefault(found.rule, replace(found.at("", epoch, step, found.message), first_step=step))
+            self._strangers = self._strangers or [(each, version_of(each)) for each in self._between(nodes)]
+        except Exception as error:
+            raise_if_foreign(error)
+            self._looks = _LOOKS
+
+    def found(self) -> tuple[Finding, ...]:
+        """Return the findings so far."""
+        return tuple(self._found.values())
+
+    def _of_function(self, nodes: Sequence[Node]) -> Iterator[Finding]:
+        """Yield what is wrong in the *nodes* of the loss function."""
+        for node in nodes:
+            name, before = graph_nodes.operation_of(node), graph_nodes.sources_of(node)
+            shape = graph_nodes.shape_of(node)
+            if name in _COMPARES and len(before) == 1:
+                yield from self._compared(name, before[0], shape)
+            source = _behind_moves(before[0]) if len(before) == 1 else None
+            made = "" if source is None else graph_nodes.operation_of(source)
+            if (name == "LogSoftmax" and made in ("Softmax", "Sigmoid")) or (made, name) == ("Sigmoid", _COMPARES[-1]):
+                what = "cross_entropy" if name == "LogSoftmax" else "binary_cross_entropy_with_logits"
+                twice = self._chosen.judge("softmax_twice", math.prod(graph_nodes.shape_of(source)[:1]), math.nan)
+                if twice is not None:
+                    yield replace(twice, message=f"{what} is given what a {made.lower()} has made, of shape {_of(source)}")
+            rows = source if (name, made) == ("Log", "Softmax") else node if name == "LogSoftmax" else None
+            size = () if rows is None else graph_nodes.shape_of(rows)
+            if len(size) == 2 and graph_nodes.axis_of(rows) == 0 and size[0] != size[1] and min(size) > 1:
+                mixed = self._chosen.judge("samples_mixed", math.inf, 0.0)
+                if mixed is not None:
+                    message = f"the loss takes a softmax over axis 0 of {_of(rows)}: over the samples, and not over the classes"
+                    yield replace(mixed, message=message, value=float(size[0]))
+
+    def _compared(self, name: str, source: Node, shape: tuple[int, ...]) -> Iterator[Finding]:
+        """Yield that outputs of shape ``(N, 1)`` are compared with targets of ``(N,)``."""
+        if graph_nodes.operation_of(source) == "Expand" and graph_nodes.sources_of(source):
+            shape, (source, *_) = graph_nodes.shape_of(source), graph_nodes.sources_of(source)
+        given = graph_nodes.shape_of(source)
+        if len(shape) == 2 and shape[0] == shape[1] >= _MANY and given in ((shape[0], 1), (1, shape[0]), (shape[0],)):
+            what = f"the loss ({name}) of outputs of shape {shape_text(given)}"
+            found = self._chosen.judge("loss_broadcast", shape[0], math.prod(shape), what=what)
+            yield from () if found is None else (found,)
+
+    def _between(self, nodes: Sequence[Node]) -> list[Tensor]:
+        """Return the parameters that no model holds, and that lie between layers of the models."""
+        own = {id(each) for model in self._models for each in model.parameters()}
+        leaves = {node: graph_nodes.leaf_of(node) for node in nodes if graph_nodes.operation_of(node) == "AccumulateGrad"}
+        strange = [node for node, leaf in leaves.items() if isinstance(leaf, nn.Parameter) and id(leaf) not in own]
+        if not strange:
+            return []
+        before = {node: graph_nodes.sources_of(node) for node in nodes}
+        above: dict[Node, list[Node]] = {}
+        for node, sources in before.items():
+            for each in sources:
+                above.setdefault(each, []).append(node)
+        users = {user for node, leaf in leaves.items() if id(leaf) in own for user in _users(node, before, above)}
+        behind, ahead = _reached(before, users), _reached(above, users)
+        found = [(leaves[node], _users(node, before, above)) for node in strange if node in behind]
+        return [leaf for leaf, by in found if leaf is not None and not ahead.isdisjoint(by)]
+
+    def _judge_strangers(self, epoch: int, step: int) -> None:
+        left = [each for each, version in self._strangers if version_of(each) == version]
+        self._strangers = []
+        found = self._chosen.judge("unmoved", float(step - self._first)) if left else None
+        if found is not None:
+            does, them = ("gets a gradient", "it") if len(left) == 1 else ("get gradients", "them")
+            which = (
+                f"{many(len(left), 'parameter')} that no module of the model holds, the first of shape {shape_text(left[0].shape)}"
+            )
+            message = f"{which}, {does} between its layers, and no optimizer moves {them}"
+            self._found["unmoved"] = replace(found.at("", epoch, step, message), advice=_LISTED, first_step=self._first)
+
+
+def _users(leaf: Node, before: Mapping[Node, list[Node]], above: Mapping[Node, list[Node]]) -> list[Node]:
+    """Return the operations that take the tensor of a *leaf*, or what one that takes nothing else has made of it."""
+    users = above.get(leaf, [])
+    while len(users) == 1 and len(before.get(users[0], ())) == 1 and above.get(users[0]):
+        users = above[users[0]]
+    return users
+
+
+def _reached(following: dict[Node, list[Node]], begin: set[Node]) -> set[Node]:
+    """Return what follows the nodes *begin*, without these unless they follow another."""
+    seen: set[Node] = set()
+    waiting = [each for node in begin for each in following.get(node, ())]
+    while waiting:
+        node = waiting.pop()
+        if node not in seen:
+            seen.add(node)
+            waiting += following.get(node, ())
+    return seen
+
+
+def _behind_moves(node: Node) -> Node:
+    """Return the operation that has made the elements, behind those that change shape, order or type, or add an eps."""
+    while graph_nodes.operation_of(node) in _MOVES and len(before := graph_nodes.sources_of(node)) == 1:
+        (node,) = before
+    return node
+
+
+def _of(node: Node) -> str:
+    return shape_text(graph_nodes.shape_of(node))
