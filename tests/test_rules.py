@@ -456,6 +456,7 @@ def test_every_rule_is_listed_with_its_condition_and_source() -> None:
         "attention_large", "weight_large", "one_index", "gradient_kept", "gradient_cleared", "input_large",
         "rank_collapse", "would_overflow", "would_underflow", "begins_large", "input_same", "overwritten",
         "loss_rising", "loss_unbounded", "loss_stuck", "overfitting",
+        "betas_odd", "rate_small",
         "rate_negative", "decay_large", "momentum_large", "rate_grown", "gradient_alone", "target_large", "bounded",
         "loss_summed", "norm_setting", "optimizer_renewed", "held_twice", "eps_large",
         "eval_mode", "labels_outside", "loss_broadcast", "softmax_twice", "initial_loss", "initial_error", "cut_off",

@@ -60,6 +60,8 @@ RULE_SYMPTOMS = {
     "optimizer_renewed": "small steps",
     "held_twice": "large steps",
     "eps_large": "small steps",
+    "betas_odd": "large steps",
+    "rate_small": "small steps",
     "softmax_twice": "loss",
     "bounded": "saturated",
 }

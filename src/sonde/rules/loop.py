@@ -17,8 +17,9 @@ standard deviations above the mean of 128 values; healthy trainings on small bat
 SPIKE_ABOVE, SPIKE_FEW = 10.0, 8
 """A loss or a gradient norm so many times as large as any before is a spike, too, and the fewest values before. Megatron-LM's
 monitor takes 10 x the largest of the first 100 values."""
-RISING = 1.5
-"""Median of the last 5 logged losses against the first ones."""
+RISING, RISING_EARLY, EARLY = 1.5, 3.0, 100
+"""Median of the last 5 logged losses against the first ones; against them in the first steps, and how many these are: a codebook,
+or an estimate of one's own, is learnt at the cost of the loss at first."""
 LOST_AGAIN = 0.8
 """Share of the fall of a loss that is lost where it is that of a guess again."""
 STUCK, STUCK_STEPS, STUCK_LONG = 0.02, 100, 1000
@@ -92,13 +93,13 @@ def no_training_forward(missed: int, logged: int) -> Judged:
 
 
 @entry(
-    f"the loss is {RISING:g} x as large as at the beginning, or has lost all that it had won, or is that of a guess again "
-    "(3 of 5 medians of 5 values)",
+    f"the loss is {RISING:g} x as large as at the beginning ({RISING_EARLY:g} x in the first {EARLY} steps of more), or has lost "
+    "all that it had won, or is that of a guess again (3 of 5 medians of 5 values)",
     "TheDeepChecker has 2 x the smallest loss, five times",
     "look at the sign of the loss and at what changed in the data; {lr}, or {clip_grad_norm}",
     needs=("loss",),
     severity="bad",
-    evidence=("loss", "first", "lowest", "", "", ""),
+    evidence=("loss", "first", "lowest", "", "", "", ""),
     window=Window(3, 5),
     least=LOSS_VALUES,
     about=("loss", "large"),
@@ -113,10 +114,13 @@ def loss_rising(
     scatter: float = 0.0,
     chance: float = math.nan,
     about: float = 0.0,
+    steps: float = math.inf,
     *,
     factor: float = RISING,
 ) -> Judged:
     """Judge the median *loss* of the last values; *first* is that of the first values, *lowest* the smallest median so far.
+
+    *steps* is how many there were; infinite where no more come.
 
     *scatter* is the standard deviation of the logarithm of single values from one to the next. Logarithms of two medians of five
     values differ by 0.8 of that by chance, and the smallest of twenty medians lies 1.1 of that lower: less than 3 times as much as
@@ -130,7 +134,8 @@ def loss_rising(
     came_back = (lowest < 0.7 * first) & ((loss >= first) | guesses_again) & far
     says_something = (first > 0) & (lowest >= 0)  # not a loss around 0, as that of a policy
     has_size = (first > about) | (loss > first + 3 * about)
-    is_larger = has_size & (loss > np.maximum(factor, by_chance) * first)
+    least = np.where(np.less(steps, EARLY), max(factor, RISING_EARLY), factor)
+    is_larger = has_size & (loss > np.maximum(least, by_chance) * first)
     yield says_something & (is_larger | came_back)
     yield loss
     yield f"the loss rises: {short(loss)}, where it was {short(first)} at first and {short(lowest)} at best"

@@ -14,6 +14,7 @@ import numpy as np
 from sonde.rules.chosen import Chosen
 from sonde.rules.finding import Finding
 from sonde.rules.loop import (
+    LOSS_VALUES,
     NEAR_CHANCE,
     NEGATED_VALUES,
     SCORES_END,
@@ -27,6 +28,7 @@ from sonde.rules.loop import (
     STUCK_VALUES,
     UNBOUNDED_VALUES,
 )  # fmt: skip
+from sonde.rules.updates import LOW_RATE
 from sonde.rules.window import Held
 
 _GRADIENTS = ("grad_norm", "grad_norm_raw")
@@ -41,6 +43,7 @@ _CHANGES = 33  # of a loss, that tell its scatter
 _MOST = 256  # means that stand for a whole history
 _CONVERGED = 0.01  # loss, of the first ones, from which on there is little left to learn
 _LEARNT = 0.7  # loss, of the first ones, below which a network is on its way to its targets
+_SLOWLY = 0.8  # loss, of the first ones, below which it falls at whatever rate
 _WORSE = 1.2  # the least of three losses, of the median of five before: what was done between them did harm
 _COIN = math.log(2)  # the cross-entropy of a guess of two classes
 _AFTER, _HELPED = 3, 0.9  # losses after a step, and their least one against that of the step, that say that the step was a good one
@@ -123,6 +126,12 @@ class ScalarFindings:
         loss = self.loss_of(model)
         found = self._chosen.judge("rate_grown", loss.rate, loss.best_rate)
         yield from (replace(each, step=loss.steps[1], first_step=loss.grown_at) for each in (found,) if each is not None)
+        found = (
+            self._chosen.judge("rate_small", loss.rate, loss.largest_rate, loss.low_share, loss.warmed)
+            if loss.stands(_SLOWLY)
+            else None
+        )
+        yield from (replace(each, step=loss.steps[1], first_step=loss.steps[0]) for each in (found,) if each is not None)
         for step, rate in self._rates.get(model, [])[-1:]:
             found = self._chosen.judge("momentum_large", rate, self.added_up(model))
             yield from (replace(each, step=step, first_step=0) for each in (found,) if each is not None)
@@ -155,7 +164,8 @@ class ScalarFindings:
         raw = {name.removesuffix("_raw") for name in self._scalars if name in clipped or name.endswith("_raw")}
         judged = [each for name, each in self._scalars.items() if name not in raw]
         stuck = [each.stuck or (each.stuck_at(each.loss, 0, at_end=True) if at_end and each.loss else None) for each in judged]
-        held = [(each.grown, each.spike, each.rises, each.falls or each.sinks) for each in judged]
+        rises = [each.rises or (each.risen_at_end() if at_end else None) for each in judged]
+        held = [(each.grown, each.spike, risen, each.falls or each.sinks) for each, risen in zip(judged, rises, strict=True)]
         for found in (*zip(*held, strict=True), stuck):
             known = [each for each in found if each is not None]
             first, *others = sorted(known, key=lambda each: (each.first_step or 0, _QUANTITIES.index(each.quantity))) or (None,)
@@ -232,9 +242,7 @@ class _Scalar:
             return
         chance = self.chance_of_model()
         if self.rises is None:
-            lowest = loss.lowest if loss.least >= 0 else loss.least
-            rises = self.chosen.judge("loss_rising", loss.smooth, loss.first, lowest, loss.scatter(), chance, loss.first_scatter)
-            self.rises = self._at_last(loss.risen, rises, epoch, step)
+            self.rises = self._at_last(loss.risen, self._risen(loss, step - loss.steps[0]), epoch, step)
         guess = chance if abs(loss.first + chance) < abs(loss.first + _COIN) else _COIN  # a guess of two, in one number
         negated = loss.highest < 0 and abs(loss.first + guess) < NEAR_CHANCE * guess
         least = NEGATED_VALUES if negated else UNBOUNDED_VALUES
@@ -245,6 +253,19 @@ class _Scalar:
             sinks = self.chosen.judge("loss_unbounded", *numbers, grows=True) if self.sinks is None else None
             self.sinks = self.sinks or self._at_last(loss.sunk, sinks, epoch, step)
         self.stuck = self.stuck or self.stuck_at(loss, epoch)
+
+    def _risen(self, loss: _Loss, steps: float) -> Finding | None:
+        lowest, chance = loss.lowest if loss.least >= 0 else loss.least, self.chance_of_model()
+        return self.chosen.judge("loss_rising", loss.smooth, loss.first, lowest, loss.scatter(), chance, loss.first_scatter, steps)
+
+    def risen_at_end(self) -> Finding | None:
+        """Return the finding about a loss that has risen by the end of few steps, when no values come."""
+        loss = self.loss
+        found = None if loss is None or self.rises is not None else self._risen(loss, math.inf)
+        if loss is None or found is None or loss.count < LOSS_VALUES:
+            return None
+        first, last = loss.steps
+        return replace(found, message=f"{self.name}: {found.message}, at step {last:,}", step=last, first_step=first)
 
     def _at_last(self, held: Held, found: Finding | None, epoch: int, step: int) -> Finding | None:
         """Return what was *found* at *step*, once there was something often enough."""
@@ -341,17 +362,19 @@ class _Loss:
         best_rate: the median of those of the values that made the smallest median.
         grown_at: the step from which on the rate has been far above that; -1 while it is not.
         peak: the step at which the rate was last larger than ever before.
+        largest_rate: the largest rate.
         moved: how far the steps before the last value have moved the weights, together, of their size; NaN if that is not known.
         risen, fallen, sunk: how often the loss was found to rise, or to fall without bound, by itself or where something grows.
     """
 
     def __init__(self, chosen: Chosen) -> None:
-        self.first = self.smooth = self.begun = self.rate = self.best_rate = self._largest_rate = self.moved = math.nan
+        self.first = self.smooth = self.begun = self.rate = self.best_rate = self.largest_rate = self.moved = math.nan
         self.first_scatter = 0.0
         self.lowest = self.least = self._best = math.inf
         self.highest = -math.inf
         self.steps = (0, 0)
         self.peak = 0
+        self._low = [0, 0]  # values behind a step at a rate far below the largest, and all
         self.grown_at, self._limit = -1, chosen.limit("rate_grown", "factor")
         self._lately: deque[tuple[int, float]] = deque(maxlen=_AFTER)
         self._around: deque[tuple[int, float]] = deque(maxlen=SMOOTH + _AFTER)
@@ -443,8 +466,9 @@ class _Loss:
         So with how far the weights have *moved* by then.
         """
         self.rate, self.moved = rate, moved
-        if not rate <= self._largest_rate and not math.isnan(rate):
-            self._largest_rate, self.peak = rate, step
+        if not rate <= self.largest_rate and not math.isnan(rate):
+            self.largest_rate, self.peak = rate, step
+        self._low = [self._low[0] + (rate <= LOW_RATE * self.largest_rate), self._low[1] + 1]
         self._rates.append(rate)
         if math.isnan(self.best_rate) or self.lowest < self._best:
             self._best, self.best_rate = self.lowest, median(self._rates)
@@ -452,6 +476,17 @@ class _Loss:
             self.grown_at = -1
         elif self.grown_at < 0:
             self.grown_at = step
+
+    @property
+    def low_share(self) -> float:
+        """How many of the values came at a learning rate far below the largest, as a share of all."""
+        return self._low[0] / max(self._low[1], 1)
+
+    @property
+    def warmed(self) -> float:
+        """How far the steps of a warm-up have moved the weights together, of their size; NaN behind it, and while it is short."""
+        lasts = self.peak > self.steps[0] and self.steps[1] - self.peak <= 1 + self.steps[1] // 20
+        return self.moved if lasts and self.steps[1] - self.steps[0] >= 2 * STUCK_STEPS - 10 else math.nan
 
     @property
     def rests(self) -> bool:

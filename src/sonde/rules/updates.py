@@ -30,6 +30,8 @@ UNMOVED = 5
 DECAYED, DECAY = 0.05, 0.3
 """Learning rate x weight decay, the share of a weight that each step takes away, and the decay. Usual settings have 1e-3 and 0.3 at
 most."""
+LOW_RATE, WARMED = 1e-3, 0.01
+"""Learning rate, of the largest, at which next to nothing is learnt; and how far a warm-up moves the weights at least."""
 REMEMBERED, ADDED_UP = 500.0, 10.0
 """Steps that a momentum adds up, 1 / (1 - momentum), and the learning rate times that: usual settings have 100 steps, and 1."""
 EPS_MOST = 1.0
@@ -368,3 +370,28 @@ def rate_grown(rate: float, best: float, *, factor: float = GROWN_RATE) -> Judge
     yield (best > 0) & (rate >= factor * best)
     yield rate
     yield f"the learning rate has grown to {rate:g}: the loss was smallest at {best:g}"
+
+
+@entry(
+    f"half of the losses or more came at a learning rate of {LOW_RATE:g} of the largest or less, or a warm-up of 200 steps or more "
+    f"has moved the weights by less than {percent(WARMED)} so far; and the loss has not fallen by a fifth",
+    "our own: a schedule that is stepped too often, or for the wrong reason, leaves a rate that moves nothing",
+    "look at the schedule: how often its step() is called, its length and unit (steps or epochs), the mode of ReduceLROnPlateau",
+    needs=("lr", "loss"),
+    evidence=("lr", "largest", "share", "moved"),
+    brings=("loss_stuck", "update_small"),
+    about=("setup", "small"),
+)
+def rate_small(rate: float, largest: float, share: float, moved: float, *, most: float = WARMED) -> Judged:
+    """Judge a learning *rate*, and a *share* of losses that came at one far below the *largest*.
+
+    *moved* is how far a warm-up has moved the weights together, of their size; NaN without one.
+    """
+    has_fallen = (share >= 0.5) & (rate <= LOW_RATE * largest)
+    yield has_fallen | (moved < most)
+    yield rate
+    yield (
+        f"the learning rate is {rate:.3g}, where it was {largest:.3g}: next to nothing is learnt since"
+        if has_fallen
+        else f"the learning rate is {rate:.3g} and still grows: so far the weights have moved by {percent(moved)}"
+    )

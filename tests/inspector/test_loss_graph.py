@@ -1,0 +1,165 @@
+"""What the graph of a loss says: a softmax twice or over the samples, shapes that broadcast, and layers that no module holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import sonde
+from sonde.rules import Finding
+
+
+def trained(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], steps: int = 12, **settings: Any) -> dict[str, Finding]:
+    """The findings of a training, by rule."""
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False, **settings) as inspector:
+        for _ in range(steps):
+            x = torch.randn(12, 8)
+            value = loss(model(x), x)
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+            inspector.push_loss(value, train=True)
+    return {each.rule: each for each in inspector.findings}
+
+
+def mlp(outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, outputs))
+
+
+def classes(x: Tensor) -> Tensor:
+    return x[:, :3].argmax(-1)
+
+
+LOSSES: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor], str, str]] = {
+    "a softmax outside of the model": (
+        3, lambda y, x: functional.cross_entropy(y.softmax(-1), classes(x)), "softmax_twice",
+        "cross_entropy is given what a softmax has made, of shape 12×3",
+    ),
+    "a softmax, seen through a view": (
+        3, lambda y, x: functional.cross_entropy(y.softmax(-1).reshape(12, 3).float(), classes(x)), "softmax_twice",
+        "cross_entropy is given what a softmax has made, of shape 12×3",
+    ),
+    "a sigmoid twice": (
+        1, lambda y, x: functional.binary_cross_entropy_with_logits(y.sigmoid(), (x[:, :1] > 0).float()), "softmax_twice",
+        "binary_cross_entropy_with_logits is given what a sigmoid has made, of shape 12×1",
+    ),
+    "a softmax over the samples": (
+        3, lambda y, x: functional.nll_loss(functional.log_softmax(y, 0), classes(x)), "samples_mixed",
+        "the loss takes a softmax over axis 0 of 12×3: over the samples, and not over the classes",
+    ),
+    "the logarithm of a softmax over the samples": (
+        3, lambda y, x: functional.nll_loss((y.softmax(0) + 1e-9).log(), classes(x)), "samples_mixed",
+        "the loss takes a softmax over axis 0 of 12×3: over the samples, and not over the classes",
+    ),
+    "targets of another shape": (
+        1, lambda y, x: (y - x[:, 0]).square().mean(), "loss_broadcast",
+        "the loss (Sub) of outputs of shape 12×1 compares each output with each target: 144 pairs of 12 samples",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LOSSES)
+def test_what_is_wrong_in_a_loss_is_read_from_its_graph(case: str) -> None:
+    """At its first value, whether that is pushed before the backward pass or behind it."""
+    outputs, loss, rule, message = LOSSES[case]
+    found = trained(mlp(outputs), loss)
+    assert found[rule].message == message
+    assert found[rule].first_step == 0
+    assert rule not in trained(mlp(outputs), loss, rules={rule: False})
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_a_loss_function_of_torch_that_broadcasts() -> None:
+    found = trained(mlp(1), lambda y, x: functional.mse_loss(y, x[:, 0]))
+    assert found["loss_broadcast"].message.startswith("the loss (MseLoss) of outputs of shape 12×1")
+
+
+SOUND: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor]]] = {
+    "cross-entropy": (3, lambda y, x: functional.cross_entropy(y, classes(x))),
+    "log softmax twice, which changes nothing": (3, lambda y, x: functional.cross_entropy(y.log_softmax(-1), classes(x))),
+    "pairs of samples, both ways": (8, lambda y, x: functional.cross_entropy(y @ x.T, torch.arange(12))
+                                    - (y @ x.T).log_softmax(0).diagonal().mean()),
+    "every output against every other": (1, lambda y, x: (y - y.T).square().mean()),
+    "quantiles": (1, lambda y, x: (y - torch.tensor([0.1, 0.5, 0.9])).abs().mean()),
+    "the same shape": (1, lambda y, x: functional.mse_loss(y, x[:, :1])),
+    "distillation": (3, lambda y, x: functional.kl_div(y.log_softmax(-1), x[:, :3].softmax(-1), reduction="batchmean")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SOUND)
+def test_losses_that_look_alike_are_sound(case: str) -> None:
+    outputs, loss = SOUND[case]
+    assert not {"softmax_twice", "samples_mixed", "loss_broadcast", "unmoved"} & trained(mlp(outputs), loss).keys()
+
+
+class Listed(nn.Module):
+    """Layers between two others, in a list or in one that is registered."""
+
+    def __init__(self, *, is_registered: bool, bias: bool) -> None:
+        super().__init__()
+        layers = [nn.Linear(16, 16, bias=bias) for _ in range(2)]
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 3)
+        self.layers: Any = nn.ModuleList(layers) if is_registered else layers
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).relu()
+        for layer in self.layers:
+            x = layer(x).relu()
+        y: Tensor = self.last(x)
+        return y
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_layers_in_a_list_are_told(bias: bool) -> None:
+    """As soon as some steps have left their parameters as they were; what another optimizer moves is nobody's business."""
+
+    def loss(y: Tensor, x: Tensor) -> Tensor:
+        return functional.cross_entropy(y, classes(x))
+
+    found = trained(Listed(is_registered=False, bias=bias), loss)["unmoved"]
+    count = 4 if bias else 2
+    assert found.message.startswith(f"{count} parameters that no module of the model holds, the first of shape 16")
+    assert found.message.endswith("get gradients between its layers, and no optimizer moves them")
+    assert found.advice.startswith("register what is made of layers: nn.ModuleList")
+    assert "unmoved" not in trained(Listed(is_registered=True, bias=bias), loss)
+
+
+def test_networks_in_front_of_the_model_and_behind_it_are_somebody_else_s() -> None:
+    """As features that are given to it, and what a loss compares its outputs by."""
+    features, judge = mlp(8), mlp(4)
+    model = mlp(8)
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            made: Tensor = self.model(features(x))
+            return made
+
+    found = trained(Whole(), lambda y, x: (judge(y) - judge(x)).square().mean())
+    assert "unmoved" not in found
+
+
+def test_losses_without_any_step_are_told(tmp_path: Any) -> None:
+    """Whoever looks at gradients alone pushes no losses."""
+    for pushes in (True, False):
+        model = mlp(3)
+        path = tmp_path / str(pushes)
+        with sonde.watch(model, torch.optim.Adam(model.parameters()), every=1, to=path, verbose=False) as inspector:
+            for _ in range(30):
+                x = torch.randn(12, 8)
+                value = functional.cross_entropy(model(x), classes(x))
+                value.backward()
+                if pushes:
+                    inspector.push_loss(value, train=True)
+        found = sonde.check(path).findings
+        assert [each.rule for each in found] == ["unmoved"] * pushes
+        assert [each.rule for each in inspector.findings] == ["unmoved"] * pushes
