@@ -24,7 +24,7 @@ def trained(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], steps: i
             optimizer.zero_grad()
             value.backward()
             optimizer.step()
-            inspector.push_loss(value, train=True)
+            inspector.push_loss(value.item(), train=True)
     return {each.rule: each for each in inspector.findings}
 
 
@@ -66,7 +66,7 @@ LOSSES: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor], str, str]] = {
 
 @pytest.mark.parametrize("case", LOSSES)
 def test_what_is_wrong_in_a_loss_is_read_from_its_graph(case: str) -> None:
-    """At its first value, whether that is pushed before the backward pass or behind it."""
+    """At its first backward pass; what is pushed is nothing but a number."""
     outputs, loss, rule, message = LOSSES[case]
     found = trained(mlp(outputs), loss)
     assert found[rule].message == message

@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from torch import Tensor, nn
 
-from sonde.engine import graph_nodes, raise_if_foreign, version_of
+from sonde.engine import communicates, graph_nodes, raise_if_foreign, version_of
 from sonde.rules import Chosen, Finding
 from sonde.words import many, shape_text
 
 Node = graph_nodes.Node
 
-_LOOKS = 2  # losses, such as those of a generator and a discriminator
+_LOOKS = 3  # backward passes: those of a generator and a discriminator, which sees two batches
 _NODES, _OF_LOSS = 20_000, 60  # nodes of one graph that are read; those nearest to the loss, among which its function is
 _STEPS = 6  # from the first loss on, after which a parameter that has not been written into is trained by nobody
 _MANY = 4  # samples
@@ -40,36 +39,35 @@ _LISTED = "register what is made of layers: nn.ModuleList, nn.ModuleDict or nn.P
 
 
 class LossGraph:
-    """Looks at the graph of the first losses of a training, which keeps its shape behind the backward pass. No host sync.
-
-    Attributes:
-        pushed: how many losses of training came.
+    """Looks at what the first backward passes of a training begin from, and at the graph of that. No host sync.
 
     Args:
         chosen: the rules that are applied.
-        models: those that are watched.
+        model: the model.
+        name: its name in messages; ``""`` where there is one model.
     """
 
-    def __init__(self, chosen: Chosen, models: Sequence[nn.Module]) -> None:
-        self._chosen, self._models = chosen, models
-        self.pushed = self._looks = 0
+    def __init__(self, chosen: Chosen, model: nn.Module, name: str) -> None:
+        self._chosen, self._model, self._prefix = chosen, model, f"{name}: " * bool(name)
+        self._looks = 0
         self._first = -1  # the step of the first loss
-        self._strangers: list[tuple[Tensor, int]] = []  # parameters that no model holds, and how often they had been written into
+        self._strangers: list[tuple[Tensor, int]] = []  # parameters that the model does not hold, and their counts of writes
         self._found: dict[str, Finding] = {}
 
-    def look(self, loss: Any, epoch: int, step: int) -> None:
-        """Look at a *loss* of training that is pushed at a step."""
-        self.pushed += 1
+    def look(self, epoch: int, step: int) -> None:
+        """Look at what the backward pass that runs, of a logged step, was begun from."""
         if self._strangers and step - self._first >= _STEPS:
             self._judge_strangers(epoch, step)
-        if self._looks >= _LOOKS or not isinstance(loss, Tensor) or loss.grad_fn is None:
+        if self._looks >= _LOOKS:
             return
         self._looks += 1
         try:
             self._first = step if self._first < 0 else self._first
-            nodes = list(graph_nodes.nodes_before(loss.grad_fn, _NODES))
+            nodes = [node for each in graph_nodes.sent_backward()[:1] for node in graph_nodes.nodes_before(each.grad_fn, _NODES)]
             for found in self._of_function(nodes[:_OF_LOSS]):
-                self._found.setdefault(found.rule, replace(found.at("", epoch, step, found.message), first_step=step))
+                self._found.setdefault(
+                    found.rule, replace(found.at("", epoch, step, self._prefix + found.message), first_step=step)
+                )
             self._strangers = self._strangers or [(each, version_of(each)) for each in self._between(nodes)]
         except Exception as error:
             raise_if_foreign(error)
@@ -112,11 +110,11 @@ class LossGraph:
             yield from () if found is None else (found,)
 
     def _between(self, nodes: Sequence[Node]) -> list[Tensor]:
-        """Return the parameters that no model holds, and that lie between layers of the models."""
-        own = {id(each) for model in self._models for each in model.parameters()}
+        """Return the parameters that the model does not hold, and that lie between layers of the model."""
+        own = {id(each) for each in self._model.parameters()}
         leaves = {node: graph_nodes.leaf_of(node) for node in nodes if graph_nodes.operation_of(node) == "AccumulateGrad"}
         strange = [node for node, leaf in leaves.items() if isinstance(leaf, nn.Parameter) and id(leaf) not in own]
-        if not strange:
+        if not strange or communicates(self._model):  # what ranks share is computed with by parameters that stand in for it
             return []
         before = {node: graph_nodes.sources_of(node) for node in nodes}
         above: dict[Node, list[Node]] = {}
@@ -137,8 +135,8 @@ class LossGraph:
             which = (
                 f"{many(len(left), 'parameter')} that no module of the model holds, the first of shape {shape_text(left[0].shape)}"
             )
-            message = f"{which}, {does} between its layers, and no optimizer moves {them}"
-            self._found["unmoved"] = replace(found.at("", epoch, step, message), advice=_LISTED, first_step=self._first)
+            told = found.at("", epoch, step, f"{self._prefix}{which}, {does} between its layers, and no optimizer moves {them}")
+            self._found["unmoved"] = replace(told, advice=_LISTED, first_step=self._first)
 
 
 def _users(leaf: Node, before: Mapping[Node, list[Node]], above: Mapping[Node, list[Node]]) -> list[Node]:

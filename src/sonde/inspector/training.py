@@ -14,7 +14,6 @@ from sonde.answer import Fact, Part, Report, Verdict, facts_of_findings
 from sonde.engine import Coverage, ProbeError, members, name_of, raise_if_foreign
 from sonde.errors import ArgumentError
 from sonde.inspector.budget import Timer
-from sonde.inspector.loss_graph import LossGraph
 from sonde.inspector.measurement.measurement import Measurement
 from sonde.inspector.pipeline.batch import Batch, BatchBuilder
 from sonde.inspector.pipeline.batch_writer import BatchWriter
@@ -100,7 +99,7 @@ class WatchedTraining:
         reports = None if unused else BadStepReports(bad_steps.on_nonfinite, lambda: destinations.path, self._flush_own, rank)
         self._bad_steps = reports
         self._seen: dict[tuple[object, int], Finding] = {}  # what no row holds
-        self._loss_graph = LossGraph(settings.rules, list(models.values()))
+        self._losses = 0  # of training, that were pushed
         self._alarmed: list[Finding] = []  # what the sinks were told
         if self._joining is not None and part.all_are_here:
             self._joining.wait(_CONNECTING)
@@ -146,7 +145,7 @@ class WatchedTraining:
 
     def _look_for_unstepped(self) -> None:
         """Judge models that no optimizer has stepped, where one has stepped another model, or losses of training were pushed."""
-        is_stepped = any(watched.steps for watched in self.watched) or self._loss_graph.pushed >= _TRAINS
+        is_stepped = any(watched.steps for watched in self.watched) or self._losses >= _TRAINS
         for watched in self.watched:
             if watched.observes and not watched.steps:
                 passes, foreign = watched.clock.backward_counter.count, watched.clock.step_counter.foreign
@@ -241,7 +240,7 @@ class WatchedTraining:
             self._put_rest(everything=False)
         if train:
             watched.take_loss(value)
-            self._loss_graph.look(value, *watched.moment(in_step=True))
+            self._losses += 1
 
     def _send(self, builder: BatchBuilder, waited: list[Batch]) -> None:
         """Put what has *waited*, and the data of a step or an evaluation of one of the models."""
@@ -366,8 +365,7 @@ class WatchedTraining:
 
     def _seen_so_far(self) -> Sequence[Finding]:
         """Return what the training knows and no row holds: in the writer thread. What is new of a rule is an alarm."""
-        known = [each for of in self.watched for each in (of.rows.left_out, of.rows.kept, of.rows.same, of.rows.settings)]
-        for each in [found for one in (*known, self._loss_graph) for found in one.found()]:
+        for each in [found for of in self.watched for one in of.rows.looks for found in one.found()]:
             if (each.identity, each.step) not in self._seen:
                 self._see(each, max(each.step, self._writer.findings.step))
                 self._alarm(self._seen[each.identity, each.step])

@@ -13,6 +13,7 @@ from sonde.inspector.between_steps import BetweenSteps
 from sonde.inspector.forward_modes import ForwardModes
 from sonde.inspector.kept_gradients import KeptGradients
 from sonde.inspector.left_out import LeftOut
+from sonde.inspector.loss_graph import LossGraph
 from sonde.inspector.measurement.execution_order import Ordering
 from sonde.inspector.measurement.measurement import Measurement
 from sonde.inspector.measurement.parameter_rows import ParameterRows
@@ -50,6 +51,8 @@ class RowTaker:
         between: whether parameters change between steps.
         same: whether all samples that go in are the same.
         settings: what is wrong with those of the optimizers.
+        loss_graph: how the first losses were made.
+        looks: those of these that find something by themselves.
 
     Args:
         send: called with the data of each moment.
@@ -65,6 +68,8 @@ class RowTaker:
         self.between = BetweenSteps()
         self.same = SameInputs(settings.rules, name)
         self.settings = OddSettings(settings.rules, name)
+        self.loss_graph = LossGraph(settings.rules, model, name)
+        self.looks = (self.left_out, self.kept, self.same, self.settings, self.loss_graph)
         self._send = send
         self._scaling = Scaling(settings.scaler)
         self._ordering = Ordering(model, name)
@@ -188,6 +193,7 @@ class RowTaker:
         The gradients now, as long as no other pass adds to them, are those before clipping.
         """
         self._raw.measure(self._hooks_at("grad"), step)
+        self.loss_graph.look(epoch, step)
         if self.left_out.looks:
             self.left_out.look_at_gradients(self._hooks_at("grad"))
         scale = self._scaling.scale
