@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.engine import Trial, members, parameters_of
+from sonde.engine import Trial, buffers_of, members, parameters_of
 
 _NAMES = ("q_proj", "k_proj", "v_proj")
 
@@ -69,6 +69,6 @@ def as_written_out(model: nn.Module) -> nn.Module:
     """Return *model* with its attention written out: other modules, with the tensors of *model* or views of them."""
     with Trial.of(model, (), {}) as trial:
         for copied, own in zip(members(trial.model), members(model), strict=True):
-            copied.module._parameters.update(own.module._parameters)
-            copied.module._buffers.update(own.module._buffers)
+            for name, held in (parameters_of(own.module) | buffers_of(own.module)).items():
+                setattr(copied.module, name, held)
         return write_out(trial.model)
