@@ -180,3 +180,66 @@ def test_warm_ups_and_restarts_are_none() -> None:
 
     for schedule in (warmed, restarted):
         assert of_settings(trained(lambda model: AdamW(model.parameters(), 1e-3), 60, schedule)) == []
+
+
+@pytest.mark.parametrize(
+    ("betas", "is_odd"),
+    [
+        ((0.9, 0.1), True),
+        ((0.999, 0.9), True),
+        ((0.9, 0.999), False),
+        ((0.9, 0.95), False),
+        ((0.5, 0.9), False),
+        ((0.0, 0.1), False),
+    ],
+)
+def test_betas_in_the_wrong_order_are_told(betas: tuple[float, float], is_odd: bool) -> None:
+    """The mean of the squares has to be of more gradients than that of the gradients."""
+    found = {each.rule: each for each in trained(lambda model: Adam(model.parameters(), 1e-3, betas=betas))}
+    assert ("betas_odd" in found) is is_odd
+    assert not is_odd or found["betas_odd"].message.startswith(f"the optimizer's betas are ({betas[0]:g}, {betas[1]:g})")
+
+
+def tens(step: int) -> float:
+    return 0.1 ** (step // 10)
+
+
+SCHEDULES: dict[str, tuple[Callable[[int], float], str]] = {
+    "a plateau that is none": (tens, "the learning rate is 1e-11, where it was 0.001: next to nothing is learnt since"),
+    "a warm-up of 200,000 steps": (
+        lambda step: step / 200_000,
+        "the learning rate is 9.45e-07 and still grows: so far the weights have moved by <1 %",
+    ),
+    "a warm-up of 400 steps": (lambda step: min(1.0, step / 400), ""),
+    "a rate that ends at 0": (lambda step: 1 - step / 220, ""),
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_schedule_that_leaves_next_to_no_rate_is_told(schedule: str) -> None:
+    """Where the loss has not fallen; a rate that falls to nothing at the end of a training is one as well."""
+    of, message = SCHEDULES[schedule]
+
+    def before(optimizer: Optimizer, step: int) -> None:
+        with_rate(optimizer, 1e-3 * of(step))
+
+    found = {each.rule: each for each in trained(lambda model: AdamW(model.parameters(), 1e-3), 220, before)}
+    assert found["rate_small"].message == message if message else "rate_small" not in found
+
+
+@pytest.mark.parametrize(("scale", "is_told"), [(1e-5, True), (1.0, False)])
+@pytest.mark.parametrize("make", [lambda held: SGD(held, 0.05), lambda held: Adam(held, 1e-4)])
+def test_inputs_that_are_next_to_zero_are_looked_at_first(make: Callable[[Any], Optimizer], scale: float, is_told: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 2))
+    optimizer = make(model.parameters())
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False) as inspector:
+        for _ in range(150):
+            x = torch.randn(32, 8)
+            loss = functional.cross_entropy(model(scale * x), (x[:, 0] > 0).long())
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            inspector.push_loss(loss, train=True)
+    told = [each.advice for each in inspector.findings if each.rule in ("update_small", "loss_stuck")]
+    assert any(advice.startswith("what goes into the first layer is of size ") for advice in told) is is_told

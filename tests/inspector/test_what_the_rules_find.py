@@ -1281,3 +1281,38 @@ def test_dead_units_are_told_with_what_has_made_them_so() -> None:
     assert dead["biased"].advice.startswith("look at what sets the bias before it: -9 of the -")
     assert dead["killed"].advice.startswith("look at the steps before step 20: ")
     assert ["learning rate" in each.advice for each in dead.values()] == [False, False, True]
+
+
+def test_batches_that_are_all_beyond_a_margin_have_no_gradient_once_it_is_learnt() -> None:
+    """Zero gradients while the loss has been learnt are a note, and a finding where it has not."""
+
+    def losses(begin: int) -> Loss:
+        usual = classes(model)
+        return lambda step: usual(step) * (0.0 if begin <= step < begin + 5 else 1.0)
+
+    for begin, severity in ((100, "note"), (8, "bad")):
+        model = mlp()
+        every = trained(model, Adam(model.parameters(), 3e-3), losses(begin), 140).findings
+        assert [each.severity for each in every if each.rule == "gradient_zero"] == [severity]
+
+
+def test_a_loss_that_rises_while_a_part_of_it_is_learnt_is_not_told_in_the_first_steps() -> None:
+    """Where it has come down again by then; one that stays up, or ends up in few steps, is told."""
+
+    def course(top: float, down: int, steps: int) -> list[str]:
+        model = mlp()
+        with sonde.watch(model, Adam(model.parameters()), every=1, to="memory", verbose=False) as inspector:
+            for step in range(steps):
+                optimizer_step(model)
+                inspector.push_loss(top if 20 <= step < down else 1.0 - 0.002 * step, train=True)
+        return [each.rule for each in inspector.findings if each.rule == "loss_rising"]
+
+    def optimizer_step(model: nn.Module) -> None:
+        optimizer = Adam(model.parameters())
+        model(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+
+    assert course(2.0, 60, 150) == []
+    assert course(2.0, 150, 150) == ["loss_rising"]
+    assert course(2.0, 60, 60) == ["loss_rising"]
+    assert course(4.0, 60, 150) == ["loss_rising"]

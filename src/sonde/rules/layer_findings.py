@@ -545,6 +545,11 @@ class LayerFindings:
             before = np.fmax(before, first[column])
         return found
 
+    @property
+    def input_scale(self) -> float:
+        """How many times as large as that of its bias the gradient of the first layer's weight is: the size of what goes in."""
+        return median(self._ratios) if self._ratios else math.nan
+
     def heaviest(self) -> str:
         """Return in words which weight or bias begins largest beside torch's own initialisation; ``""`` where none is much larger.
 

@@ -435,9 +435,14 @@ class _Loss:
         return is_long and self.lowest >= share * self.first and self.least > 0
 
     @property
+    def is_low(self) -> bool:
+        """Whether it is well below its first values."""
+        return self.smooth < _LEARNT * self.first
+
+    @property
     def is_learnt(self) -> bool:
         """Whether it has fallen well below its first values, and is near its smallest one."""
-        return self.smooth < _LEARNT * self.first and self.smooth <= max(1.5, math.exp(2.4 * self.scatter())) * self.lowest
+        return self.is_low and self.smooth <= max(1.5, math.exp(2.4 * self.scatter())) * self.lowest
 
     def add(self, value: float, step: int) -> None:
         """Add a value."""

@@ -45,6 +45,7 @@ _OF_TARGETS: set[object] = {*_TOO_FAR, ("loss", "still")}  # what targets that a
 _GROWN = (("output", "large"), ("weight", "large"))  # what a loss that falls without bound makes grow
 _BY_OTHERS = ("rate_grown", "momentum_large", "target_large", "loss_summed", "bounded")  # by what other findings, or the loss, say
 _STANDS, _HALF, _THIRD = 0.8, 0.5, 1 / 3  # smallest loss, of the first ones: that has hardly fallen, not by half, not by two thirds
+_TINY_INPUT = 1e-2  # size of inputs that are not scaled
 _LARGE_LOSS = 1000.0  # that of outputs around 0 whose targets are of size 30
 _EARLY = 20  # steps in which a loss that is too large by itself does harm, beside what may do it later
 _USUAL_STEPS = 10  # that a momentum of 0.9 adds up
@@ -139,6 +140,10 @@ class _Judges:
         if each.rule == "loss_stuck" and (pace := self._pace(each.model)) >= _USUAL_PACE:
             advice = f"steps move the weights by {pace:.1g} of their size, {_NOT_THE_RATE}"
             each = replace(each, advice=advice, evidence={**each.evidence, "update_ratio": pace})
+        tiny = min((held.input_scale for (_, of), held in self._layers.items() if of == each.model), default=math.nan)
+        if each.rule in ("update_small", "loss_stuck") and tiny < _TINY_INPUT:
+            size = f"what goes into the first layer is of size {short(tiny)}, as the gradients of its weight and bias show"
+            return replace(each, advice=f"{size}: scale the inputs first; then {each.advice}")
         if each.rule == "loss_stuck" and each.evidence.get("early", 0.0) >= _LARGE_LOSS:
             size = f"a loss of {short(each.evidence['early'])} is that of targets far from what the outputs are, or of a sum"
             each = replace(each, advice=f"{size}: look at the scale of the targets first; then {each.advice}")
@@ -233,7 +238,7 @@ class _Judges:
         if each.rule in ("rate_grown", "momentum_large"):
             stands = each.rule == "momentum_large" and self._scalars.loss_of(each.model).stands(_HALF, 2)
             return each if stands or self._harms(each, found, each.begun) & _TOO_FAR else None
-        if each.rule == "gradient_zero" and each.begun and self._scalars.loss_of(each.model).is_learnt:
+        if each.rule == "gradient_zero" and each.begun and self._scalars.loss_of(each.model).is_low:
             return replace(each, severity="note")  # as of batches whose samples are all beyond a margin
         if each.rule == "loss_unbounded" and self._crosses_zero(each):
             grown = (RULES[other.rule].about for other in found if other.severity != "note" and related(each, other))
