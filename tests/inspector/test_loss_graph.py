@@ -28,6 +28,17 @@ def trained(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], steps: i
     return {each.rule: each for each in inspector.findings}
 
 
+def aligned(axis: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """A CTC loss of four steps of four samples and three classes."""
+    of_all = torch.full((4,), 4), torch.full((4,), 2)
+
+    def loss(y: Tensor, x: Tensor) -> Tensor:
+        made = y.repeat(2, 1)[:16].reshape(4, 4, 3).log_softmax(axis)
+        return functional.ctc_loss(made, torch.ones(4, 2, dtype=torch.int64).cumsum(1), *of_all)
+
+    return loss
+
+
 def mlp(outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, outputs))
 
@@ -56,6 +67,9 @@ LOSSES: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor], str, str]] = {
     "the logarithm of a softmax over the samples": (
         3, lambda y, x: functional.nll_loss((y.softmax(0) + 1e-9).log(), classes(x)), "samples_mixed",
         "the loss takes a softmax over axis 0 of 12×3: over the samples, and not over the classes",
+    ),
+    "classes of a CTC loss along time": (
+        3, aligned(0), "samples_mixed", "ctc_loss is given a log_softmax over axis 0 of 4×4×3 (time, samples, classes)",
     ),
     "targets of another shape": (
         1, lambda y, x: (y - x[:, 0]).square().mean(), "loss_broadcast",
@@ -86,6 +100,7 @@ SOUND: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor]]] = {
     "pairs of samples, both ways": (8, lambda y, x: functional.cross_entropy(y @ x.T, torch.arange(12))
                                     - (y @ x.T).log_softmax(0).diagonal().mean()),
     "every output against every other": (1, lambda y, x: (y - y.T).square().mean()),
+    "a CTC loss": (3, aligned(2)),
     "quantiles": (1, lambda y, x: (y - torch.tensor([0.1, 0.5, 0.9])).abs().mean()),
     "the same shape": (1, lambda y, x: functional.mse_loss(y, x[:, :1])),
     "distillation": (3, lambda y, x: functional.kl_div(y.log_softmax(-1), x[:, :3].softmax(-1), reduction="batchmean")),
@@ -163,3 +178,8 @@ def test_losses_without_any_step_are_told(tmp_path: Any) -> None:
         found = sonde.check(path).findings
         assert [each.rule for each in found] == ["unmoved"] * pushes
         assert [each.rule for each in inspector.findings] == ["unmoved"] * pushes
+
+
+def test_a_gradient_that_is_zero_at_the_outputs_is_looked_for_behind_them() -> None:
+    found = trained(mlp(1), lambda y, x: ((30 * y + 200).sigmoid() - (x[:, :1] > 0).float()).square().mean())
+    assert found["gradient_zero"].advice.startswith("no gradient arrives at the outputs of the model")

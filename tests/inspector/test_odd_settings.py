@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 import sonde
 from sonde.rules import Finding
@@ -243,3 +243,10 @@ def test_inputs_that_are_next_to_zero_are_looked_at_first(make: Callable[[Any], 
             inspector.push_loss(loss, train=True)
     told = [each.advice for each in inspector.findings if each.rule in ("update_small", "loss_stuck")]
     assert any(advice.startswith("what goes into the first layer is of size ") for advice in told) is is_told
+
+
+@pytest.mark.parametrize(("decay", "is_told"), [(10.0, True), (1e-3, False), (0.0, False)])
+def test_a_decay_of_the_rate_that_leaves_nothing_is_told(decay: float, is_told: bool) -> None:
+    found = {each.rule: each for each in trained(lambda model: Adagrad(model.parameters(), 0.01, lr_decay=decay))}
+    assert ("rate_small" in found) is is_told
+    assert not is_told or found["rate_small"].message == "lr_decay 10 leaves a learning rate of 1e-06 after 1,000 steps"

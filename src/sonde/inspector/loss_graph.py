@@ -84,6 +84,8 @@ class LossGraph:
             shape = graph_nodes.shape_of(node)
             if name in _COMPARES and len(before) == 1:
                 yield from self._compared(name, before[0], shape)
+            if name == "CtcLoss" and before:
+                yield from self._aligned(before[0])
             source = _behind_moves(before[0]) if len(before) == 1 else None
             made = "" if source is None else graph_nodes.operation_of(source)
             if (name == "LogSoftmax" and made in ("Softmax", "Sigmoid")) or (made, name) == ("Sigmoid", _COMPARES[-1]):
@@ -98,6 +100,14 @@ class LossGraph:
                 if mixed is not None:
                     message = f"the loss takes a softmax over axis 0 of {_of(rows)}: over the samples, and not over the classes"
                     yield replace(mixed, message=message, value=float(size[0]))
+
+    def _aligned(self, node: Node) -> Iterator[Finding]:
+        """Yield that a CTC loss is given probabilities that do not belong to the classes of one time."""
+        shape, axis = graph_nodes.shape_of(node), graph_nodes.axis_of(node)
+        mixed = self._chosen.judge("samples_mixed", math.inf, 0.0)
+        if mixed is not None and graph_nodes.operation_of(node) == "LogSoftmax" and axis not in (None, len(shape) - 1):
+            message = f"ctc_loss is given a log_softmax over axis {axis} of {shape_text(shape)} (time, samples, classes)"
+            yield replace(mixed, message=message, advice=f"take it over the classes: log_softmax({len(shape) - 1})")
 
     def _compared(self, name: str, source: Node, shape: tuple[int, ...]) -> Iterator[Finding]:
         """Yield that outputs of shape ``(N, 1)`` are compared with targets of ``(N,)``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ from torch.optim.optimizer import Optimizer
 
 from sonde.rules import Chosen, Finding
 
+_LONG = 1000  # steps
 _ALIVE = 2  # optimizers: where more are kept, they are many, and none is made anew
 
 
@@ -66,6 +68,11 @@ class OddSettings:
 
     def _judge(self, group: Mapping[str, Any], rate: float, decay: float) -> Iterator[Finding | None]:
         yield self._chosen.judge("eps_large", _number(group.get("eps")))
+        fades = _number(group.get("lr_decay"))  # of Adagrad
+        faded = self._chosen.judge("rate_small", rate / (1 + _LONG * fades), rate, 1.0, math.nan) if fades else None
+        yield faded and replace(
+            faded, message=f"lr_decay {fades:g} leaves a learning rate of {faded.value:.3g} after {_LONG:,} steps"
+        )
         betas = group.get("betas")
         if isinstance(betas, tuple | list) and len(betas) == 2:  # of the mean and of the squares
             yield self._chosen.judge("betas_odd", _number(betas[1]), _number(betas[0]))

@@ -550,6 +550,12 @@ class LayerFindings:
         """How many times as large as that of its bias the gradient of the first layer's weight is: the size of what goes in."""
         return median(self._ratios) if self._ratios else math.nan
 
+    @property
+    def gets_nothing(self) -> bool:
+        """Whether the first gradient at what runs last is zero throughout."""
+        ends = _in_order(self.history, "grad_output")[-1:]
+        return any(self._first[column] == 0 for column in ends)
+
     def heaviest(self) -> str:
         """Return in words which weight or bias begins largest beside torch's own initialisation; ``""`` where none is much larger.
 

@@ -45,6 +45,10 @@ _OF_TARGETS: set[object] = {*_TOO_FAR, ("loss", "still")}  # what targets that a
 _GROWN = (("output", "large"), ("weight", "large"))  # what a loss that falls without bound makes grow
 _BY_OTHERS = ("rate_grown", "momentum_large", "target_large", "loss_summed", "bounded")  # by what other findings, or the loss, say
 _STANDS, _HALF, _THIRD = 0.8, 0.5, 1 / 3  # smallest loss, of the first ones: that has hardly fallen, not by half, not by two thirds
+_NOTHING_ARRIVES = (
+    "no gradient arrives at the outputs of the model: look first at what stands between them and the loss (a sigmoid or a softmax "
+    "that is saturated, a clamp, a mask, a detach())"
+)
 _TINY_INPUT = 1e-2  # size of inputs that are not scaled
 _LARGE_LOSS = 1000.0  # that of outputs around 0 whose targets are of size 30
 _EARLY = 20  # steps in which a loss that is too large by itself does harm, beside what may do it later
@@ -147,6 +151,8 @@ class _Judges:
         if each.rule == "loss_stuck" and each.evidence.get("early", 0.0) >= _LARGE_LOSS:
             size = f"a loss of {short(each.evidence['early'])} is that of targets far from what the outputs are, or of a sum"
             each = replace(each, advice=f"{size}: look at the scale of the targets first; then {each.advice}")
+        if each.rule == "gradient_zero" and any(held.gets_nothing for (_, of), held in self._layers.items() if of == each.model):
+            return replace(each, advice=f"{_NOTHING_ARRIVES}; else {each.advice}")
         norm, raw = self._scalars.clipped(each.model)
         if each.rule in ("update_small", "loss_stuck") and _CLIPPED * norm <= raw and not self._pace(each.model) >= _USUAL_PACE:
             advice = (
@@ -163,7 +169,7 @@ class _Judges:
                 advice = f"lower the learning rate first: {rate:g} is a large one{momentum}; then {each.advice}"
                 return replace(each, advice=advice, evidence={**each.evidence, "lr": rate})
             heavy = next((held.heaviest() for (_, of), held in self._layers.items() if of == each.model), "")
-            is_far = heavy and RULES[each.rule].about in (*_GROWN, ("gradient", "large"), ("loss", "still"))
+            is_far = heavy and RULES[each.rule].about in (*_GROWN, ("gradient", "large"), ("loss", "still"), ("loss", "jump"))
             return replace(each, advice=f"{heavy}: look at its initial values first; then {each.advice}") if is_far else each
         if not is_small and RULES[each.rule].about != ("update", "large"):
             return each
