@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -183,3 +185,23 @@ def test_losses_without_any_step_are_told(tmp_path: Any) -> None:
 def test_a_gradient_that_is_zero_at_the_outputs_is_looked_for_behind_them() -> None:
     found = trained(mlp(1), lambda y, x: ((30 * y + 200).sigmoid() - (x[:, :1] > 0).float()).square().mean())
     assert found["gradient_zero"].advice.startswith("no gradient arrives at the outputs of the model")
+
+
+def test_nothing_of_the_program_is_held() -> None:
+    """Neither the loss nor its graph lives on where the program lets go of it, without the help of a collector."""
+    model = mlp(1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    gc.collect()
+    gc.disable()
+    try:
+        with sonde.watch(model, optimizer, every=1, to="memory", verbose=False):
+            for _ in range(4):
+                made = model(torch.randn(4, 8))
+                value = made.square().mean()
+                value.backward()
+                optimizer.step()
+                lives = [weakref.ref(value), weakref.ref(made)]
+                del value, made
+                assert [each() for each in lives] == [None, None]
+    finally:
+        gc.enable()

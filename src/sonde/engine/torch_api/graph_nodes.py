@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any, TypeAlias
@@ -47,14 +48,13 @@ def leaf_of(node: Node) -> Tensor | None:
 
 
 def nodes_before(node: Node, most: int) -> Iterator[Node]:
-    """Yield *node* and what it was made of, each before its own sources; nothing behind the first *most*."""
-    seen, waiting = {node}, [node]
+    """Yield *node* and what it was made of, the nearest first; nothing behind the first *most*."""
+    seen, waiting = {node}, deque([node])
     while waiting and len(seen) <= most:
-        yield (now := waiting.pop())
-        for each in sources_of(now):
-            if each not in seen:
-                seen.add(each)
-                waiting.insert(0, each)
+        yield (now := waiting.popleft())
+        new = [each for each in sources_of(now) if each not in seen]
+        seen.update(new)
+        waiting += dict.fromkeys(new)
 
 
 def sent_backward() -> list[Tensor]:
@@ -62,13 +62,19 @@ def sent_backward() -> list[Tensor]:
 
     On an accelerator the pass runs in threads of its own, and the one that called waits.
     """
-    frames = sys._current_frames()
-    own = frames.pop(threading.get_ident(), None)
-    for last in (own, *frames.values()):
-        frame: FrameType | None = last
-        while frame is not None:
-            if frame.f_code is torch.autograd.backward.__code__:
-                given = frame.f_locals.get("tensors")
-                return [each for each in (given if isinstance(given, tuple) else (given,)) if isinstance(each, Tensor)]
-            frame = frame.f_back
-    return []
+    found = _given(sys._getframe())
+    if found is None:
+        others = sys._current_frames()
+        del others[threading.get_ident()]  # this very frame, which would hold itself
+        found = next((given for frame in others.values() if (given := _given(frame)) is not None), [])
+    return found
+
+
+def _given(frame: FrameType | None) -> list[Tensor] | None:
+    """Return what the call of ``torch.autograd.backward`` was given that *frame* is in; None if it is in none."""
+    while frame is not None and frame.f_code is not torch.autograd.backward.__code__:
+        frame = frame.f_back
+    if frame is None:
+        return None
+    given = frame.f_locals.get("tensors")
+    return [each for each in (given if isinstance(given, tuple) else (given,)) if isinstance(each, Tensor)]
