@@ -17,9 +17,9 @@ from sonde.rules import Finding
 
 
 def trained(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], steps: int = 12, **settings: Any) -> dict[str, Finding]:
-    """The findings of a training, by rule."""
+    """The findings of a training, by rule, each of which is told once."""
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False, **settings) as inspector:
+    with sonde.watch(model, optimizer, **{"every": 1, **settings}, to="memory", verbose=False) as inspector:
         for _ in range(steps):
             x = torch.randn(12, 8)
             value = loss(model(x), x)
@@ -27,6 +27,7 @@ def trained(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], steps: i
             value.backward()
             optimizer.step()
             inspector.push_loss(value.item(), train=True)
+    assert len({each.rule for each in inspector.findings}) == len(inspector.findings)
     return {each.rule: each for each in inspector.findings}
 
 
@@ -132,14 +133,15 @@ class Listed(nn.Module):
         return y
 
 
+@pytest.mark.parametrize("every", [1, 10])
 @pytest.mark.parametrize("bias", [True, False])
-def test_layers_in_a_list_are_told(bias: bool) -> None:
+def test_layers_in_a_list_are_told(bias: bool, every: int) -> None:
     """As soon as some steps have left their parameters as they were; what another optimizer moves is nobody's business."""
 
     def loss(y: Tensor, x: Tensor) -> Tensor:
         return functional.cross_entropy(y, classes(x))
 
-    found = trained(Listed(is_registered=False, bias=bias), loss)["unmoved"]
+    found = trained(Listed(is_registered=False, bias=bias), loss, 12 * every, every=every)["unmoved"]
     count = 4 if bias else 2
     assert found.message.startswith(f"{count} parameters that no module of the model holds, the first of shape 16")
     assert found.message.endswith("get gradients between its layers, and no optimizer moves them")

@@ -52,6 +52,7 @@ class LossGraph:
         self._looks = 0
         self._first = -1  # the step of the first loss
         self._strangers: list[tuple[Tensor, int]] = []  # parameters that the model does not hold, and their counts of writes
+        self._is_judged = False  # the strangers were
         self._found: dict[str, Finding] = {}
 
     def look(self, epoch: int, step: int) -> None:
@@ -68,7 +69,8 @@ class LossGraph:
                 self._found.setdefault(
                     found.rule, replace(found.at("", epoch, step, self._prefix + found.message), first_step=step)
                 )
-            self._strangers = self._strangers or [(each, version_of(each)) for each in self._between(nodes)]
+            if not (self._strangers or self._is_judged):
+                self._strangers = [(each, version_of(each)) for each in self._between(nodes)]
         except Exception as error:
             raise_if_foreign(error)
             self._looks = _LOOKS
@@ -138,7 +140,7 @@ class LossGraph:
 
     def _judge_strangers(self, epoch: int, step: int) -> None:
         left = [each for each, version in self._strangers if version_of(each) == version]
-        self._strangers = []
+        self._strangers, self._is_judged = [], True
         found = self._chosen.judge("unmoved", float(step - self._first)) if left else None
         if found is not None:
             does, them = ("gets a gradient", "it") if len(left) == 1 else ("get gradients", "them")
