@@ -464,6 +464,7 @@ def test_every_rule_is_listed_with_its_condition_and_source() -> None:
         "random_output",
     }  # fmt: skip
     assert all(each.condition and each.source and each.advice and each.judge.__name__ == name for name, each in rules.RULES.items())
+    assert [name for name, each in rules.RULES.items() if "{lr}" in each.advice or "{clip" in each.advice] == []
 
 
 def numbers(**given: float) -> Any:

@@ -226,3 +226,46 @@ def test_gates_in_another_order_are_told(kind: type[nn.LSTM | nn.GRU], order: st
         found = sonde.compare(a, b, batch, verbose=False)
         assert found.ok == (not words)
         assert (found.cause.message if found.cause else "") == words.format(*by_hand)
+
+
+class BothWays(nn.Module):
+    """Recurrent layers by name: one in both directions, or one each."""
+
+    def __init__(self, **layers: nn.Module) -> None:
+        super().__init__()
+        self.out = nn.Linear(8, 2)
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        held: Any = self
+        whole = hasattr(self, "whole")
+        made = held.whole(x)[0] if whole else torch.cat([held.forth(x), held.back(x.flip(1)).flip(1)], -1)
+        out: Tensor = self.out(made)
+        return out
+
+
+def test_a_kernel_that_does_not_look_at_shapes_is_given_none_of_another_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fused recurrent kernel of the CPU writes beyond its memory, where the weights of another layout are put in."""
+    from sonde.diagnosis.compare import parting_operation, suspects
+
+    refused, made = [], parting_operation._Way.made
+
+    def watched(way: Any, held: Any) -> Any:
+        try:
+            return made(way, held)
+        except suspects.CannotChangeError as error:
+            refused.append(str(error))
+            raise
+
+    monkeypatch.setattr(parting_operation._Way, "made", watched)
+    whole = nn.LSTM(8, 4, batch_first=True, bidirectional=True)
+    halves = [nn.LSTM(8, 4, batch_first=True) for _ in range(2)]
+    for half, suffix in zip(halves, ("", "_reverse"), strict=True):
+        for name, held in half.named_parameters():
+            held.data = getattr(whole, name + suffix).data.clone()
+    one = BothWays(whole=whole)
+    other = BothWays(forth=ByHand(halves[0], "igfo"), back=ByHand(halves[1], "igfo"))
+    other.out.load_state_dict(one.out.state_dict())
+    assert not sonde.compare(one, other, torch.randn(5, 7, 8), verbose=False).ok
+    assert any("is given tensors in another layout" in each for each in refused)

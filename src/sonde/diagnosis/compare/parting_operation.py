@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.sides import Kept, Key, Side
-from sonde.diagnosis.compare.suspects import Change, Suspect, Undo
+from sonde.diagnosis.compare.suspects import CannotChangeError, Change, Suspect, Undo
 from sonde.diagnosis.distance import as_numbers
 from sonde.diagnosis.nonfinite.source_lines import calling_frames, line_of, lines_of
 from sonde.engine import OperatorCall, OperatorMode, remap
@@ -163,7 +163,10 @@ class _Way:
         results: dict[_Source, Tensor] = {}
         made: list[Tensor] = []
         for step, operands in zip(self.steps, self.operands, strict=True):
-            left = iter([held[source].clone() if is_of_b else results[source] for is_of_b, source in operands])
+            given = [held[source].clone() if is_of_b else results[source] for is_of_b, source in operands]
+            if any(tuple(tensor.shape) != each.shape for tensor, each in zip(given, step.given, strict=True)):
+                raise CannotChangeError(f"{step.name} is given tensors in another layout")  # a kernel need not look
+            left = iter(given)
             args, kwargs = remap((step.call.args, step.call.kwargs), functools.partial(_next, left))
             made = _tensors(step.call.function(*args, **kwargs))
             results |= {(step.number, place): tensor for place, tensor in enumerate(made)}
