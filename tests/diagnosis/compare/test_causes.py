@@ -247,6 +247,32 @@ def test_a_model_that_is_frozen_as_a_whole_has_no_gradients_to_compare() -> None
 
 
 @pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("1.bias", "1.bias is"),
+        ("1.weight", "1.weight is"),
+        ("0.weight", "0.weight is"),
+        ("1", "all of 1 is"),
+        ("", "all of (root) is"),
+        ("0.bias 2", "all of 2 is"),  # the first in the order of gradients
+    ],
+)
+def test_a_parameter_that_is_frozen_on_either_side_is_told(name: str, words: str) -> None:
+    """As wide as it goes; of what is frozen elsewhere the number is told, but for what neither side trains."""
+    one = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3), nn.Linear(3, 3))
+    one[3].bias.requires_grad_(False)
+    other, batch = copy.deepcopy(one), torch.randn(5, 4)
+    for each in name.split(" "):
+        found: Any = other.get_parameter(each) if each.endswith(("weight", "bias")) else other.get_submodule(each)
+        found.requires_grad_(False)
+    for side, (a, b) in {"b": (one, other), "a": (other, one)}.items():
+        compared = sonde.compare(a, b, batch, verbose=False)
+        assert compared.cause is not None, compared
+        assert compared.cause.message.startswith(f"{words} frozen in {side}"), compared.cause.message
+        assert compared.cause.message.endswith("; so is 1 more parameter" if " " in name else "True in the other side")
+
+
+@pytest.mark.parametrize(
     ("loss", "words"),
     [
         (lambda y: y.square().sum(), "that of b is 15 x as large, as a sum over 15 elements in b is of a mean in a"),

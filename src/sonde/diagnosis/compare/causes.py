@@ -34,7 +34,7 @@ from sonde.diagnosis.nonfinite.source_lines import lines_of
 from sonde.engine import class_of, parameters_of
 from sonde.rules import Finding
 from sonde.site import PARAMETER_PORTS, Site
-from sonde.words import names_text, shape_text
+from sonde.words import many, names_text, shape_text
 
 Look = Callable[[Scene], Iterator[Suspect]]
 
@@ -643,10 +643,10 @@ def _of_frozen(scene: Scene) -> Iterator[Suspect]:
         return
     place = scene.place
     if place.site.port in PARAMETER_PORTS:
-        pairs = [(place.site.path, place.other.path)]
+        pairs = [(_of_whole(scene.a, place.site.path), _of_whole(scene.b, place.other.path))]
     else:
         pairs = [
-            (_joined(scene.frame.owner, name), _joined(scene.owner_b, label))
+            (_joined(scene.a.real(scene.frame.owner), name), _joined(scene.b.real(scene.owner_b), label))
             for name, label in matched(dict(one.named_parameters()), dict(other.named_parameters()))
         ]
     flags = [dict(model.named_parameters(remove_duplicate=False)) for model in (scene.a.model, scene.b.model)]
@@ -654,17 +654,33 @@ def _of_frozen(scene: Scene) -> Iterator[Suspect]:
     differing = [pair for pair in known if flags[0][pair[0]].requires_grad != flags[1][pair[1]].requires_grad]
     if not differing:
         return
-    side = "b" if flags[0][differing[0][0]].requires_grad else "a"
-    lacking = other if side == "b" else one
-    whole = all(not held.requires_grad for held in lacking.parameters())
-    what = f"all of {scene.frame.owner or '(root)'}" if whole else "the parameter"
+    at = int(flags[0][differing[0][0]].requires_grad)  # the side in which it is frozen
+    side, lacking, names = "ab"[at], flags[at], [pair[at] for pair in differing]
+    above = ["", *itertools.accumulate(names[0].split(".")[:-1], _joined)]
+    whole = next((layer for layer in above if not any(held.requires_grad for held in _below(lacking, layer).values())), None)
+    what = f"{names_text(names)} {'is' if len(names) == 1 else 'are'}" if whole is None else f"all of {whole or '(root)'} is"
+    told = names if whole is None else _below(lacking, whole)
+    every = [(name, label) for name in flags[0] if (label := scene.names.parameter_of_b(name, flags[1])) is not None]
+    others = [pair[at] for pair in every if not lacking[pair[at]].requires_grad and flags[1 - at][pair[1 - at]].requires_grad]
+    rest = sum(name not in told for name in others)
+    more = f"; so {'is' if rest == 1 else 'are'} {many(rest, 'more parameter')}" if rest else ""
     wanted = {label: flags[0][name].requires_grad for name, label in differing}
     yield scene.suspect(
         "frozen",
-        f"{what} is frozen in {side}: requires_grad is False there, and True in the other side",
+        f"{what} frozen in {side}: requires_grad is False there, and True in the other side{more}",
         Undo(b=changes.requiring(wanted)),
         f"call requires_grad_(True) on it in {side}, before the optimizer is made",
     )
+
+
+def _below(held: Mapping[str, nn.Parameter], layer: str) -> dict[str, nn.Parameter]:
+    return {name: each for name, each in held.items() if not layer or name.startswith(f"{layer}.")}
+
+
+def _of_whole(side: Side, path: str) -> str:
+    """Return the name of a parameter, of a portion that of the whole one."""
+    layer, _, own = path.rpartition(".")
+    return _joined(side.real(layer), own)
 
 
 def _of_tie(scene: Scene) -> Iterator[Suspect]:

@@ -218,7 +218,7 @@ class _Found:
             return
         now = place_of(place.stage, one, kept, self._judge)
         if number == self._target:
-            self._place = now
+            self._place = now if one.leaves or kept.leaves else replace(place, parts=False)  # neither has a gradient
         elif now is not None and now.parts and place.site.port != "input" and place.site.path not in self._free:
             self._is_apart_before |= place.relative <= place.floor
 
