@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 import sonde
 from sonde.diagnosis.compare.written_out import as_written_out, attentions
@@ -202,3 +203,111 @@ def test_a_layer_around_attention_is_compared_as_a_whole(training: bool) -> None
     assert found.culprit.site.path == "self_attn"
     assert found.cause is not None, found
     assert found.cause.message == "(root):input in a, norm1:output in b"
+
+
+class AsOne(nn.Module):
+    """Attention by hand that holds its projections as torch's own does, and calls no layer; *by_part*: one after the other."""
+
+    def __init__(self, of: nn.MultiheadAttention, *, by_part: bool, scale: float = (WIDTH // HEADS) ** -0.5) -> None:
+        super().__init__()
+        assert of.in_proj_weight is not None
+        assert of.in_proj_bias is not None
+        self.in_proj_weight, self.in_proj_bias = (
+            nn.Parameter(held.detach().clone()) for held in (of.in_proj_weight, of.in_proj_bias)
+        )
+        self.out_proj = nn.Linear(WIDTH, WIDTH)
+        self.out_proj.load_state_dict(of.out_proj.state_dict())
+        self.by_part, self._scale = by_part, scale
+
+    def projected(self, x: Tensor) -> tuple[Tensor, ...]:
+        if self.by_part:
+            parts = zip(self.in_proj_weight.chunk(3), self.in_proj_bias.chunk(3), strict=True)
+            return tuple(functional.linear(x, *part) for part in parts)
+        return functional.linear(x, bias=self.in_proj_bias, weight=self.in_proj_weight).chunk(3, -1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (held.unflatten(-1, (HEADS, -1)).transpose(1, 2) for held in self.projected(x))
+        mixed = ((q @ k.mT) * self._scale).softmax(-1) @ v
+        return functional.linear(mixed.transpose(1, 2).flatten(2), self.out_proj.weight, self.out_proj.bias)
+
+
+class ByMatrix(AsOne):
+    """The same without a function of layers."""
+
+    def projected(self, x: Tensor) -> tuple[Tensor, ...]:
+        return (x @ self.in_proj_weight.mT + self.in_proj_bias).chunk(3, -1)
+
+
+@pytest.mark.parametrize("by_part", [True, False])
+def test_projections_that_are_one_parameter_are_places_of_their_own(by_part: bool) -> None:
+    """Beside torch's own attention and beside one of layers, on either side; the last layer is not called as a module."""
+    one, batch = Alone(), torch.randn(3, 5, WIDTH)
+    others = (one, AloneByHand(ByHand(one.attention, "out_proj")))
+    changes: dict[str, tuple[Callable[[AsOne], Any], str, str]] = {
+        "in_proj_weight": (lambda held: held.in_proj_weight[WIDTH : 2 * WIDTH].mul_(2), "k_proj:output", "weight_scaled"),
+        "in_proj_bias": (lambda held: held.in_proj_bias[2 * WIDTH :].add_(1), "v_proj:output", "weight_differs"),
+        "out_proj": (
+            lambda held: held.out_proj.weight.copy_(held.out_proj.weight.mT.clone()),
+            "out_proj:output",
+            "weight_transposed",
+        ),
+        "frozen": (lambda held: held.in_proj_weight.requires_grad_(False), "v_proj.weight:grad", "frozen"),
+        "nothing": (lambda held: None, "", ""),
+    }
+    for change, place, rule in changes.values():
+        mine = AsOne(one.attention, by_part=by_part)
+        with torch.no_grad():
+            change(mine)
+        before = copy.deepcopy(mine.state_dict())
+        for other in others:
+            for a, b in ((other, AloneByHand(mine)), (AloneByHand(mine), other)):  # type: ignore[arg-type]  # another attention
+                found = sonde.compare(a, b, batch, verbose=False)
+                assert (found.cause.rule if found.cause else "") == rule, found
+                assert (str(found.culprit.site) if found.culprit else "") == (place and f"attention.{place}"), found
+        assert type(mine) is AsOne
+        assert all(torch.equal(held, before[name]) for name, held in mine.state_dict().items())
+    for scale in (1.0, 0.37):
+        mine = AsOne(one.attention, by_part=by_part, scale=scale)
+        found = sonde.compare(one, AloneByHand(mine), batch, verbose=False)  # type: ignore[arg-type]  # another attention
+        assert found.cause is not None, found
+        assert found.cause.rule == "attention_scale", found
+
+
+def test_what_is_not_called_as_a_function_of_layers_is_compared_as_a_whole() -> None:
+    """Gradients are those of the parameter all the same."""
+    one = Alone()
+    mine: Any = ByMatrix(one.attention, by_part=False)
+    found = sonde.compare(one, AloneByHand(mine), torch.randn(3, 5, WIDTH), verbose=False)
+    assert found.ok, found
+    assert not found["attention.q_proj.weight:grad"][0].parts
+
+
+@pytest.mark.parametrize("is_nested", [True, False])
+def test_a_padding_mask_that_one_side_does_not_read_is_told(is_nested: bool) -> None:
+    """Torch's encoder hands on one that is added, as numbers; the last sample has no padding."""
+
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 32, dropout=0.0, batch_first=True)
+            self.words, self.encoder = nn.Embedding(9, WIDTH), nn.TransformerEncoder(layer, 1, enable_nested_tensor=is_nested)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.encoder(self.words(tokens), src_key_padding_mask=tokens == 0) * (tokens != 0)[..., None]
+
+    class Mine(nn.Module):
+        def __init__(self, of: Encoder) -> None:
+            super().__init__()
+            held: Any = of.encoder.layers[0]
+            self.words, self.layer = copy.deepcopy(of.words), Layer(held, is_first=False)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            made: Tensor = self.layer(self.words(tokens)) * (tokens != 0)[..., None]
+            return made
+
+    one = Encoder().eval()
+    tokens = torch.randint(1, 9, (3, 6))
+    tokens[0, 4:], tokens[1, 5:] = 0, 0
+    found = sonde.compare(one, Mine(one).eval(), tokens, verbose=False)
+    assert found.cause is not None, found
+    assert (found.cause.rule, found.owner) == ("mask", "encoder.layers.0.self_attn")

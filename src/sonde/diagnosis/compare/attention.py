@@ -195,8 +195,11 @@ def _given(scene: Scene, triple: tuple[Source, Source, Source], side: int, sampl
     masks = {leaf: held for leaf, held in leaves.items() if held.dim() == 4 and held.shape[-2:] == (length, length)}
     given = {leaf: held[min(sample, len(held) - 1), :1].detach().cpu() for leaf, held in masks.items()}
     for leaf, held in leaves.items():
-        if held.dim() == 2 and held.size(-1) == length and not held.is_complex() and bool(((held == 0) | (held == 1)).all()):
-            given |= _of_padding(leaf, held[min(sample, len(held) - 1)].detach().cpu().bool())
+        if held.dim() == 2 and held.size(-1) == length and not held.is_complex():
+            is_added = bool(((held == 0) | (held < _UNSEEN_FROM)).all())
+            kept = held[min(sample, len(held) - 1)].detach().cpu()
+            if is_added or bool(((held == 0) | (held == 1)).all()):
+                given |= _of_padding(leaf, kept == 0 if is_added else kept.bool())
     pairs = [held for held in leaves.values() if held.dim() == 3 and held.size(-2) == length and held.is_floating_point()]
     turned = [held for held in pairs if held.size(-1) != one[0].size(-1) and bool((held.abs() <= 1.5).all())]
     angles = (as_numbers(turned[0])[0], as_numbers(turned[1])[0]) if len(turned) == 2 else None

@@ -188,7 +188,7 @@ def _models(
     for each in losses:
         check_loss_fn(each)
     steps = _optimizers(optimizer)
-    is_written_out = both and not any(hasattr(step, "param_groups") for step in steps) and len(attentions(a)) != len(attentions(b))
+    is_written_out = both and not any(hasattr(step, "param_groups") for step in steps) and _joined(a) != _joined(b)
     batches = (batch, (_for_b(a, b, batch) if both else batch) if batch_b is _NOTHING else batch_b)
     sides = []
     with progress("compare", verbose=verbose) as show:
@@ -201,6 +201,11 @@ def _models(
         show("differences")
         found = _compared(sides[0], sides[1], match, noise)
     return replace(found, notes=(*found.notes, note)) if (note := copies.note()) else found
+
+
+def _joined(model: nn.Module) -> list[bool]:
+    """Return of each attention in *model* that holds its projections as one parameter whether it is torch's own."""
+    return [type(module) is nn.MultiheadAttention for module in attentions(model).values()]
 
 
 def _optimizers(optimizer: Any) -> tuple[Any, Any]:
