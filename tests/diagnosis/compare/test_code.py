@@ -269,3 +269,43 @@ def test_a_kernel_that_does_not_look_at_shapes_is_given_none_of_another_layout(m
     other.out.load_state_dict(one.out.state_dict())
     assert not sonde.compare(one, other, torch.randn(5, 7, 8), verbose=False).ok
     assert any("is given tensors in another layout" in each for each in refused)
+
+
+class Stacked(nn.Module):
+    """Two recurrent layers of which each is a module."""
+
+    def __init__(self, of: nn.GRU) -> None:
+        super().__init__()
+        self.one, self.two = nn.GRU(8, 4, batch_first=True), nn.GRU(4, 4, batch_first=True)
+        for place, layer in enumerate((self.one, self.two)):
+            held = of.state_dict()
+            layer.load_state_dict({name: held[name[:-1] + str(place)] for name in layer.state_dict()})
+
+    def forward(self, x: Tensor) -> Any:
+        return self.two(self.one(x)[0])
+
+
+PARAMETERS: dict[str, tuple[Callable[[Any], Tensor], list[str]]] = {
+    "of the state": (lambda held: held.state.weight, ["{}.layer.state.weight", "{}.layer.weight_hh_l0"]),
+    "a bias": (lambda held: held.given.bias, ["{}.layer.given.bias", "{}.layer.bias_ih_l0"]),
+    "of the second layer": (lambda held: held.two.weight_hh_l0, ["{}.layer.two.weight_hh_l0", "{}.layer.weight_hh_l1"]),
+    "a bias of the first layer": (lambda held: held.one.bias_ih_l0, ["{}.layer.one.bias_ih_l0", "{}.layer.bias_ih_l0"]),
+}
+
+
+@pytest.mark.parametrize("case", PARAMETERS)
+def test_a_parameter_of_layers_that_one_side_alone_has_is_named(case: str) -> None:
+    """It is no cause that the class of the layer around is another: the parameters of the other side would come with it."""
+    which, names = PARAMETERS[case]
+    layer: nn.Module = nn.GRU(8, 4, 2, batch_first=True) if "layer" in case else nn.LSTM(8, 4, batch_first=True)
+    mine: Any = Stacked(layer) if isinstance(layer, nn.GRU) else ByHand(layer, "ifgo")  # type: ignore[arg-type]
+    one, other = Recurrent(layer), Recurrent(mine)
+    other.head.load_state_dict(one.head.state_dict())
+    batch = torch.randn(4, 5, 8)
+    assert sonde.compare(one, other, batch, verbose=False).ok
+    which(mine).data.mul_(3)
+    for a, b, factor in ((one, other, "3"), (other, one, "0.333333")):
+        found = sonde.compare(a, b, batch, verbose=False)
+        here, there = (name.format(side) for name, side in zip(names[:: 1 if a is other else -1], "ab", strict=True))
+        assert found.cause is not None, found
+        assert [cause.message for cause in found.causes] == [f"{there} equals {here} times {factor}"]

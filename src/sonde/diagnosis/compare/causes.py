@@ -303,7 +303,8 @@ def _of_parameters(scene: Scene) -> Iterator[Suspect]:
         (scene.b, owner_b, "b", theirs, {label for _, label in pairs}),
     ):
         for name, tensor in own.items():
-            if name not in rest and isinstance(tensor, nn.Parameter):
+            inner = _joined(where, name.rpartition(".")[0]) if "." in name else ""
+            if name not in rest and isinstance(tensor, nn.Parameter) and inner not in side.alone:
                 yield from _of_lonely(scene, side, where, named, name, tensor)
 
 
@@ -358,7 +359,7 @@ def _of_relation(scene: Scene, found: Relation, name: str, label: str, turned: s
     words = found.words.format(a=(f"a's {name}" if same else texts[0]) + turned, b=f"b's {label}" if same else texts[1])
     words = words.replace(".T.T", ", and its transpose is needed")
     suspect = scene.suspect(found.rule, words, undo, _ADVICE.get(found.rule, ""), found.evidence, instead=f"put {label}")
-    return replace(suspect, is_guess=bool(turned))
+    return replace(suspect, is_guess=bool(turned) or (name != label and "." in name + label))
 
 
 _ADVICE = {
@@ -560,6 +561,8 @@ def _of_class(scene: Scene) -> Iterator[Suspect]:
     words = f"{kinds[0]} in a, {kinds[1]} in b" if kinds[0] != kinds[1] else f"two classes {kinds[0]} of different code"
     mine, theirs = scene.a.tensors_of(scene.frame.owner), scene.b.tensors_of(scene.owner_b)
     held = {name: theirs[label] for name, label in matched(mine, theirs) if mine[name].numel() == theirs[label].numel()}
+    if any(name not in held for name, _ in one.named_parameters()):
+        return  # with a parameter of a itself it would be no wonder
     here = _settings(one)
     settings = {here[name][0]: y for name, _, y in setting_differences(one, other)}
     undo = Undo(b=changes.code(scene.b, scene.owner_b, one, held, settings))

@@ -281,6 +281,8 @@ def _compared(a: Side, b: Side, match: Mapping[str, str] | None, noise: float | 
         if not any(names.of_b(name) for name in ([each.module] if each.is_in_a else each.parts)):
             names.add(each.divide(a, b))
             notes.append(f"{each.module} of {'a' if each.is_in_a else 'b'} is compared in parts: {', '.join(each.parts)}")
+    for side, alone in ((a, names.only_a()), (b, names.only_b())):
+        side.alone = {*alone} - {portion.module for portion in side.portions.values()}
     names.add_parameters(_parameters(a, b, names))
     _liken(a, b, names)
     notes += [note for side in (a, b) if side.ranks and (note := settle_gradients(side))]
@@ -311,8 +313,8 @@ def _compared(a: Side, b: Side, match: Mapping[str, str] | None, noise: float | 
         tuple(found.causes),
         (*found.refuted, *(each for each in hints if each.message not in said)),
         names.match,
-        tuple(name for name in names.only_a() if all(portion.module != name for portion in a.portions.values())),
-        tuple(name for name in names.only_b() if all(portion.module != name for portion in b.portions.values())),
+        tuple(name for name in names.only_a() if name in a.alone),
+        tuple(name for name in names.only_b() if name in b.alone),
         tuple(notes),
         tuple(_error(side) for side in (a, b) if side.error is not None),
     )

@@ -93,6 +93,7 @@ class Side:
         ranks: how many ranks have saved the side; 0 for one process.
         unseen: sites at which ranks held addends, which are not kept.
         ids: of one saved side, the numbers of the entries of the batch along an axis, by axis.
+        alone: modules to which none of the other side corresponds: what they compute is code of the module around them.
     """
 
     name: str
@@ -115,6 +116,7 @@ class Side:
     ranks: int = 0
     unseen: set[Site] = field(default_factory=set)
     ids: dict[int, list[int]] = field(default_factory=dict)
+    alone: set[str] = field(default_factory=set)
 
     def add(self, kept: Kept) -> None:
         """Add an event that was kept, behind those of its phase."""
@@ -142,8 +144,8 @@ class Side:
     def tensors_of(self, name: str, model: nn.Module | None = None) -> dict[str, Tensor]:
         """Return the parameters and buffers by which the module *name* computes, of the side's model or of a copy.
 
-        They are its own, and those of modules inside of it that did not run as modules, by their names inside; of a portion the
-        rows that make its features. All are tensors that can be read, or on the meta device.
+        They are its own, and those of modules inside of it that did not run as modules, or are alone, by their names inside; of a
+        portion the rows that make its features. All are tensors that can be read, or on the meta device.
         """
         model = self.model if model is None else model
         assert model is not None
@@ -173,8 +175,8 @@ class Side:
                 held.index_copy_(feature_axis(module, held), portion.features.to(held.device), value)
 
     def _computing(self, real: str, model: nn.Module) -> list[Named]:
-        """Return the module *real* and those inside of it that compute within its own code: that did not run as modules."""
-        ran = self.types().keys()
+        """Return the module *real* and those inside of it that compute within its own code: that did not run, or are alone."""
+        ran = self.types().keys() - self.alone
         found = []
         for item in members(model):
             if item.name == real:
