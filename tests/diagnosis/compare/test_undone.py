@@ -719,12 +719,19 @@ def test_a_module_that_is_there_and_does_not_run_is_not_said_to_be_missing(name:
     a, b = Ended("final", calls=True), Ended(name, calls=False)
     nn.init.normal_(a.final.weight)
     b.load_state_dict({key.replace("final", name): held for key, held in a.state_dict().items()})
-    text = str(sonde.compare(a, b, vectors(), verbose=False))
-    assert f"final ran in a; b holds its parameters in {name}, which did not run as a module" in text
-    assert "there is a" not in text
+    what = "it" if name == "final" else "final, of the same parameters,"
+    found = sonde.compare(a, b, vectors(), verbose=False)
+    assert f"{name} is not called in b as a module; {what} ran in a" in str(found)
+    assert "there is a" not in str(found)
+    assert found.cause is not None, found
+    assert re.fullmatch(r"layer_norm, sin in a \(.*\), and not in b", found.cause.message), found
     text = str(sonde.compare(b, a, vectors(), verbose=False))
-    assert f"final ran in b; a holds its parameters in {name}, which did not run as a module" in text
+    assert f"{name} is not called in a as a module; {what} ran in b" in text
     assert "there is a" not in text
+    nn.init.normal_(getattr(b, name).bias)
+    text = str(sonde.compare(a, b, vectors(), verbose=False))
+    assert ("final is not called in b as a module" in text) == (name == "final")
+    assert "not explained" in text
 
 
 class Gate(nn.Module):

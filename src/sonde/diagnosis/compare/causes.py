@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sonde.diagnosis.compare import changes
+from sonde.diagnosis.compare import changes, written_out
 from sonde.diagnosis.compare.formulas import FORMULAS, RELATIONS, factor_of
 from sonde.diagnosis.compare.joined import among_ranks
 from sonde.diagnosis.compare.names import Names
@@ -419,30 +419,27 @@ def _of_order(scene: Scene) -> Iterator[Suspect]:
 
 
 def not_called(a: Side, b: Side, names: Names) -> Iterator[Finding]:
-    """Yield which modules ran in one side alone though the other holds their parameters, of equal shapes and values: as notes."""
-    for side, lacking, alone in ((a, b, names.only_a()), (b, a, names.only_b())):
+    """Yield which modules one side has, and does not call, that ran in the other: of one name, or of equal parameters. As notes."""
+    for side, lacking in ((a, b), (b, a)):
         here, ran = side.modules(), lacking.types()
-        for name in alone:
+        modules = {
+            name: module for name, module in lacking.modules().items() if class_of(module).__module__ != written_out.__name__
+        }
+        idle = {name: module for name, module in modules.items() if name not in ran}
+        for name in (each for each in side.types() if each in side.alone):
             own = _own_parameters(here.get(name))
-            idle = [
-                (other, held)
-                for other, module in lacking.modules().items()
-                if other not in ran and (held := _own_parameters(module))
-            ]
-            twins = [
-                other
-                for other, held in idle
-                if own
-                and [each.shape for each in own] == [each.shape for each in held]
-                and all(distance(as_numbers(x), as_numbers(y)).relative <= EXACT for x, y in zip(own, held, strict=True))
-            ]
-            if len(twins) == 1:
-                message = (
-                    f"{name} ran in {side.name}; {lacking.name} holds its parameters in {twins[0]}, which did not run as a module"
-                )
-                yield Finding(
-                    "module_missing", message, name, severity="note", advice=f"check that {lacking.name} calls {twins[0]}"
-                )
+            twins = [other for other, module in idle.items() if own and _are_equal(own, _own_parameters(module))]
+            same = [name] if name in idle and class_of(idle[name]) is class_of(here[name]) else twins if len(twins) == 1 else []
+            for twin in same:
+                what = "it" if twin == name else f"{name}, of the same parameters,"
+                message = f"{twin} is not called in {lacking.name} as a module; {what} ran in {side.name}"
+                yield Finding("module_missing", message, name, severity="note", advice=f"check that {lacking.name} calls {twin}")
+
+
+def _are_equal(own: list[Tensor], held: list[Tensor]) -> bool:
+    return [each.shape for each in own] == [each.shape for each in held] and all(
+        distance(as_numbers(x), as_numbers(y)).relative <= EXACT for x, y in zip(own, held, strict=True)
+    )
 
 
 def _own_parameters(module: nn.Module | None) -> list[Tensor]:
@@ -561,8 +558,8 @@ def _of_class(scene: Scene) -> Iterator[Suspect]:
     words = f"{kinds[0]} in a, {kinds[1]} in b" if kinds[0] != kinds[1] else f"two classes {kinds[0]} of different code"
     mine, theirs = scene.a.tensors_of(scene.frame.owner), scene.b.tensors_of(scene.owner_b)
     held = {name: theirs[label] for name, label in matched(mine, theirs) if mine[name].numel() == theirs[label].numel()}
-    if any(name not in held for name, _ in one.named_parameters()):
-        return  # with a parameter of a itself it would be no wonder
+    if len(held) < len(theirs) and any(name not in held for name, _ in one.named_parameters()):
+        return  # with parameters of a in the place of others of b it would be no wonder
     here = _settings(one)
     settings = {here[name][0]: y for name, _, y in setting_differences(one, other)}
     undo = Undo(b=changes.code(scene.b, scene.owner_b, one, held, settings))

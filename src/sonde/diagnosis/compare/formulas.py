@@ -297,10 +297,10 @@ def _of_module(scene: Scene) -> Iterator[Suspect]:
             made, of = (laid_out_alike(own, as_numbers(each.main[1])) for each in (kept, given) if each.main is not None)
             if made is None or of is None or not _equal(scene, made[0], own) or not _equal(scene, of[0], beside):
                 continue
-            result = made[0] if side == "a" else of[0]
+            result, what = made[0] if side == "a" else of[0], f"{kept.site.path} ({kept.type})"
             yield scene.suspect(
                 "module_missing",
-                f"{side} goes on with the output of {kept.site.path} ({kept.type}), {lacking} with its input",
+                f"{what} is not called in {lacking}: {side} goes on with its output, the other with its input",
                 Undo(made=lambda _, result=result: result),  # type: ignore[misc]  # a tensor
                 f"call it here in {lacking}, or leave it out in {side}",
             )

@@ -174,12 +174,12 @@ class _Way:
 
 
 class _Replacing(OperatorMode):
-    """While entered, one tensor that an operation makes is another: what *make* makes of tensors before it, and of itself."""
+    """While entered, one tensor that an operation makes is another: what *make* makes of tensors before it, itself, and *held*."""
 
-    def __init__(self, at: _Source, needed: Set[_Source], make: _Make) -> None:
+    def __init__(self, at: _Source, needed: Set[_Source], make: _Make, held: Mapping[_Source, Tensor]) -> None:
         super().__init__()
         self._at, self._needed, self._make = at, needed, make
-        self._held: dict[_Source, Tensor] = {}
+        self._held = dict(held)
         self._now = -1
 
     def operator(self, call: OperatorCall) -> Any:
@@ -231,6 +231,8 @@ def of_operation(scene: Scene) -> Iterator[Suspect]:
         for place, each in prints:
             in_b.setdefault(each, (step.number, place))
     lacking = [step for step in here if step.made and _found(step.made[0], in_b, within) is None]
+    held = {(-1, -1 - place): tensor.detach() for place, tensor in enumerate(scene.b.tensors_of(scene.owner_b).values())}
+    in_b = {**in_b, **{each: at for at, tensor in held.items() if not tensor.is_meta and (each := _Print.of(tensor)) not in in_b}}
     apart = [step for step in there if step.made and _found(step.made[0], in_a, within) is None]
     first = next((step for step in apart if all(_found(each, in_a, within) for each in step.given)), None)
     found: list[_Replaced] = [] if first is None else _around(first, here, lacking, in_b, within)
@@ -248,15 +250,16 @@ def of_operation(scene: Scene) -> Iterator[Suspect]:
         if way is not None:
             found = [*found, ((behind.number, 0), way.needed, way.made, f"{_names(way)} in a{_at(last)}, {words}")]
     for at, needed, make, words in found:
-        change = Change(contexts=(functools.partial(_Replacing, at, needed, make),))
+        change = Change(contexts=(functools.partial(_Replacing, at, needed, make, held),))
         suspect = scene.suspect("operation", words, Undo(b=change), _ADVICE, instead="operation")
         yield replace(suspect, is_guess=True)
     if last is not None and behind is None:  # b goes on with a tensor that both have
         kind = torch.float32 if any(each.call.written for each in here) else torch.float64
-        held = {(-1, place): source.b.to(kind) for place, source in enumerate(scene.sources)}
-        way = _way(last, here, {_Print.of(tensor): at for at, tensor in held.items()}, within)
+        sources = {(-1, place): source.b.to(kind) for place, source in enumerate(scene.sources)}
+        sources |= {at: tensor.to("cpu", kind) for at, tensor in held.items() if tensor.is_floating_point() and not tensor.is_meta}
+        way = _way(last, here, {_Print.of(tensor): at for at, tensor in sources.items()}, within)
         if way is not None:
-            undo = Undo(made=lambda _: as_numbers(way.made(held)[0]))
+            undo = Undo(made=lambda _: as_numbers(way.made(sources)[0]))
             yield scene.suspect("operation", f"{_names(way)} in a{_at(last)}, and not in b", undo, _ADVICE)
 
 
