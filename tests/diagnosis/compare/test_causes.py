@@ -292,3 +292,10 @@ def test_a_factor_between_two_losses_is_told(loss: Any, words: str) -> None:
     assert found.cause is not None, found
     assert found.cause.rule == "loss"
     assert found.cause.message.endswith(f"of outputs that agree: {words}")
+    if "as large" in words:  # in a coarser type, too, in which neither the factor nor the losses are exact
+        other = copy.deepcopy(one).bfloat16()
+        losses = (lambda y: y.square().mean(), lambda y: loss(y.float()))
+        found = sonde.compare(one, other, torch.randn(5, 4), loss_fn=losses, verbose=False)
+        assert found.cause is not None, found
+        assert words[:13] in found.cause.message
+        assert " x as large" in found.cause.message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -309,3 +310,70 @@ def test_a_parameter_of_layers_that_one_side_alone_has_is_named(case: str) -> No
         here, there = (name.format(side) for name, side in zip(names[:: 1 if a is other else -1], "ab", strict=True))
         assert found.cause is not None, found
         assert [cause.message for cause in found.causes] == [f"{there} equals {here} times {factor}"]
+
+
+class Constants(nn.Module):
+    """Two layers, code between them, and a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def between(self, x: Tensor) -> Tensor:
+        return x
+
+    def loss(self, y: Tensor) -> Tensor:
+        return functional.cross_entropy(y, torch.arange(len(y)) % 4)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"loss": self.loss(self.two(self.between(self.one(x))))}
+
+
+NUMBERS: dict[str, tuple[dict[str, Callable[..., Tensor]], dict[str, Callable[..., Tensor]], str]] = {
+    "a factor": (
+        {"between": lambda self, x: x.tanh()},
+        {"between": lambda self, x: (0.7 * x).tanh()},
+        "mul 0.7 in b, and not in a",
+    ),
+    "a divisor": ({"between": lambda self, x: x.tanh()}, {"between": lambda self, x: (x / 3).tanh()}, "div 3 in b, and not in a"),
+    "a factor that is a tensor": (
+        {"between": lambda self, x: x.tanh()},
+        {"between": lambda self, x: (torch.tensor(0.25) * x).tanh()},
+        "tanh in a, mul 0.25, tanh in b",
+    ),
+    "an addend": (
+        {"between": lambda self, x: x.tanh()},
+        {"between": lambda self, x: (x + 0.1).tanh()},
+        "add 0.1 in b, and not in a",
+    ),
+    "a small addend": (
+        {"between": lambda self, x: x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()},
+        {"between": lambda self, x: x / (x.square().mean(-1, keepdim=True) + 1e-3).sqrt()},
+        "add has other=1e-05 in a, other=0.001 in b",
+    ),
+    "a slope": (
+        {"between": lambda self, x: functional.leaky_relu(x, 0.01)},
+        {"between": lambda self, x: functional.leaky_relu(x, 0.03)},
+        "leaky_relu has negative_slope=0.01 in a, negative_slope=0.03 in b",
+    ),
+    "a reduction": (
+        {},
+        {"loss": lambda self, y: functional.cross_entropy(y, torch.arange(len(y)) % 4, reduction="sum")},
+        "nll_loss_forward has reduction=mean in a, reduction=sum in b: b is 6 times a",
+    ),
+    "a factor of the loss": (
+        {},
+        {"loss": lambda self, y: 0.5 * Constants.loss(self, y)},
+        "mul 0.5 in b, and not in a: b is 0.5 times a",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NUMBERS)
+def test_a_number_in_the_code_is_told(case: str) -> None:
+    """Also where it is smaller than what tells tensors apart, and where it makes a loss, of which the quotient is told."""
+    mine, theirs, words = NUMBERS[case]
+    one, other = pair(type("Constants", (Constants,), dict(mine)), **theirs)
+    found = sonde.compare(one, other, torch.randn(6, 8), verbose=False)
+    assert found.cause is not None, found
+    assert re.sub(r" \(test_code.py:\d+\)", "", found.cause.message) == words

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sonde.diagnosis.compare import changes, written_out
-from sonde.diagnosis.compare.formulas import FORMULAS, RELATIONS, factor_of
+from sonde.diagnosis.compare.formulas import FORMULAS, RELATIONS, factor_of, of_branch
 from sonde.diagnosis.compare.joined import among_ranks
 from sonde.diagnosis.compare.names import Names
 from sonde.diagnosis.compare.parting_operation import of_operation
@@ -51,6 +51,7 @@ def causes_of(scene: Scene) -> Explained:
             [_of_class],
             *([look] for look in RELATIONS),
             [of_operation],
+            [of_branch],
         ]
     elif scene.place.stage == "backward":
         looks = [
@@ -620,9 +621,9 @@ def _of_loss(scene: Scene) -> Iterator[Suspect]:
 
 def _between_losses(scene: Scene, here: float, there: float) -> str:
     """Return how the loss of ``b`` follows from that of ``a``, in words: by a factor, if that is between the gradients, too."""
-    tensors = scene.tensors
+    tensors, within = scene.tensors, max(scene.tolerance, _SAME_FACTOR)
     factor = None if tensors is None else factor_between(*tensors, max(scene.tolerance, EXACT))
-    if tensors is None or factor is None or not math.isclose(there, factor * here, rel_tol=_SAME_FACTOR):
+    if tensors is None or factor is None or not math.isclose(there, factor * here, rel_tol=within):
         return "the loss functions differ"
     times, sides = (factor, "ba") if factor > 1 else (1 / factor, "ab")
     sizes = {"samples": tensors[0].size(0) if tensors[0].dim() else 1, "elements": tensors[0].numel()}

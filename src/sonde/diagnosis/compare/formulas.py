@@ -222,7 +222,7 @@ def _of_factor(scene: Scene) -> Iterator[Suspect]:
         yield from factor_of(scene, "b is {factor:.6g} times a")
 
 
-def _of_branch(scene: Scene) -> Iterator[Suspect]:
+def of_branch(scene: Scene) -> Iterator[Suspect]:
     """What ``b`` adds to a tensor before is a multiple of what ``a`` adds to it: a branch with a factor."""
     if scene.tensors is None or not _is_large_enough(scene):
         return
@@ -661,7 +661,6 @@ FORMULAS: tuple[Callable[[Scene], Iterator[Suspect]], ...] = (_of_normalisation,
 RELATIONS: tuple[Callable[[Scene], Iterator[Suspect]], ...] = (
     _of_factor,
     _of_limit,
-    _of_branch,
     _of_parameter,
     _of_affine,
     _of_order,

@@ -221,7 +221,7 @@ def of_operation(scene: Scene) -> Iterator[Suspect]:
     """
     if scene.place.stage != "forward" or scene.owner_b is None or scene.tensors is None:
         return
-    call, within = scene.frame.call, max(16 * scene.tolerance, 1e-5)
+    call, loose = scene.frame.call, max(16 * scene.tolerance, 1e-5)
     here = _steps(scene.a, {scene.frame.owner, *scene.names.only_a()}, scene.frame.owner, call, scene.place.key)
     there = _steps(scene.b, {scene.owner_b, *scene.names.only_b()}, scene.owner_b, call, scene.place.other_key)
     in_a = {each: (0, 0) for step in here for each in (*step.given, *step.made)}
@@ -230,37 +230,58 @@ def of_operation(scene: Scene) -> Iterator[Suspect]:
         prints = [*((-1 - place, each) for place, each in enumerate(step.given)), *enumerate(step.made)]
         for place, each in prints:
             in_b.setdefault(each, (step.number, place))
-    lacking = [step for step in here if step.made and _found(step.made[0], in_b, within) is None]
     held = {(-1, -1 - place): tensor.detach() for place, tensor in enumerate(scene.b.tensors_of(scene.owner_b).values())}
-    in_b = {**in_b, **{each: at for at, tensor in held.items() if not tensor.is_meta and (each := _Print.of(tensor)) not in in_b}}
-    apart = [step for step in there if step.made and _found(step.made[0], in_a, within) is None]
-    first = next((step for step in apart if all(_found(each, in_a, within) for each in step.given)), None)
-    found: list[_Replaced] = [] if first is None else _around(first, here, lacking, in_b, within)
-    ends = [_Print.of(tensor) for tensor in scene.tensors]
-    last, behind = (
-        next((step for step in steps[::-1] if step.made and step.made[0].is_like(end, within)), None)
-        for steps, end in zip((here, there), ends, strict=True)
-    )
-    if last is not None and behind is not None:
-        known = {each: at for each, at in in_b.items() if at[0] <= behind.number}
-        known = known if behind not in apart else _before(behind, in_b)
-        way = _way(last, here, known, within, _MOST_STEPS)
-        rest = dict.fromkeys(step.name for step in apart if not step.call.is_view)
-        words = f"{names_text(rest, _MOST_NAMES)} in b{_at(behind)}" if rest else "and not in b"
-        if way is not None:
-            found = [*found, ((behind.number, 0), way.needed, way.made, f"{_names(way)} in a{_at(last)}, {words}")]
-    for at, needed, make, words in found:
-        change = Change(contexts=(functools.partial(_Replacing, at, needed, make, held),))
-        suspect = scene.suspect("operation", words, Undo(b=change), _ADVICE, instead="operation")
-        yield replace(suspect, is_guess=True)
+    idle = {each: at for at, tensor in held.items() if not tensor.is_meta and (each := _Print.of(tensor)) not in in_b}
+    ends, told = [_Print.of(tensor) for tensor in scene.tensors], set[str]()
+    one, other = (float(tensor.flatten()[0]) if tensor.numel() == 1 else 0.0 for tensor in scene.tensors)
+    times = f": b is {other / one:.6g} times a" if one and other else ""
+    for within in (max(scene.tolerance, 1e-6), loose):  # a small addend is hardly seen
+        last, behind = (
+            next((step for step in steps[::-1] if step.made and step.made[0].is_like(end, within)), None)
+            for steps, end in zip((here, there), ends, strict=True)
+        )
+        for at, needed, make, words in _instead(here, there, in_a, in_b, idle, last, behind, within):
+            if words not in told:
+                told.add(words)
+                change = Change(contexts=(functools.partial(_Replacing, at, needed, make, held),))
+                suspect = scene.suspect("operation", words + times, Undo(b=change), _ADVICE, instead="operation")
+                yield replace(suspect, is_guess=True)
     if last is not None and behind is None:  # b goes on with a tensor that both have
         kind = torch.float32 if any(each.call.written for each in here) else torch.float64
         sources = {(-1, place): source.b.to(kind) for place, source in enumerate(scene.sources)}
         sources |= {at: tensor.to("cpu", kind) for at, tensor in held.items() if tensor.is_floating_point() and not tensor.is_meta}
-        way = _way(last, here, {_Print.of(tensor): at for at, tensor in sources.items()}, within)
+        way = _way(last, here, {_Print.of(tensor): at for at, tensor in sources.items()}, loose)
         if way is not None:
             undo = Undo(made=lambda _: as_numbers(way.made(sources)[0]))
-            yield scene.suspect("operation", f"{_names(way)} in a{_at(last)}, and not in b", undo, _ADVICE)
+            yield scene.suspect("operation", f"{_names(way.steps)} in a{_at(last)}, and not in b", undo, _ADVICE)
+
+
+def _instead(
+    here: Sequence[_Step],
+    there: Sequence[_Step],
+    in_a: Mapping[_Print, _Source],
+    in_b: Mapping[_Print, _Source],
+    idle: Mapping[_Print, _Source],
+    last: _Step | None,
+    behind: _Step | None,
+    within: float,
+) -> list[_Replaced]:
+    """Return what of ``a`` may stand in the place of operations of ``b``, and at last what makes the result of *last* there."""
+    lacking = [step for step in here if step.made and _found(step.made[0], in_b, within) is None]
+    apart = [step for step in there if step.made and _found(step.made[0], in_a, within) is None]
+    first = next((step for step in apart if all(_found(each, in_a, within) for each in step.given)), None)
+    in_b = {**in_b, **idle}
+    found = [] if first is None else _around(first, here, lacking, in_b, within)
+    if last is None or behind is None:
+        return found
+    known = {each: at for each, at in in_b.items() if at[0] <= behind.number}
+    known = known if behind not in apart else _before(behind, in_b)
+    way = _way(last, here, known, within, _MOST_STEPS)
+    rest = [step for step in apart if not step.call.is_view]
+    words = f"{_names(rest)} in b{_at(behind)}" if rest else "and not in b"
+    if way is not None:
+        found.append(((behind.number, 0), way.needed, way.made, f"{_names(way.steps)} in a{_at(last)}, {words}"))
+    return found
 
 
 def _around(
@@ -273,11 +294,11 @@ def _around(
     for way in ways:
         found.append(((first.number, 0), way.needed, way.made, _words(way, first)))
         behind = [at for at in way.needed if at[1] >= 0 and sizes.get(at) == way.steps[-1].made[0].count]
-        found += [(at, way.needed, way.made, f"{_names(way)} in a{_at(way.steps[-1])}, and not in b") for at in behind]
+        found += [(at, way.needed, way.made, f"{_names(way.steps)} in a{_at(way.steps[-1])}, and not in b") for at in behind]
     for place, each in enumerate(first.given):
         if each.count == first.made[0].count:
             at = (first.number, -1 - place)
-            words = f"{first.name} in b{_at(first)}, and not in a"
+            words = f"{_names([first])} in b{_at(first)}, and not in a"
             found.append(((first.number, 0), {at}, functools.partial(_itself, at=at), words))
     return found[:_MOST_TRIED]
 
@@ -332,17 +353,35 @@ def _words(way: _Way, step: _Step) -> str:
     """Return what ``a`` and ``b`` compute, in words: of one operation with other arguments what differs."""
     (last, *others), where = way.steps[::-1], (_at(way.steps[-1]), _at(step))
     if others or last.name != step.name:
-        return f"{_names(way)} in a{where[0]}, {step.name} in b{where[1]}"
+        return f"{_names(way.steps)} in a{where[0]}, {_names([step])} in b{where[1]}"
     one, other = last.plain, step.plain
     apart = [name for name in one if name in other and one[name] != other[name]]
     if not apart:
         return f"{step.name} of other tensors in a{where[0]} and in b{where[1]}"
-    sides = [", ".join(f"{name}={_short(held[name])}" for name in apart) for held in (one, other)]
+    said = [
+        {name: _REDUCTIONS[held[name]] if name == "reduction" else _short(held[name]) for name in apart} for held in (one, other)
+    ]
+    sides = [", ".join(f"{name}={each}" for name, each in held.items()) for held in said]
     return f"{step.name} has {sides[0]} in a{where[0]}, {sides[1]} in b{where[1]}"
 
 
-def _names(way: _Way) -> str:
-    return names_text(dict.fromkeys(each.name for each in way.steps if not each.call.is_view or each is way.steps[-1]), _MOST_NAMES)
+_REDUCTIONS = ("none", "mean", "sum")
+"""What operators name by its number."""
+
+
+def _names(steps: Sequence[_Step]) -> str:
+    """Return the operations in words, with the numbers by which they add, multiply, divide, or take powers."""
+    return names_text(dict.fromkeys(_said(each) for each in steps if not each.call.is_view or each is steps[-1]), _MOST_NAMES)
+
+
+def _said(step: _Step) -> str:
+    held = [each for name, each in step.plain.items() if name in _OPERANDS and type(each) in (int, float)]
+    held = held[:1] or [each.total for each in step.given if each.count == 1 < step.made[0].count]
+    return " ".join([step.name, *map(_short, held)])
+
+
+_OPERANDS = ("other", "exponent", "value", "self")
+"""Arguments that are operands, where they are numbers: of ``x * 0.5`` the half."""
 
 
 def _at(step: _Step) -> str:
