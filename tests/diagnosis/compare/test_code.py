@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable
 from typing import Any
@@ -377,3 +378,38 @@ def test_a_number_in_the_code_is_told(case: str) -> None:
     found = sonde.compare(one, other, torch.randn(6, 8), verbose=False)
     assert found.cause is not None, found
     assert re.sub(r" \(test_code.py:\d+\)", "", found.cause.message) == words
+
+
+PLACES = {
+    "joined_projections": "one way to match them failed, and is left out (projections: IndexError: an odd shape)",
+    "proposed_match": "one way to match them failed, and is left out (layers: IndexError: an odd shape)",
+    "_parameters": "one way to match them failed, and is left out (parameters: IndexError: an odd shape)",
+    "not_called": "one way to find a cause failed, and is left out (modules that are not called: IndexError: an odd shape)",
+    "_hints": "one way to find a cause failed, and is left out (settings: IndexError: an odd shape)",
+    "causes_of": "one way to find a cause failed, and is left out (causes: IndexError: an odd shape)",
+    "_apart": "one way to find a cause failed, and is left out (a run with a change: IndexError: an odd shape)",
+    "holds": "one way to find a cause failed, and is left out (a change of tensors: IndexError: an odd shape)",
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_whatever_else_fails_is_left_out_and_named_once(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Layers are matched by their names then, and a change that cannot be tried proves nothing."""
+    from sonde.diagnosis.compare.undoing import Proof
+
+    def raises(*args: Any) -> Any:
+        raise IndexError("an odd shape")
+
+    held: Any = Proof if name in ("_apart", "holds") else importlib.import_module("sonde.diagnosis.compare.compare")
+    monkeypatch.setattr(held, name, raises)
+    one = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3))
+    other = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3))
+    other.load_state_dict(one.state_dict())
+    given = other[1]
+    given.forward = lambda x: functional.layer_norm(x, (8,), given.weight, given.bias, 1e-5) * 0.5  # type: ignore[method-assign]
+    other[2].note = "other"
+    one[1].note, given.note = "one", "other"  # something to be tried
+    found = sonde.compare(one, other, torch.randn(5, 4), verbose=False)
+    assert str(found.culprit.site if found.culprit else "") == "1:output"
+    assert [hint.message for hint in found.hints if hint.rule == "not_looked"] == [PLACES[name]]
+    assert (found.cause is None) == (name == "causes_of")

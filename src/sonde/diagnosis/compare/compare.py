@@ -20,12 +20,12 @@ from sonde.diagnosis.compare.formulas import where_it_differs
 from sonde.diagnosis.compare.joined import liken, of_ranks, settle_gradients
 from sonde.diagnosis.compare.live_runs import Loss, Request, live_side
 from sonde.diagnosis.compare.names import Names, check_match
-from sonde.diagnosis.compare.portions import joined_projections
+from sonde.diagnosis.compare.portions import Joined, joined_projections
 from sonde.diagnosis.compare.proposal import few_in_common, proposed_match
 from sonde.diagnosis.compare.recorded_runs import compare_recorded, is_recorded
 from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.sides import Side, of_stashes, of_store
-from sonde.diagnosis.compare.undoing import Explained
+from sonde.diagnosis.compare.undoing import Explained, left_out
 from sonde.diagnosis.compare.weights import matched
 from sonde.diagnosis.compare.written_out import attentions
 from sonde.diagnosis.distance import readable
@@ -48,6 +48,7 @@ class _NotGiven:
 
 
 _NOTHING: Any = _NotGiven()
+_MATCHING = "one way to match them"
 _LONGEST = 240  # characters of an error of torch, some of which list every backend
 
 
@@ -270,9 +271,12 @@ def _compared(a: Side, b: Side, match: Mapping[str, str] | None, noise: float | 
         check_match(match, here, there)
     notes = [f"{side.name}: {note}" for side in (a, b) for note in side.notes]
     _liken(a, b, Names(match, *types))
-    joined = [] if a.ranks or b.ranks else joined_projections(a, b)
+    joined, failed = list[Joined](), list[Finding]()
+    with left_out("projections", failed, _MATCHING):
+        joined += [] if a.ranks or b.ranks else joined_projections(a, b)
     if match is None:
-        match = proposed_match(a, b, {name for each in joined for name in (each.module, *each.parts)})
+        with left_out("layers", failed, _MATCHING):
+            match = proposed_match(a, b, {name for each in joined for name in (each.module, *each.parts)})
         if match:
             what = "few names are equal; the" if few_in_common(a, b) else "some"
             notes.insert(0, f"{what} layers were matched by order, class, shapes and values: match={match}")
@@ -283,7 +287,8 @@ def _compared(a: Side, b: Side, match: Mapping[str, str] | None, noise: float | 
             notes.append(f"{each.module} of {'a' if each.is_in_a else 'b'} is compared in parts: {', '.join(each.parts)}")
     for side, alone in ((a, names.only_a()), (b, names.only_b())):
         side.alone = {*alone} - {portion.module for portion in side.portions.values()}
-    names.add_parameters(_parameters(a, b, names))
+    with left_out("parameters", failed, _MATCHING):
+        names.add_parameters(_parameters(a, b, names))
     _liken(a, b, names)
     notes += [note for side in (a, b) if side.ranks and (note := settle_gradients(side))]
     places = compared(a, b, names, noise)
@@ -298,10 +303,17 @@ def _compared(a: Side, b: Side, match: Mapping[str, str] | None, noise: float | 
     owner = ""
     if culprit is not None:
         scene = Scene(a, b, names, culprit, places, noise)
-        found, owner = causes_of(scene), a.real(scene.frame.owner)
-        if not found.causes:
-            found.refuted += [*where_it_differs(scene), *differing_parameters(scene)]
-    hints = [*(() if culprit is None else not_called(a, b, names)), *_hints(a, b, names, places, culprit)]
+        owner = a.real(scene.frame.owner)
+        with left_out("causes", failed):
+            found = causes_of(scene)
+        for look in () if found.causes else (where_it_differs, differing_parameters):
+            with left_out(look.__name__, failed):
+                found.refuted.extend(look(scene))
+    hints = list[Finding]()
+    with left_out("modules that are not called", failed):
+        hints.extend(() if culprit is None else not_called(a, b, names))
+    with left_out("settings", failed):
+        hints.extend(_hints(a, b, names, places, culprit))
     said = [cause.message for cause in found.causes]
     told = [_told(place, a, b) for place in places]
     return Comparison(
@@ -311,7 +323,7 @@ def _compared(a: Side, b: Side, match: Mapping[str, str] | None, noise: float | 
         None if culprit is None else told[places.index(culprit)],
         owner,
         tuple(found.causes),
-        (*found.refuted, *(each for each in hints if each.message not in said)),
+        (*found.refuted, *(each for each in (*hints, *failed) if each.message not in said)),
         names.match,
         tuple(name for name in names.only_a() if name in a.alone),
         tuple(name for name in names.only_b() if name in b.alone),

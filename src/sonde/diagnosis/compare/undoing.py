@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from sonde.diagnosis.compare.aligned import Judge, Place, place_of
@@ -43,27 +44,32 @@ def explained(scene: Scene, looks: Iterable[Iterable[Callable[[Scene], Iterator[
         looks: functions from a scene to suspects, in groups: the first group in which something explains the place counts. Those
             that are undone in runs explain it alone or together; those that are undone in the tensors of the place each alone.
     """
-    proof, refuted = Proof(scene), list[Finding]()
+    refuted = list[Finding]()
+    proof = Proof(scene, refuted)
     for group in looks:
-        suspects = [suspect for look in group for suspect in _of_look(look, scene, refuted)]
+        suspects, held = list[Suspect](), list[Finding]()
+        for look in group:
+            with left_out(getattr(look, "__name__", str(look)), refuted):
+                suspects.extend(look(scene))
         found = _of_runs(proof, [suspect for suspect in suspects if suspect.undo.made is None])
         refuted += found.refuted
-        held = [suspect.finding for suspect in suspects if proof.holds(suspect.undo)]
+        for suspect in (each for each in suspects if each.undo.made is not None):
+            with left_out("a change of tensors", refuted):
+                held += [suspect.finding] if proof.holds(suspect.undo) else []
         if found.causes or held:
             return Explained(found.causes or held, refuted)
     return Explained(refuted=refuted)
 
 
-def _of_look(look: Callable[[Scene], Iterator[Suspect]], scene: Scene, refuted: list[Finding]) -> Iterator[Suspect]:
-    """Yield the suspects of a *look*; one that fails is left out, and noted in *refuted*."""
+@contextmanager
+def left_out(name: str, failed: list[Finding], what: str = "one way to find a cause") -> Iterator[None]:
+    """Leave out what raises inside, one of several ways, and note it in *failed*; what was found before stays."""
     try:
-        yield from look(scene)
+        yield
     except Exception as error:
         raise_if_foreign(error)
-        failed = (
-            f"one way to find a cause failed, and is left out ({getattr(look, '__name__', look)}: {type(error).__name__}: {error})"
-        )
-        refuted.append(scene.finding("not_looked", failed, severity="note"))
+        words = f"{what} failed, and is left out ({name}: {type(error).__name__}: {error})"
+        failed += [Finding("not_looked", words, severity="note")] if all(each.message != words for each in failed) else []
 
 
 def _of_runs(proof: Proof, suspects: Sequence[Suspect]) -> Explained:
@@ -138,13 +144,17 @@ def _refuted(proof: Proof, suspects: Sequence[Suspect], alone: dict[int, float],
 class Proof:
     """Tries changes on copies, and says how far the sides are apart at the place then.
 
+    Args:
+        scene: the place.
+        failed: takes notes of changes with which the comparison itself fails.
+
     Attributes:
         before: how far they are apart without a change, as :meth:`apart`.
         floor: the relative distance that rounding explains at the place.
     """
 
-    def __init__(self, scene: Scene) -> None:
-        self._scene = scene
+    def __init__(self, scene: Scene, failed: list[Finding]) -> None:
+        self._scene, self._failed = scene, failed
         self.floor = max(scene.place.floor, 1e-12)
         self.before = scene.place.relative / self.floor
         self._places = {place.other_key: (number, place) for number, place in enumerate(scene.places) if place.stage != "update"}
@@ -172,6 +182,12 @@ class Proof:
 
         Infinite where a run is not possible or raises, the place is not reached, or a place before it parts then.
         """
+        found = list[float]()
+        with left_out("a run with a change", self._failed):
+            found.append(self._apart(undo))
+        return found[0] if found else math.inf
+
+    def _apart(self, undo: Undo) -> float:
         scene = self._scene
         needs = [side for side, change in ((scene.a, undo.a), (scene.b, undo.b)) if change]
         if not needs or any(side.again is None for side in needs) or self._runs >= _MOST_RUNS:
