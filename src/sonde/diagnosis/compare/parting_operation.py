@@ -219,7 +219,7 @@ def of_operation(scene: Scene) -> Iterator[Suspect]:
 
     Where ``a`` lacks one of ``b``, its operand stands in its place. At last the whole code of ``a`` runs on tensors of ``b``.
     """
-    if scene.place.stage != "forward" or scene.owner_b is None or scene.tensors is None:
+    if scene.place.stage != "forward" or scene.owner_b is None or scene.tensors is None or scene.b.model is None:
         return
     call, loose = scene.frame.call, max(16 * scene.tolerance, 1e-5)
     here = _steps(scene.a, {scene.frame.owner, *scene.names.only_a()}, scene.frame.owner, call, scene.place.key)
