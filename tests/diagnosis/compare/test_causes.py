@@ -272,6 +272,33 @@ def test_a_parameter_that_is_frozen_on_either_side_is_told(name: str, words: str
         assert compared.cause.message.endswith("; so is 1 more parameter" if " " in name else "True in the other side")
 
 
+class Gated(nn.Module):
+    """A gate and what it lets through, as two layers or as one."""
+
+    def __init__(self, *layers: nn.Linear) -> None:
+        super().__init__()
+        names = ("gate", "up") if len(layers) == 2 else ("both",)
+        for name, layer in zip(names, layers, strict=True):
+            self.add_module(name, layer)
+
+    def forward(self, x: Any) -> Any:
+        gate, up = self.both(x).chunk(2, -1) if hasattr(self, "both") else (self.gate(x), self.up(x))
+        return gate.sigmoid() * up
+
+
+@pytest.mark.parametrize("name", ["gate.weight", "both.weight"])
+def test_a_part_of_a_joined_projection_that_is_frozen_is_told(name: str) -> None:
+    """The joined one can be frozen as a whole alone."""
+    gate, up, both = nn.Linear(4, 8), nn.Linear(4, 8), nn.Linear(4, 16)
+    both.load_state_dict({key: torch.cat((getattr(gate, key), getattr(up, key))) for key in ("weight", "bias")})
+    one, other = Gated(gate, up), Gated(both)
+    (one if name.startswith("gate") else other).get_parameter(name).requires_grad_(False)
+    for a, b in ((one, other), (other, one)):
+        found = sonde.compare(a, b, torch.randn(5, 4), verbose=False)
+        assert found.cause is not None, found
+        assert found.cause.message.startswith(f"{name} is frozen in {'a' if name.startswith('gate') == (a is one) else 'b'}")
+
+
 @pytest.mark.parametrize(
     ("loss", "words"),
     [

@@ -280,6 +280,10 @@ def test_what_is_not_called_as_a_function_of_layers_is_compared_as_a_whole() -> 
     found = sonde.compare(one, AloneByHand(mine), torch.randn(3, 5, WIDTH), verbose=False)
     assert found.ok, found
     assert not found["attention.q_proj.weight:grad"][0].parts
+    compiled: Any = torch.compile(AloneByHand(AsOne(one.attention, by_part=False)), backend="eager")  # type: ignore[arg-type]
+    found = sonde.compare(one, compiled, torch.randn(3, 5, WIDTH), verbose=False)
+    assert found.ok, found
+    assert found.errors == ()
 
 
 @pytest.mark.parametrize("is_nested", [True, False])

@@ -665,11 +665,13 @@ def _of_frozen(scene: Scene) -> Iterator[Suspect]:
     others = [pair[at] for pair in every if not lacking[pair[at]].requires_grad and flags[1 - at][pair[1 - at]].requires_grad]
     rest = sum(name not in told for name in others)
     more = f"; so {'is' if rest == 1 else 'are'} {many(rest, 'more parameter')}" if rest else ""
-    wanted = {label: flags[0][name].requires_grad for name, label in differing}
+    wanted = changes.requiring({label: flags[0][name].requires_grad for name, label in differing})
+    asked = changes.requiring({name: flags[1][label].requires_grad for name, label in differing})
+    is_part = place.other.layer in scene.b.portions or scene.owner_b in scene.b.portions  # in b it would be more than this one
     yield scene.suspect(
         "frozen",
         f"{what} frozen in {side}: requires_grad is False there, and True in the other side{more}",
-        Undo(b=changes.requiring(wanted)),
+        Undo(a=asked) if is_part else Undo(b=wanted),
         f"call requires_grad_(True) on it in {side}, before the optimizer is made",
     )
 

@@ -90,11 +90,13 @@ def _by_hand(kind: Any) -> Any:
     """Return a class of attention by hand that calls its projections, which *kind* holds as one parameter, as modules."""
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # which does not follow such a mode
+            return kind.forward(self, *args, **kwargs)
         with _Calling(self) as self.__dict__["_running"]:
             try:
                 return kind.forward(self, *args, **kwargs)
             finally:
-                del self.__dict__["_running"]
+                self.__dict__.pop("_running", None)
 
     read = {f"in_proj_{last}": property(functools.partial(_joined, last=last)) for last in ("weight", "bias")}
     return type(kind.__name__, (kind,), {**read, "forward": forward, "__module__": kind.__module__})
