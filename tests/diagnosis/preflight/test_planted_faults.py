@@ -815,3 +815,15 @@ def test_outputs_that_are_equal_without_a_zero_are_not_said_to_begin_at_zero_alo
     x, y = data()
     found = sonde.preflight(Around(before=torch.ones_like), x, classify(y), checks=["targets_used"])["targets_used"]
     assert (found.verdict, "or nothing of the samples reaches them" in found.words) == ("unknown", True)
+
+
+@pytest.mark.parametrize(
+    ("of", "words"), [(lambda x: x, "the inputs, as those of an autoencoder"), (torch.sin, "neither inputs nor predictions")]
+)
+def test_targets_that_are_the_inputs_are_said_to_be(of: Callable[[Tensor], Tensor], words: str) -> None:
+    """As an autoencoder has them: nothing is wrong with that."""
+    x = torch.rand(16, 8)
+    model = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 8))
+    found = sonde.preflight(model, x, lambda y: nn.functional.mse_loss(y, of(x)), verbose=False)
+    check = found["targets_apart"]
+    assert (check.verdict, check.words) == ("ok", f"the targets are {words}")
