@@ -102,7 +102,7 @@ def update_huge(ratio: float, *, most: float = UPDATE_HUGE) -> Judged:
 @entry(
     f"one step moves half of the weights by more than {percent(UPDATE_LARGE)} of their size",
     "CS231n, Babysitting the learning process; in healthy trainings 5 % at most",
-    "lower the learning rate, warm it up, clip the gradient norm; else scale inputs, targets and loss",
+    "lower the learning rate, warm it up, clip gradients; else scale inputs, targets and loss",
 )
 def step_large(ratio: float, *, most: float = UPDATE_LARGE) -> Judged:
     """Judge the median *ratio* of update to weight over the weights in one step."""

@@ -21,7 +21,6 @@ from torch.nn import functional
 from sonde.diagnosis.compare import changes, written_out
 from sonde.diagnosis.compare.formulas import FORMULAS, RELATIONS, factor_of, of_branch
 from sonde.diagnosis.compare.joined import among_ranks
-from sonde.diagnosis.compare.names import Names
 from sonde.diagnosis.compare.parting_operation import of_operation
 from sonde.diagnosis.compare.portions import layouts
 from sonde.diagnosis.compare.scene import Scene
@@ -419,7 +418,7 @@ def _of_order(scene: Scene) -> Iterator[Suspect]:
                 yield replace(suspect, is_guess=True)
 
 
-def not_called(a: Side, b: Side, names: Names) -> Iterator[Finding]:
+def not_called(a: Side, b: Side) -> Iterator[Finding]:
     """Yield which modules one side has, and does not call, that ran in the other: of one name, or of equal parameters. As notes."""
     for side, lacking in ((a, b), (b, a)):
         here, ran = side.modules(), lacking.types()

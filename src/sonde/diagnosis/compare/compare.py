@@ -311,7 +311,7 @@ def _compared(a: Side, b: Side, match: Mapping[str, str] | None, noise: float | 
                 found.refuted.extend(look(scene))
     hints = list[Finding]()
     with left_out("modules that are not called", failed):
-        hints.extend(() if culprit is None else not_called(a, b, names))
+        hints.extend(() if culprit is None else not_called(a, b))
     with left_out("settings", failed):
         hints.extend(_hints(a, b, names, places, culprit))
     said = [cause.message for cause in found.causes]

@@ -133,8 +133,8 @@ def write_out(model: nn.Module) -> nn.Module:
         for name in ("in_proj_weight", "in_proj_bias", *(f"{name}_weight" for name in _NAMES)):
             if is_of_torch:
                 setattr(module, name, None)
-            else:
-                module._parameters.pop(name, None)
+            elif name in held:
+                delattr(module, name)
         last: Any = getattr(module, "out_proj", None)
         if isinstance(module, nn.MultiheadAttention):
             module._qkv_same_embed_dim = False  # so that no faster path of a layer around it reads them
