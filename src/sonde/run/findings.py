@@ -144,8 +144,7 @@ class _Judges:
         if each.rule == "loss_stuck" and (pace := self._pace(each.model)) >= _USUAL_PACE:
             advice = f"steps move the weights by {pace:.1g} of their size, {_NOT_THE_RATE}"
             each = replace(each, advice=advice, evidence={**each.evidence, "update_ratio": pace})
-        tiny = min((held.input_scale for (_, of), held in self._layers.items() if of == each.model), default=math.nan)
-        if each.rule in ("update_small", "loss_stuck") and tiny < _TINY_INPUT:
+        if each.rule in ("update_small", "loss_stuck") and (tiny := self._input_scale(each.model)) < _TINY_INPUT:
             size = f"what goes into the first layer is of size {short(tiny)}, as the gradients of its weight and bias show"
             return replace(each, advice=f"{size}: scale the inputs first; then {each.advice}")
         if each.rule == "loss_stuck" and each.evidence.get("early", 0.0) >= _LARGE_LOSS:
@@ -202,6 +201,10 @@ class _Judges:
             "before it as they begin; or use another activation"
         )
         return replace(each, advice=advice, evidence={**each.evidence, **known})
+
+    def _input_scale(self, model: str) -> float:
+        """Return the size of what goes into the first layer of a *model*; NaN if that is not known."""
+        return min((layers.input_scale for (_, of), layers in self._layers.items() if of == model), default=math.nan)
 
     def _pace(self, model: str) -> float:
         """Return how far the last step has moved half of the weights of a *model*, of their size; NaN if that is not known."""

@@ -90,7 +90,7 @@ def _by_hand(kind: Any) -> Any:
     """Return a class of attention by hand that calls its projections, which *kind* holds as one parameter, as modules."""
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():  # which does not follow such a mode
+        if torch.compiler.is_dynamo_compiling():  # which does not follow such a mode
             return kind.forward(self, *args, **kwargs)
         with _Calling(self) as self.__dict__["_running"]:
             try:
