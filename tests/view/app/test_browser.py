@@ -62,6 +62,18 @@ def ids(page: Any) -> dict[str, str]:
     return {name: href.removeprefix("#/run/") for name, href in links}
 
 
+BOTH_BOXES = """() => {
+    const both = [".heat .cross .cell", ".heat canvas"].map((one) => document.querySelector(one));
+    return both.every(Boolean) && both.map((one) => one.getBoundingClientRect().toJSON());
+}"""
+
+
+def marked(page: Any) -> tuple[dict[str, float], dict[str, float]]:
+    """The boxes of the marked cell and of the heat map, read in one script: the page may paint anew between two."""
+    cell, heat = page.wait_for_function(BOTH_BOXES).json_value()
+    return cell, heat
+
+
 def go(page: Any, route: str) -> None:
     """Show another view, and wait until it has what it shows."""
     page.locator("#view .view").evaluate_all("all => all.forEach((one) => one.remove())")
@@ -718,7 +730,7 @@ def test_see_it_marks_the_cell_and_the_step_until_escape(browser: Any, address: 
         cell, label = page.locator(".heat .cross .cell"), page.locator(".legend").first
         for turn in range(3):
             expect(cell).to_have_count(1)
-            box, heat = cell.bounding_box(), page.locator(".heat canvas").bounding_box()
+            box, heat = marked(page)
             assert abs(box["x"] - heat["x"] - heat["width"] * step / 11) < 2  # the span is of the steps 0 to 11
             assert abs(box["y"] - heat["y"] - heat["height"] / 4) < 2  # the second of four rows
             if turn == 0:
@@ -747,7 +759,7 @@ def test_a_link_to_an_output_of_several_tensors_marks_the_first(browser: Any, tm
     with LivePage(tmp_path / "runs") as served, opened(browser, served.address) as page:
         go(page, f"#/run/{ids(page)['attention']}/layers?site=att%3Aoutput&step=2")
         sync_api.expect(page.locator(".heat .cross .cell")).to_have_count(1)
-        box, heat = page.locator(".heat .cross .cell").bounding_box(), page.locator(".heat canvas").bounding_box()
+        box, heat = marked(page)
         assert abs(box["y"] - heat["y"] - heat["height"] / 3) < 2
 
 

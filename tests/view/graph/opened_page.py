@@ -18,9 +18,9 @@ def drawn(page: Any, kind: str = "node") -> set[int]:
 
 
 def fill(page: Any, node: int) -> str:
-    """The colour that a node has, once it is drawn: the browser may be drawing it anew."""
-    page.wait_for_function("node => getComputedStyle(document.querySelector(`#n${node} rect`)).fill !== ''", arg=node)
-    found: str = page.locator(f"#n{node} rect").first.evaluate("one => getComputedStyle(one).fill")
+    """The colour that a node has, once it is drawn. One script finds and reads it: the page may draw it anew between two."""
+    script = "node => { const one = document.querySelector(`#n${node} rect`); return one && getComputedStyle(one).fill; }"
+    found: str = page.wait_for_function(script, arg=node).json_value()
     return found
 
 
