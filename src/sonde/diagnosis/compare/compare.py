@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.checked import checked
-from sonde.diagnosis.compare.aligned import NOT_COMPARED, Place, compared
+from sonde.diagnosis.compare.aligned import NOT_COMPARED, Place, compared, frame_of
 from sonde.diagnosis.compare.causes import causes_of, differing_parameters, not_called, setting_differences, words_of_setting
 from sonde.diagnosis.compare.comparison import Comparison, first_parted
 from sonde.diagnosis.compare.copies import Copies
@@ -27,7 +27,7 @@ from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.sides import Side, of_stashes, of_store
 from sonde.diagnosis.compare.undoing import Explained, left_out
 from sonde.diagnosis.compare.weights import matched
-from sonde.diagnosis.compare.written_out import attentions
+from sonde.diagnosis.compare.written_out import count_joined
 from sonde.diagnosis.distance import readable
 from sonde.engine import check_loss_fn, check_numbers, remap
 from sonde.errors import ArgumentError
@@ -189,7 +189,7 @@ def _models(
     for each in losses:
         check_loss_fn(each)
     steps = _optimizers(optimizer)
-    is_written_out = both and not any(hasattr(step, "param_groups") for step in steps) and _joined(a) != _joined(b)
+    is_written_out = both and not any(hasattr(step, "param_groups") for step in steps) and count_joined(a) != count_joined(b)
     batches = (batch, (_for_b(a, b, batch) if both else batch) if batch_b is _NOTHING else batch_b)
     sides = []
     with progress("compare", verbose=verbose) as show:
@@ -202,11 +202,6 @@ def _models(
         show("differences")
         found = _compared(sides[0], sides[1], match, noise)
     return replace(found, notes=(*found.notes, note)) if (note := copies.note()) else found
-
-
-def _joined(model: nn.Module) -> list[bool]:
-    """Return of each attention in *model* that holds its projections as one parameter whether it is torch's own."""
-    return [type(module) is nn.MultiheadAttention for module in attentions(model).values()]
 
 
 def _optimizers(optimizer: Any) -> tuple[Any, Any]:
@@ -303,7 +298,7 @@ def _compared(a: Side, b: Side, match: Mapping[str, str] | None, noise: float | 
     owner = ""
     if culprit is not None:
         scene = Scene(a, b, names, culprit, places, noise)
-        owner = a.real(scene.frame.owner)
+        owner = a.real(frame_of(culprit.key, a.forward).owner if culprit.stage == "forward" else scene.frame.owner)
         with left_out("causes", failed):
             found = causes_of(scene)
         for look in () if found.causes else (where_it_differs, differing_parameters):

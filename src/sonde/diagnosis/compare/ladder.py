@@ -57,7 +57,7 @@ def rungs(places: Sequence[Place], culprit: Place | None) -> list[Rung]:
             at = Rung(place.stage, name, type=types.get(name, "") or ("" if name else place.type))
             found.append(at)
         at.places.append(place)
-    return _joined(found)
+    return _gathered(found)
 
 
 def _opened(shown: list[Place], culprit: Place | None) -> set[str]:
@@ -84,7 +84,7 @@ def _folded(layer: str, opened: set[str]) -> str:
     return layer
 
 
-def _joined(found: list[Rung]) -> list[Rung]:
+def _gathered(found: list[Rung]) -> list[Rung]:
     """Return the rungs with neighbouring numbered layers of one parent joined, where there are many."""
     result: list[Rung] = []
     start = 0

@@ -75,9 +75,9 @@ def joined_projections(a: Side, b: Side) -> list[Joined]:
         up, left = taken[row, column]
         of_a, of_b = here[row - up : row], there[column - left : column]
         if up > 1 and left == 1:
-            found.append(_joined(of_b[0], of_a, is_in_a=False))
+            found.append(_divided(of_b[0], of_a, is_in_a=False))
         elif left > 1 and up == 1:
-            found.append(_joined(of_a[0], of_b, is_in_a=True))
+            found.append(_divided(of_a[0], of_b, is_in_a=True))
         row, column = row - up, column - left
     return found[::-1]
 
@@ -124,7 +124,7 @@ def _projections(side: Side) -> list[_Projection]:
     return list(found.values())
 
 
-def _joined(whole: _Projection, group: list[_Projection], *, is_in_a: bool) -> Joined:
+def _divided(whole: _Projection, group: list[_Projection], *, is_in_a: bool) -> Joined:
     """Return which features of *whole* are each of *group*: in order, or so that more of them are equal."""
     wide = as_numbers(whole.output)
     best = max(
