@@ -29,7 +29,11 @@ _Source = tuple[int, int]
 
 @dataclass(frozen=True)
 class _Print:
-    """Numbers that tell tensors apart, in any order of axes: how many elements, and finite ones, and their sums. And the shape."""
+    """Numbers that tell tensors apart, in any order of axes: how many elements, and finite ones, and their sums. And the shape.
+
+    Of tensors of one shape, up to the order of axes, so do the sums along each axis, weighed by the position: entries in reverse,
+    shifted, or dealt to axes otherwise are others.
+    """
 
     shape: tuple[int, ...]
     count: int
@@ -37,12 +41,19 @@ class _Print:
     total: float
     magnitude: float
     square: float
+    placed: tuple[tuple[int, float], ...] = ()
 
     @classmethod
     def of(cls, tensor: Tensor) -> _Print:
-        shape, numbers = tuple(tensor.shape), as_numbers(tensor).flatten()
-        count, numbers = numbers.numel(), numbers[numbers.isfinite()]
-        return cls(shape, count, numbers.numel(), float(numbers.sum()), float(numbers.abs().sum()), float(numbers.square().sum()))
+        shape, whole = tuple(tensor.shape), as_numbers(tensor)
+        finite = whole.isfinite()
+        numbers = whole[finite]
+        sums = float(numbers.sum()), float(numbers.abs().sum()), float(numbers.square().sum())
+        long, filled = [axis for axis, length in enumerate(shape) if length > 1], whole.where(finite, 0.0)
+        placed = [
+            (shape[axis], float(filled.movedim(axis, -1).reshape(-1, shape[axis]).sum(0) @ _weights(shape[axis]))) for axis in long
+        ]
+        return cls(shape, whole.numel(), numbers.numel(), *sums, tuple(sorted(placed)))
 
     def is_like(self, other: _Print, within: float) -> bool:
         """Return whether two tensors may be equal, up to a relative difference of *within*."""
@@ -51,7 +62,20 @@ class _Print:
             and abs(self.total - other.total) <= within * (self.magnitude + other.magnitude)
             and abs(self.magnitude - other.magnitude) <= within * (self.magnitude + other.magnitude)
             and abs(self.square - other.square) <= 2 * within * (self.square + other.square)
+            and (
+                [size for size, _ in self.placed] != [size for size, _ in other.placed]
+                or all(
+                    abs(x - y) <= within * (self.magnitude + other.magnitude)
+                    for (_, x), (_, y) in zip(self.placed, other.placed, strict=True)
+                )
+            )
         )
+
+
+@functools.cache
+def _weights(count: int) -> Tensor:
+    """Return numbers from -1 to 1, one for each position of an axis, of no regular order."""
+    return torch.rand(count, generator=torch.Generator().manual_seed(0), dtype=torch.float64, device="cpu") * 2 - 1
 
 
 @dataclass(frozen=True)
@@ -164,9 +188,9 @@ class _Way:
         made: list[Tensor] = []
         for step, operands in zip(self.steps, self.operands, strict=True):
             given = [held[source].clone() if is_of_b else results[source] for is_of_b, source in operands]
-            if any(tuple(tensor.shape) != each.shape for tensor, each in zip(given, step.given, strict=True)):
+            if any(_long(tensor.shape) != _long(each.shape) for tensor, each in zip(given, step.given, strict=True)):
                 raise CannotChangeError(f"{step.name} is given tensors in another layout")  # a kernel need not look
-            left = iter(given)
+            left = iter([tensor.reshape(each.shape) for tensor, each in zip(given, step.given, strict=True)])
             args, kwargs = remap((step.call.args, step.call.kwargs), functools.partial(_next, left))
             made = _tensors(step.call.function(*args, **kwargs))
             results |= {(step.number, place): tensor for place, tensor in enumerate(made)}
@@ -334,7 +358,7 @@ def _way(
         step = left.pop()
         held = operands[step.number] = []
         for each, source in zip(step.given, step.sources, strict=True):
-            of_b = _found(each, known, within)
+            of_b = _found(each, known, within, is_laid_out=True)
             held.append((of_b is not None, of_b or source))
             if of_b is None and (source[1] < 0 or source[0] not in by_number or len(operands) > longest):
                 return None
@@ -343,10 +367,21 @@ def _way(
     return _Way([by_number[number] for number in sorted(operands)], [operands[number] for number in sorted(operands)])
 
 
-def _found(wanted: _Print, held: Mapping[_Print, _Source], within: float) -> _Source | None:
-    """Return where the *wanted* tensor is among those *held*: the first of its shape, else the first in another order of axes."""
-    found = [(each.shape == wanted.shape, source) for each, source in held.items() if each.is_like(wanted, within)]
+def _found(wanted: _Print, held: Mapping[_Print, _Source], within: float, *, is_laid_out: bool = False) -> _Source | None:
+    """Return where the *wanted* tensor is among those *held*: the first of its shape, else the first in another order of axes.
+
+    One that *is_laid_out* as wanted has its shape, up to axes of length 1.
+    """
+    found = [
+        (each.shape == wanted.shape, source)
+        for each, source in held.items()
+        if each.is_like(wanted, within) and not (is_laid_out and _long(each.shape) != _long(wanted.shape))
+    ]
     return max(found, key=lambda each: each[0], default=(False, None))[1]
+
+
+def _long(shape: Sequence[int]) -> list[int]:
+    return [length for length in shape if length != 1]
 
 
 def _words(way: _Way, step: _Step) -> str:
