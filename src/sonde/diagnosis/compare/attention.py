@@ -27,7 +27,12 @@ _MASKS = (_CAUSAL, _NO_MASK, "each position sees one later one too", "no positio
 _WINDOW = "no position sees later ones, nor any before the last "
 _WEIGHINGS = ("softmax over keys", "softmax over queries", "softmax over heads", "sigmoid")
 _UNSEENS = ("their scores are -inf", "their scores are 0", "their weights are 0, behind the softmax")
-_SPLITS = ("features side by side", "features that lie as far apart as there are heads")
+_SPLITS = (
+    "features side by side",
+    "features that lie as far apart as there are heads",
+    "a part of the positions, as view(heads, positions, features) makes it with no transposition",
+    "a part of the positions, as view(heads, positions, features) makes it with no transposition, and so joined again",
+)
 _ROTATIONS = ("halves", "interleaved", "halves swapped", "interleaved pairs swapped")
 
 
@@ -111,19 +116,20 @@ def of_attention(scene: Scene) -> Iterator[Suspect]:
     if not scene.frame.is_code or scene.tensors is None or scene.tensors[0].dim() != 3:
         return
     tolerance = max(scene.tolerance, 3e-7)
-    farthest = int((scene.tensors[0] - scene.tensors[1]).flatten(1).norm(dim=1).argmax())
-    for triple in _triples(scene):
-        one, other = (_given(scene, triple, side, farthest) for side in (0, 1))
+    is_turned = any(vars(module).get("batch_first") is False for side in (scene.a, scene.b) for module in side.modules().values())
+    for axis, triple in itertools.product((0, 1) if is_turned else (0,), _triples(scene)):
+        farthest = int((scene.tensors[0] - scene.tensors[1]).transpose(0, axis).flatten(1).norm(dim=1).argmax())
+        one, other = (_given(scene, triple, side, farthest, axis) for side in (0, 1))
         here, there = _form(one, tolerance), _form(other, tolerance)
         if (here is None) != (there is None):
             here, there = here or _near(one, there, tolerance), there or _near(other, here, tolerance)
         if here is None or there is None or here == there:
             continue
-        pairs = [[_given(scene, triple, side, sample) for side in (0, 1)] for sample in range(scene.tensors[1].size(0))]
+        pairs = [[_given(scene, triple, side, sample, axis) for side in (0, 1)] for sample in range(scene.tensors[1].size(axis))]
         made = [_attended(replace(theirs, masks=own.masks, angles=own.angles), here) for own, theirs in pairs]
         if any(each is None for each in made):
             continue
-        result = torch.stack([each for each in made if each is not None])
+        result = torch.stack([each for each in made if each is not None], axis)
         for finding in _differences(scene, here, there):
             yield Suspect(finding, Undo(made=lambda _, result=result: result))  # type: ignore[misc]  # a tensor
         return
@@ -181,9 +187,10 @@ def _three(tensor: Tensor) -> Tensor:
     return tensor.flatten(2) if tensor.dim() == 4 else tensor
 
 
-def _given(scene: Scene, triple: tuple[Source, Source, Source], side: int, sample: int = 0) -> Given:
+def _given(scene: Scene, triple: tuple[Source, Source, Source], side: int, sample: int, axis: int) -> Given:
+    """Return what one side has of one sample, of which the numbers lie along *axis*."""
     assert scene.tensors is not None
-    one = [(held.a if side == 0 else held.b)[sample] for held in triple]
+    one = [(held.a if side == 0 else held.b).select(axis, sample) for held in triple]
     module = scene.modules[side]
     events = (scene.a, scene.b)[side].forward
     owner = scene.frame.owner if side == 0 else scene.owner_b
@@ -210,7 +217,7 @@ def _given(scene: Scene, triple: tuple[Source, Source, Source], side: int, sampl
         one[0],
         one[1],
         one[2],
-        scene.tensors[side][sample],
+        scene.tensors[side].select(axis, sample),
         given,
         angles,
         tuple(int(held) for held in attributes.values() if held == int(held) and 1 <= held <= 512),
@@ -276,7 +283,7 @@ def _near(given: Given, beside: Form | None, tolerance: float) -> Form | None:
         forms += [replace(beside, ahead=ahead) for ahead in (1, -1, 2, -2)]
         forms += [replace(beside, alone=alone) for alone in ("queries", "keys")]
     forms += [replace(beside, weighing=weighing) for weighing in _WEIGHINGS[1:]]
-    forms += [replace(beside, unseen=unseen) for unseen in _UNSEENS[1:]] + [replace(beside, split=_SPLITS[1])]
+    forms += [replace(beside, unseen=unseen) for unseen in _UNSEENS[1:]] + [replace(beside, split=split) for split in _SPLITS[1:]]
     found = next((form for form in forms if off(form) <= 4 * tolerance), None)
     rotation, _, source = beside.rotary.partition(", base ")
     numbers: list[tuple[Callable[[float], Form], float, float]] = [
@@ -297,10 +304,12 @@ _MOST_WINDOWS = 4096
 def _attended(given: Given, form: Form, rows: Tensor | None = None) -> Tensor | None:
     """Return what attention of *form* makes of queries, keys and values; None where they do not fit it."""
     every = torch.arange(len(given.q), device="cpu")
-    wanted, rows = rows, every if rows is None or form.weighing == _WEIGHINGS[1] else rows
-    if form.split == _SPLITS[1]:
+    wanted, rows = rows, every if rows is None or form.weighing == _WEIGHINGS[1] or form.split in _SPLITS[2:] else rows
+    if form.split != _SPLITS[0]:
         q, k, v = (
             x.unflatten(-1, (-1, heads)).mT.flatten(1)
+            if form.split == _SPLITS[1]
+            else x.reshape(heads, len(x), -1).transpose(0, 1).flatten(1)
             for x, heads in ((given.q, form.heads), (given.k, form.groups), (given.v, form.groups))
         )
         given = replace(given, q=q, k=k, v=v)
@@ -314,6 +323,8 @@ def _attended(given: Given, form: Form, rows: Tensor | None = None) -> Tensor | 
     scores = scores * factor
     scores = form.cap * (scores / form.cap).tanh() if form.cap else scores
     result = torch.einsum("hqk,khd->qhd", _weights(scores, _masked(scores, form.mask, given, rows), form), v).flatten(1)
+    if form.split == _SPLITS[3]:
+        result = result.unflatten(-1, (form.heads, -1)).transpose(0, 1).reshape(result.shape)
     return result if wanted is None or len(wanted) == len(rows) else result[wanted]
 
 
