@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from sonde.diagnosis.compare.joined import ADDENDS, among_ranks
@@ -126,6 +127,11 @@ class Judge:
         """Return whether no rank held an addend at one of the two sites, which is not kept."""
         return here not in self._a.unseen and there not in self._b.unseen
 
+    @property
+    def are_whole(self) -> bool:
+        """Whether the outputs of both models are there to be compared, as of live ones."""
+        return self._a.model is not None and self._b.model is not None
+
     def is_part(self, x: Tensor, y: Tensor) -> bool:
         """Return whether one of the two has the shape of one rank's part of the other, in a model whose layers are so divided."""
         apart = [each for each in zip(x.shape, y.shape, strict=False) if each[0] != each[1]]
@@ -158,8 +164,47 @@ def compared(a: Side, b: Side, names: Names, noise: float | None) -> list[Place]
     found: list[Place] = []
     for stage, one, other in (("forward", a.forward, b.forward), ("backward", _in_order(a.backward), b.backward)):
         found += _of_stage(stage, one, {kept.key: kept for kept in other}, names, judge)  # type: ignore[arg-type]  # literals
+        found = _with_folded(found, a, b, judge) if stage == "forward" else found
     found += _of_stage("update", a.update, {kept.key: kept for kept in b.update}, names, judge)
     return _without_inner(found, {kept.key: kept for kept in a.kept}, {kept.key: kept for kept in b.forward})
+
+
+def _with_folded(places: list[Place], a: Side, b: Side, judge: Judge) -> list[Place]:
+    """Return *places*; behind a layer whose outputs part, what one side's next layer, which the other lacks, makes of its output.
+
+    A normalisation is so folded into the parameters of the layer in front of it, and the outputs of that are not meant to be equal.
+    """
+    held = [{kept.key: kept for kept in side.forward} for side in (a, b)]
+    behind, found, limit = [_next_alone(side) for side in (a, b)], list[Place](), _NEARER
+    for place in places:
+        found.append(place)
+        for pair in ((behind[0], held[1]), (held[0], behind[1])) if place.parts and place.site.port == "output" else ():
+            one, other = pair[0].get(place.key), pair[1].get(place.other_key)
+            folded = None if one is None or other is None else place_of("forward", one, other, judge)
+            if folded is not None and folded.relative < limit * place.relative:
+                met = folded.site if folded.site != place.site else folded.other
+                found[-1:] = [replace(place, parts=False, remark=f"{DIFFERS_INSIDE}{met}"), folded]
+                limit = limit if folded.parts else 1.0
+                break
+    return found
+
+
+_NEARER = 0.5
+"""A layer is folded into the one in front of it if its output is nearer than that one's by this factor; by any behind another."""
+
+
+def _next_alone(side: Side) -> dict[Key, Kept]:
+    """Return the output of the layer, one that the other side lacks, that is given the output of a layer, by the key of that."""
+    events, found = side.forward, {}
+    for one, given, last in zip(events, events[1:], events[2:], strict=False):
+        is_next = (one.site.port, given.site.port, last.site.port) == ("output", "input", "output") and given.key[
+            0
+        ].path == last.site.path
+        if is_next and last.site.path in side.alone and one.main is not None and given.main is not None:
+            x, y = one.main[1], given.main[1]
+            if x.shape == y.shape and not x.is_meta and not x.is_nested and torch.equal(x, y):
+                found[one.key] = last
+    return found
 
 
 def _in_order(events: list[Kept]) -> list[Kept]:
@@ -226,9 +271,15 @@ def _without_inner(places: list[Place], a: Mapping[Key, Kept], b: Mapping[Key, K
     Inside also lies a layer whose output is its input. The input itself does not count in any case. What comes nearer step by step
     has not met again, nor what differs where the output does not depend on it, as the gradients show.
     """
-    found, inner = list(places), dict[str, str]()
+    found = list(places)
+    inner = {place.site.path: place.remark for place in places if place.remark.startswith(DIFFERS_INSIDE)}
     for number, meeting in enumerate(places):
-        if meeting.stage != "forward" or meeting.site.port != "output" or meeting.parts:
+        if (
+            meeting.stage != "forward"
+            or meeting.site.port != "output"
+            or meeting.parts
+            or meeting.remark.startswith(DIFFERS_INSIDE)
+        ):
             continue
         parted = {at: found[at] for at in _within(places, number) if found[at].parts}
         least = _MUCH_NEARER * min((place.relative for place in parted.values()), default=0.0)
@@ -241,6 +292,7 @@ def _without_inner(places: list[Place], a: Mapping[Key, Kept], b: Mapping[Key, K
                 found[at] = replace(place, parts=False, remark=inner[place.site.path])
             elif place.site == Site(meeting.site.path, "input"):
                 found[at] = replace(place, parts=False, remark="the output agrees nevertheless")
+                inner.setdefault(place.site.path, found[at].remark)
     before = ""
     for place in found:  # a portion of a module has no input of its own: its input is that of the module around, or an output
         if "[" not in place.site.path + place.other.path:
@@ -314,11 +366,13 @@ def place_of(stage: Stage, one: Kept, other: Kept, judge: Judge, *, turned: bool
     x, y = shared
     laid = laid_out_alike(as_numbers(x), as_numbers(y), turned=turned)
     if laid is None:
-        if port == "input" or turned:
+        if turned or (port == "input" and x.shape[1:] != y.shape[1:]):
             return None
         if judge.is_part(x, y):
             remark = f"of {shape} and {_shape(y)} one is this rank's part of a distributed tensor"
             return replace(blank, remark=f"{NOT_COMPARED}: {remark}")
+        if one.site.path and judge.are_whole and (few := _entries_among(x, y)):  # of a model's output all entries are wanted
+            return replace(blank, remark=f"the entries of {few} are among those of the other side, {len(x)} and {len(y)}")
         return replace(blank, relative=math.inf, parts=True, remark=f"shape {shape} in a, {_shape(y)} in b")
     apart = distance(as_numbers(x), laid[0])
     floor = judge.floor(one, other, (x, y))
@@ -336,7 +390,7 @@ def place_of(stage: Stage, one: Kept, other: Kept, judge: Judge, *, turned: bool
     parts = apart.relative > floor
     if not parts:
         judge.note(apart.relative)
-    if parts and laid[1].startswith("axes") and port == "input":
+    if parts and laid[1].startswith("axes") and port == "input" and sorted(x.shape) != sorted(y.shape):
         return None  # other tensors of as many elements: a layer may be given images, or patches of them
     words = laid[1]
     if words.startswith("axes"):
@@ -360,6 +414,15 @@ def place_of(stage: Stage, one: Kept, other: Kept, judge: Judge, *, turned: bool
         remark=remark,
         leaf=leaf,
     )
+
+
+def _entries_among(x: Tensor, y: Tensor) -> str:
+    """Return which side's entries along the first axis are some of the other's, as where experts are given all positions."""
+    if x.dim() != y.dim() or x.dim() < 2 or x.shape[1:] != y.shape[1:] or not len(x) or not len(y):
+        return ""
+    few, many = sorted((as_numbers(x).flatten(1), as_numbers(y).flatten(1)), key=len)
+    is_among = float(torch.cdist(few, many).amin(1).max()) <= _MUCH_NEARER * float(many.norm(dim=1).max())
+    return ("a" if len(x) < len(y) else "b") if is_among else ""
 
 
 def _of_types(x: Tensor, y: Tensor) -> str:

@@ -54,9 +54,9 @@ class Scene:
 
     @cached_property
     def frame(self) -> Frame:
-        """The module whose code made the tensor, in ``a``."""
+        """The module whose code made the tensor, in ``a``: the nearest that ``b`` has, too, whose code is that of all inside."""
         if self.place.stage == "forward":
-            return frame_of(self.place.key, self.a.forward)
+            return frame_of(self.place.key, [kept for kept in self.a.forward if kept.site.path not in self.a.alone])
         return Frame(self.place.site.owner.path, self.place.call, False, ())
 
     @cached_property
@@ -125,7 +125,7 @@ class Scene:
     @cached_property
     def sources(self) -> list[Source]:
         """The tensors that the tensor at the place can have been made of, nearest first, where both sides agree on them."""
-        agreed = {place.key: place for place in self.places if not place.parts}
+        agreed = {place.key: place for place in self.places if not place.parts and place.relative <= place.floor}
         one = {kept.key: kept for kept in self.a.forward}
         other = {kept.key: kept for kept in self.b.forward}
         found = []
