@@ -139,6 +139,8 @@ class Mixing(nn.Module):
         q, k, v = (layer(x).unflatten(-1, (heads, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
         if self._kind == "spread":
             q, k, v = (layer(x).unflatten(-1, (-1, heads)).permute(0, 3, 1, 2) for layer in (self.q, self.k, self.v))
+        if self._kind.startswith("cut"):
+            q, k, v = (layer(x).reshape(len(x), heads, x.size(1), -1) for layer in (self.q, self.k, self.v))
         if base is not None and self._kind == "queries turned":
             q = rotated(q, base)
         elif base is not None:
@@ -155,7 +157,8 @@ class Mixing(nn.Module):
             scores = scores.masked_fill(hidden, 0.0 if self._kind == "hidden by 0" else -1e9)
             weights = scores.softmax({"over queries": -2, "over heads": 1}.get(self._kind, -1))
         weights = scores.sigmoid() if self._kind == "sigmoid" else weights
-        mixed: Tensor = self.out((weights @ v).transpose(1, 2).flatten(2))
+        joined = weights @ v if self._kind == "cut, joined so" else (weights @ v).transpose(1, 2)
+        mixed: Tensor = self.out(joined.reshape(x.shape))
         return mixed
 
 
@@ -372,6 +375,12 @@ def test_a_cause_is_stated_and_without_it_the_sides_are_equal(rule: str) -> None
         ({"kind": "hidden by 0"}, "mask", "what is not seen: their scores are -inf in a, their scores are 0 in b"),
         ({"kind": "hidden behind"}, "mask", "their weights are 0, behind the softmax in b"),
         ({"kind": "spread"}, "heads", "features side by side in a, features that lie as far apart as there are heads in b"),
+        (
+            {"kind": "cut"},
+            "heads",
+            "a part of the positions, as view(heads, positions, features) makes it with no transposition in b",
+        ),
+        ({"kind": "cut, joined so"}, "heads", "makes it with no transposition, and so joined again in b"),
     ],
 )
 def test_attention_that_one_number_sets_apart_is_recognised_beside_that_of_the_other_side(
@@ -951,3 +960,227 @@ def test_another_order_of_heads_is_stated() -> None:
     (cause,) = sonde.compare(a, b, sequences(), verbose=False).causes
     assert cause.rule == "permuted"
     assert "channels" in cause.message
+
+
+class Turning(nn.Module):
+    """Images, which the code in front of the last layer may turn."""
+
+    def __init__(self, turn: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Conv2d(2, 3, 3, padding=1), nn.Conv2d(3, 2, 3)
+        self._turn = turn
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.last(self._turn(self.first(x)))
+        return made
+
+
+@pytest.mark.parametrize(
+    ("turn", "words"),
+    [
+        (lambda x: x.mT, "with axes 2 and 3 exchanged"),
+        (lambda x: x.flip(2, 3), "with axes 2 and 3 reversed"),
+        (lambda x: x.flip(2), "all 6 entries of axis 2 in reverse"),
+        (lambda x: x.roll(2, 3), "in a circle, entry i of b is entry i-2 of a"),
+    ],
+)
+def test_how_a_tensor_was_turned_is_said(turn: Callable[[Tensor], Tensor], words: str) -> None:
+    a, b = Turning(lambda x: x), Turning(turn)
+    batch = torch.randn(2, 2, 6, 6, generator=torch.Generator().manual_seed(1))
+    found = sonde.compare(a, b, batch, verbose=False)
+    assert found.cause is not None, found
+    assert found.cause.rule == "permuted"
+    assert words in found.cause.message
+
+
+class Normed(nn.Module):
+    """Linear layers, each with a batch normalisation behind it, or with that folded into its parameters."""
+
+    def __init__(self, of: Any = None, act: Callable[[Tensor], Tensor] = torch.relu) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two, self.out = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 4)
+        self._act, self._has_norm = act, of is None
+        if of is None:
+            self.norm_one, self.norm_two = (nn.BatchNorm1d(16) for _ in range(2))
+            for norm in (self.norm_one, self.norm_two):
+                for held in (norm.weight, norm.bias, norm.running_mean, norm.running_var):
+                    nn.init.uniform_(held, 0.5, 1.5)  # type: ignore[arg-type]  # they are there
+            return
+        self.out.load_state_dict(of.out.state_dict())
+        for name in ("one", "two"):
+            layer, norm, mine = (getattr(held, each) for held, each in ((of, name), (of, f"norm_{name}"), (self, name)))
+            factor = (norm.weight / (norm.running_var + norm.eps).sqrt()).detach()
+            mine.weight.data = layer.weight.detach() * factor[:, None]
+            mine.bias.data = (layer.bias.detach() - norm.running_mean) * factor + norm.bias.detach()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, norm in ((self.one, "norm_one"), (self.two, "norm_two")):
+            x = layer(x)
+            x = self._act(getattr(self, norm)(x) if self._has_norm else x)
+        made: Tensor = self.out(x)
+        return made
+
+
+def test_a_norm_that_is_folded_away_is_no_cause_of_what_differs_behind_it() -> None:
+    """On either side; what differs is an activation, a weight, and the small number with which it was folded."""
+    a = Normed().eval()
+    b = Normed(a).eval()
+    for pair in ((a, b), (b, a)):
+        assert sonde.compare(*pair, vectors(), verbose=False).ok
+    for one, other in ((a, Normed(a, torch.tanh).eval()), (Normed(a, torch.tanh).eval(), a)):
+        found = sonde.compare(one, other, vectors(), verbose=False)
+        assert str(found.culprit and found.culprit.site) == "two:input", found
+        assert [cause.rule for cause in found.causes] in (["operation"], ["activation"])
+    b.two.weight.data[3] += 0.3
+    for pair, site in (((a, b), "norm_two:output"), ((b, a), "two:output")):
+        found = sonde.compare(*pair, vectors(), verbose=False)
+        assert str(found.culprit and found.culprit.site) == site, found
+        assert found.causes == ()
+
+
+class Gained(nn.Module):
+    """A layer normalisation in front of a linear layer, with its parameters, or with them folded into that layer."""
+
+    def __init__(self, of: Any = None, factor: float = 1.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.up, self.out = nn.Linear(8, 16), nn.Linear(16, 24), nn.Linear(24, 4)
+        self._factor = factor
+        if of is None:
+            self.norm = nn.LayerNorm(16)
+            for held in self.norm.parameters():
+                nn.init.uniform_(held, 0.5, 1.5)
+        else:
+            self.up.bias.data += (self.up.weight @ of.norm.bias).detach()
+            self.up.weight.data *= of.norm.weight.detach()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        x = self.norm(x) if hasattr(self, "norm") else functional.layer_norm(x, (16,))
+        made: Tensor = self.out(self.up(x).relu() * self._factor)
+        return made
+
+
+def test_a_gain_that_is_folded_into_the_layer_behind_it_parts_nothing() -> None:
+    """Gradients of that layer's parameters are others, and are not meant to be equal."""
+    a = Gained()
+    assert sonde.compare(a, Gained(a), vectors(), verbose=False).ok
+    found = sonde.compare(a, Gained(a, 0.5), vectors(), verbose=False)
+    assert (found.cause and found.cause.rule, str(found.culprit and found.culprit.site)) == ("scaled", "out:input"), found
+
+
+class Inner(nn.Module):
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.dense, self._share = nn.Linear(16, 16), share
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.dense(functional.dropout(x, self._share, training=True))
+        return made
+
+
+class Nested(nn.Module):
+    """A block inside, or the same layers without one."""
+
+    def __init__(self, share: float | None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(8, 16)
+        if share is None:
+            self.second = nn.Linear(16, 16)
+        else:
+            self.inner = Inner(share)
+        self._is_flat = share is None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).relu()
+        made: Tensor = self.second(x) if self._is_flat else self.inner(x)
+        return made
+
+
+def test_dropout_in_the_code_of_a_block_that_the_other_side_lacks_is_random() -> None:
+    assert sonde.compare(Nested(0.0), Nested(None), vectors(), verbose=False).ok
+    for pair, side in (((Nested(0.3), Nested(None)), "a"), ((Nested(None), Nested(0.3)), "b")):
+        found = sonde.compare(*(model.eval() for model in pair), vectors(), verbose=False)
+        assert found.cause is not None, found
+        assert found.cause.rule == "random"
+        assert found.cause.message.startswith(f"{side} is random")
+
+
+class Patches(nn.Module):
+    """Patches of an image by a convolution, or by a linear layer of their pixels in an order of axes."""
+
+    def __init__(self, order: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        convolution = nn.Conv2d(3, 16, 4, 4)
+        self.proj: nn.Module = nn.Linear(48, 16) if order else convolution
+        if order:
+            self.proj.load_state_dict({"weight": convolution.weight.flatten(1), "bias": convolution.bias})
+        self.out, self._order = nn.Linear(16, 5), order
+        nn.init.ones_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._order:
+            cut = x.unflatten(3, (3, 4)).unflatten(2, (3, 4))  # samples, channels, rows, inner rows, columns, inner columns
+            h = self.proj(cut.permute(0, 2, 4, *self._order).flatten(3).flatten(1, 2))
+        else:
+            h = self.proj(x).flatten(2).mT
+        made: Tensor = self.out(h.tanh())
+        return made
+
+
+def test_another_order_of_axes_in_patches_is_said() -> None:
+    image = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(1))
+    assert sonde.compare(Patches(), Patches((1, 3, 5)), image, verbose=False).ok
+    for pair, words in (((Patches(), Patches((3, 5, 1))), "2, 3, 1"), ((Patches((3, 5, 1)), Patches()), "in the order")):
+        found = sonde.compare(*pair, image, verbose=False)
+        assert found.cause is not None, found
+        assert (found.cause.rule, str(found.culprit and found.culprit.site)) == ("weight_permuted", "proj:output"), found
+        assert words in found.cause.message
+
+
+class Experts(nn.Module):
+    """Experts that are given the positions that chose them, or all of them."""
+
+    def __init__(self, kind: str = "") -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.router, self.out, self._kind = nn.Linear(8, 4), nn.Linear(8, 3), kind
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, chosen = self.router(x).softmax(-1).topk(2)
+        if "as they are" not in self._kind:
+            weights = weights / weights.sum(-1, keepdim=True)
+        if "in reverse" in self._kind:
+            weights = weights.flip(-1)
+        if "dense" in self._kind:
+            full = torch.zeros(len(x), 4).scatter(1, chosen, weights)
+            mixed = sum((full[:, n, None] * expert(x) for n, expert in enumerate(self.experts)), torch.zeros_like(x))
+        else:
+            mixed = torch.zeros_like(x)
+            for n, expert in enumerate(self.experts):
+                rows, places = (chosen == (n + ("moved" in self._kind)) % 4).nonzero(as_tuple=True)
+                mixed = mixed.index_add(0, rows, expert(x[rows]) * weights[rows, places, None])
+        made: Tensor = self.out(mixed)
+        return made
+
+
+@pytest.mark.parametrize(
+    ("kind", "site", "words"),
+    [
+        ("dense", "", ""),
+        ("as they are", "out:input", "sum, div in a"),
+        ("dense, as they are", "out:input", "sum, div in a"),
+        ("in reverse", "out:input", "flip in b"),
+        ("moved", "experts.0:input", ""),
+    ],
+)
+def test_experts_that_are_given_all_positions_part_where_their_sum_does(kind: str, site: str, words: str) -> None:
+    found = sonde.compare(Experts(), Experts(kind), vectors(), verbose=False)
+    assert (str(found.culprit.site) if found.culprit else "") == site, found
+    assert words in (found.cause.message if found.cause else ""), found

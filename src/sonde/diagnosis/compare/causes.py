@@ -27,7 +27,7 @@ from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.sides import Side
 from sonde.diagnosis.compare.suspects import Change, Suspect, Undo
 from sonde.diagnosis.compare.undoing import Explained, explained
-from sonde.diagnosis.compare.weights import EXACT, Relation, factor_between, is_addend, matched, relation
+from sonde.diagnosis.compare.weights import EXACT, Relation, factor_between, is_addend, matched, of_equal_parameters, relation
 from sonde.diagnosis.distance import as_numbers, distance, held_of_both, laid_out_alike, readable, spacing
 from sonde.diagnosis.nonfinite.source_lines import lines_of
 from sonde.engine import class_of, parameters_of
@@ -303,25 +303,44 @@ def _of_parameters(scene: Scene) -> Iterator[Suspect]:
         (scene.b, owner_b, "b", theirs, {label for _, label in pairs}),
     ):
         for name, tensor in own.items():
-            inner = _joined(where, name.rpartition(".")[0]) if "." in name else ""
+            inner = _path(where, name.rpartition(".")[0]) if "." in name else ""
             if name not in rest and isinstance(tensor, nn.Parameter) and inner not in side.alone:
                 yield from _of_lonely(scene, side, where, named, name, tensor)
 
 
 def _of_pair(scene: Scene, name: str, label: str, x: Tensor, y: Tensor) -> Iterator[Suspect]:
-    """Put the tensor of ``a`` into ``b``: as it is, and transposed."""
+    """Put the tensor of ``a`` into ``b``: as it is, transposed, and that of a convolution with its axes in another order."""
     if y.shape == x.shape and x.dtype != y.dtype and distance(as_numbers(x), as_numbers(y)).relative <= max(spacing(x), spacing(y)):
         return  # the difference of the types is told apart
     assert scene.owner_b is not None
-    for given, words in ((x, ""), (x.mT if x.dim() == 2 else None, ".T")):
-        if given is None or given.shape != y.shape:
+    for order, given in _with_other_axes(x, y):
+        words = f"the input of b has the axes of {name} in the order {names_text(order)}, and its {label} has them as they stand"
+        undo = Undo(b=changes.putting(scene.b, scene.owner_b, label, given))
+        yield replace(scene.suspect("weight_permuted", words, undo, "order both alike"), is_guess=True)
+    for turned, words in ((x, ""), (x.mT if x.dim() == 2 else None, ".T")):
+        if turned is None or turned.shape != y.shape:
             continue
-        found = relation(as_numbers(given), as_numbers(y))
+        found = relation(as_numbers(turned), as_numbers(y))
         if found is None:
             continue
         found = _mixed_up(scene, name, y) or found
-        undo = Undo(b=changes.putting(scene.b, scene.owner_b, label, given))
+        undo = Undo(b=changes.putting(scene.b, scene.owner_b, label, turned))
         yield _of_relation(scene, found, name, label, words, undo)
+
+
+def _with_other_axes(x: Tensor, y: Tensor) -> Iterator[tuple[tuple[int, ...], Tensor]]:
+    """Yield *x*, of a convolution or its axes joined, in the shape of *y*, with the axes behind the first in other orders."""
+    long: Tensor = x if x.dim() > y.dim() else y
+    if x.dim() == y.dim() or x.numel() != y.numel() or len(x) != len(y) or long.dim() > _MOST_EXCHANGED:
+        return
+    for order in itertools.islice(itertools.permutations(range(1, long.dim())), 1, None):
+        turned = (0, *order)
+        back = sorted(range(long.dim()), key=turned.__getitem__)
+        given = x.permute(turned) if long is x else x.reshape([y.size(axis) for axis in turned]).permute(back)
+        yield order, given.reshape(y.shape)
+
+
+_MOST_EXCHANGED = 4
 
 
 def _of_lonely(scene: Scene, side: Side, owner: str, named: str, name: str, tensor: Tensor) -> Iterator[Suspect]:
@@ -355,7 +374,7 @@ def _twin(side: Side, tensor: Tensor) -> str:
 def _of_relation(scene: Scene, found: Relation, name: str, label: str, turned: str, undo: Undo) -> Suspect:
     layer, beside = scene.frame.owner, scene.owner_b or ""
     same = layer == beside and name == label
-    texts = ("a." + _joined(layer, name), "b." + _joined(beside, label))
+    texts = ("a." + _path(layer, name), "b." + _path(beside, label))
     words = found.words.format(a=(f"a's {name}" if same else texts[0]) + turned, b=f"b's {label}" if same else texts[1])
     words = words.replace(".T.T", ", and its transpose is needed")
     suspect = scene.suspect(found.rule, words, undo, _ADVICE.get(found.rule, ""), found.evidence, instead=f"put {label}")
@@ -380,11 +399,11 @@ def _mixed_up(scene: Scene, name: str, y: Tensor) -> Relation | None:
     numbers = as_numbers(y)
     if y.numel() < 2 or bool((numbers == numbers.flatten()[0]).all()):
         return None
-    own = _joined(scene.frame.owner, name)
+    own = _path(scene.frame.owner, name)
     assert scene.a.model is not None
     every = {other: readable(held) for other, held in scene.a.model.named_parameters() if not held.is_nested}
     for portion in scene.a.portions:
-        every |= {_joined(portion, leaf): held for leaf, held in scene.a.tensors_of(portion).items()}
+        every |= {_path(portion, leaf): held for leaf, held in scene.a.tensors_of(portion).items()}
     for other, held in every.items():
         for given, words in ((held, ""), (held.mT if held.dim() == 2 else held, ".T")):
             is_like = other != own and given.shape == y.shape and not given.is_meta
@@ -427,24 +446,12 @@ def not_called(a: Side, b: Side) -> Iterator[Finding]:
         }
         idle = {name: module for name, module in modules.items() if name not in ran}
         for name in (each for each in side.types() if each in side.alone):
-            own = _own_parameters(here.get(name))
-            twins = [other for other, module in idle.items() if own and _are_equal(own, _own_parameters(module))]
+            twins = [other for other, module in idle.items() if of_equal_parameters(here.get(name), module)]
             same = [name] if name in idle and class_of(idle[name]) is class_of(here[name]) else twins if len(twins) == 1 else []
             for twin in same:
                 what = "it" if twin == name else f"{name}, of the same parameters,"
                 message = f"{twin} is not called in {lacking.name} as a module; {what} ran in {side.name}"
                 yield Finding("module_missing", message, name, severity="note", advice=f"check that {lacking.name} calls {twin}")
-
-
-def _are_equal(own: list[Tensor], held: list[Tensor]) -> bool:
-    return [each.shape for each in own] == [each.shape for each in held] and all(
-        distance(as_numbers(x), as_numbers(y)).relative <= EXACT for x, y in zip(own, held, strict=True)
-    )
-
-
-def _own_parameters(module: nn.Module | None) -> list[Tensor]:
-    held = [] if module is None else [readable(each) for each in module.parameters(recurse=False) if not each.is_nested]
-    return [] if any(each.is_meta for each in held) else held
 
 
 # Settings
@@ -572,13 +579,15 @@ _GATES = {"LSTM": "ifgo", "GRU": "rzn"}
 
 def _of_gates(scene: Scene) -> Iterator[Suspect]:
     """A recurrent layer of torch against one by hand, which takes the gates in another order, or adds 1 to one."""
-    kinds = ["" if module is None else class_of(module).__name__.removesuffix("Cell") for module in scene.modules]
-    if scene.place.site.port != "output" or scene.owner_b is None or kinds[0] == kinds[1] or not _GATES.keys() & set(kinds):
+    if scene.owner_b is None or scene.a.model is None or scene.b.model is None:
         return
-    kind = next(each for each in kinds if each in _GATES)
-    gates, side, by_hand = _GATES[kind], scene.b, "b" if kind == kinds[0] else "a"
-    below = [name for name in side.modules() if f"{name}.".startswith(f"{scene.owner_b}.") or not scene.owner_b]
-    held = {(name, own): tensor for name in below for own, tensor in parameters_of(side.modules()[name]).items()}
+    inside = scene.a.computing(scene.frame.owner, scene.a.model), scene.b.computing(scene.owner_b, scene.b.model)
+    kinds = [{class_of(item.module).__name__.removesuffix("Cell") for item in items} & _GATES.keys() for items in inside]
+    if len(kinds[0] ^ kinds[1]) != 1:
+        return
+    (kind,) = kinds[0] ^ kinds[1]
+    gates, side, by_hand = _GATES[kind], scene.b, "b" if kinds[0] else "a"
+    held = {(item.name, own): tensor for item in inside[1] for own, tensor in parameters_of(item.module).items()}
     blocks = {
         key: readable(tensor.detach()).unflatten(0, (len(gates), -1))
         for key, tensor in held.items()
@@ -589,6 +598,12 @@ def _of_gates(scene: Scene) -> Iterator[Suspect]:
         taken = order if by_hand == "b" else [order.index(place) for place in range(len(gates))]
         words = f"the gates are {', '.join(gates[place] for place in taken)} in {by_hand}, and {', '.join(gates)} in the other side"
         yield replace(scene.suspect("gates", words, Undo(b=undo), "take the gates in one order"), is_guess=True)
+    for place in (place for place, gate in enumerate(gates) if gate not in "gn"):  # 1 - sigmoid(x) = sigmoid(-x)
+        signs = [-1.0 if each == place else 1.0 for each in range(len(gates))]
+        turned = {key: torch.cat([sign * part for sign, part in zip(signs, each, strict=True)]) for key, each in blocks.items()}
+        undo = sum((changes.putting(side, *key, each) for key, each in turned.items()), Change())
+        words = f"b takes the gate {gates[place]} for what is 1 - {gates[place]} in a"
+        yield replace(scene.suspect("gates", words, Undo(b=undo), "weigh old and new alike"), is_guess=True)
     addend = next((key for key, each in blocks.items() if each.dim() == 2 and is_addend(key[1])), None)
     for (place, gate), sign in () if addend is None else itertools.product(enumerate(gates), (1.0, -1.0)):
         assert addend is not None
@@ -645,7 +660,7 @@ def _of_frozen(scene: Scene) -> Iterator[Suspect]:
         pairs = [(_of_whole(scene.a, place.site.path), _of_whole(scene.b, place.other.path))]
     else:
         pairs = [
-            (_joined(scene.a.real(scene.frame.owner), name), _joined(scene.b.real(scene.owner_b), label))
+            (_path(scene.a.real(scene.frame.owner), name), _path(scene.b.real(scene.owner_b), label))
             for name, label in matched(dict(one.named_parameters()), dict(other.named_parameters()))
         ]
     flags = [dict(model.named_parameters(remove_duplicate=False)) for model in (scene.a.model, scene.b.model)]
@@ -655,7 +670,7 @@ def _of_frozen(scene: Scene) -> Iterator[Suspect]:
         return
     at = int(flags[0][differing[0][0]].requires_grad)  # the side in which it is frozen
     side, lacking, names = "ab"[at], flags[at], [pair[at] for pair in differing]
-    above = ["", *itertools.accumulate(names[0].split(".")[:-1], _joined)]
+    above = ["", *itertools.accumulate(names[0].split(".")[:-1], _path)]
     whole = next((layer for layer in above if not any(held.requires_grad for held in _below(lacking, layer).values())), None)
     what = f"{names_text(names)} {'is' if len(names) == 1 else 'are'}" if whole is None else f"all of {whole or '(root)'} is"
     told = names if whole is None else _below(lacking, whole)
@@ -681,7 +696,7 @@ def _below(held: Mapping[str, nn.Parameter], layer: str) -> dict[str, nn.Paramet
 def _of_whole(side: Side, path: str) -> str:
     """Return the name of a parameter, of a portion that of the whole one."""
     layer, _, own = path.rpartition(".")
-    return _joined(side.real(layer), own)
+    return _path(side.real(layer), own)
 
 
 def _of_tie(scene: Scene) -> Iterator[Suspect]:
@@ -867,5 +882,5 @@ def _of_decay(scene: Scene) -> Iterator[Suspect]:
         )
 
 
-def _joined(layer: str, name: str) -> str:
+def _path(layer: str, name: str) -> str:
     return f"{layer}.{name}" if layer else name

@@ -541,6 +541,16 @@ def _of_order(scene: Scene) -> Iterator[Suspect]:
                 {"axis": float(axis)},
             )
             return
+    for axes, (turn, words) in itertools.product(itertools.combinations(range(one.dim()), 2), _TURNS):
+        turned = functools.partial(turn, axes=axes)
+        if _equal(scene, turned(one), other):
+            yield scene.suspect(
+                "permuted",
+                f"b has the elements of a with axes {axes[0]} and {axes[1]} {words}",
+                Undo(made=turned),
+                "look for a transposition, or a flip, that one side lacks",
+            )
+            return
     for heads in range(2, one.size(-1) // 2 + 1) if one.dim() == 3 else ():
         if one.size(-1) % heads:
             continue
@@ -554,6 +564,18 @@ def _of_order(scene: Scene) -> Iterator[Suspect]:
                     "transpose heads and positions before they are reshaped",
                 )
                 return
+
+
+def _exchanged(tensor: Tensor, axes: tuple[int, int]) -> Tensor:
+    return tensor.transpose(*axes)
+
+
+def _reversed(tensor: Tensor, axes: tuple[int, int]) -> Tensor:
+    return tensor.flip(axes)
+
+
+_TURNS = ((_exchanged, "exchanged"), (_reversed, "reversed"))
+"""What undoes itself."""
 
 
 def _less_a_parameter(scene: Scene) -> Iterator[tuple[Tensor, Tensor, Tensor, str]]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sonde.diagnosis.compare.names import Names
 from sonde.diagnosis.compare.sides import Side
+from sonde.diagnosis.compare.weights import of_equal_parameters
 from sonde.diagnosis.distance import as_numbers
 from sonde.engine import parameters_of
 
@@ -46,7 +47,7 @@ def proposed_match(a: Side, b: Side, without: Collection[str] = ()) -> dict[str,
     """Return patterns of names for modules of ``a`` and ``b`` that seem to belong together, as ``match=`` takes them.
 
     Modules *without* are left out: those that belong together in parts. Where many names are in both sides, these belong together,
-    and of the others those may that have the same parent.
+    and of the others those may that have the same parent, or equal parameters.
 
     The modules that ran are aligned in the order of execution, so that the sum of scores of pairs is largest (Needleman and
     Wunsch 1970, gaps are free). A pair scores by the size of its output, class, parameters, name, and value of the output.
@@ -56,7 +57,14 @@ def proposed_match(a: Side, b: Side, without: Collection[str] = ()) -> dict[str,
     if not one or not other:
         return {}
     pairs = [(one[i].name, other[j].name) for i, j in _aligned(_scores(one, other)) if one[i].name and other[j].name]
-    pairs = [each for each in pairs if not common or len({name.rpartition(".")[0] for name in each}) == 1]
+    here, there = a.modules(), b.modules()
+    pairs = [
+        each
+        for each in pairs
+        if not common
+        or len({name.rpartition(".")[0] for name in each}) == 1
+        or of_equal_parameters(here.get(each[0]), there.get(each[1]))
+    ]
     match = _patterns(pairs)
     names = Names(match, [layer.name for layer in one], [layer.name for layer in other])
     exact = {name: beside for name, beside in pairs if names.of_b(name) != beside}

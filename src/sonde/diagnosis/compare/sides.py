@@ -151,7 +151,7 @@ class Side:
         assert model is not None
         portion, real = self.portions.get(name), self.real(name)
         found = {}
-        for item in self._computing(real, model):
+        for item in self.computing(real, model):
             inside = item.name[len(real) :].lstrip(".")
             for own, held in (*parameters_of(item.module).items(), *buffers_of(item.module).items()):
                 if held is not None and not held.is_nested:
@@ -164,7 +164,7 @@ class Side:
         portion, real = self.portions.get(name), self.real(name)
         inside, _, last = own.rpartition(".")
         path = ".".join(filter(None, (real, inside)))
-        module = next(item.module for item in self._computing(real, model) if item.name == path)
+        module = next(item.module for item in self.computing(real, model) if item.name == path)
         held: Tensor | None = {**buffers_of(module), **parameters_of(module)}.get(last)
         assert held is not None
         value = value.to(held.device, held.dtype)
@@ -174,7 +174,7 @@ class Side:
             else:
                 held.index_copy_(feature_axis(module, held), portion.features.to(held.device), value)
 
-    def _computing(self, real: str, model: nn.Module) -> list[Named]:
+    def computing(self, real: str, model: nn.Module) -> list[Named]:
         """Return the module *real* and those inside of it that compute within its own code: that did not run, or are alone."""
         ran = self.types().keys() - self.alone
         found = []

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from sonde.diagnosis.distance import Distance, as_numbers, distance, held_of_both
+from sonde.diagnosis.distance import Distance, as_numbers, distance, held_of_both, readable
 from sonde.words import names_text
 
 EXACT = 1e-6
@@ -79,6 +79,20 @@ def _same_values(x: Tensor, y: Tensor) -> bool:
 
 
 _MOST_VALUES = 1 << 26
+
+
+def of_equal_parameters(one: nn.Module | None, other: nn.Module | None) -> bool:
+    """Return whether two modules hold parameters of their own, and equal ones."""
+    own, beside = (
+        [] if module is None else [readable(each) for each in module.parameters(recurse=False) if not each.is_nested]
+        for module in (one, other)
+    )
+    return (
+        bool(own)
+        and [each.shape for each in own] == [each.shape for each in beside]
+        and not any(each.is_meta for each in (*own, *beside))
+        and all(distance(as_numbers(x), as_numbers(y)).relative <= EXACT for x, y in zip(own, beside, strict=True))
+    )
 
 
 def relation(a: Tensor, b: Tensor, tolerance: float = EXACT) -> Relation | None:
@@ -208,6 +222,11 @@ def order_of_rows(a: Tensor, b: Tensor, tolerance: float) -> list[int] | None:
 def words_of_order(order: list[int], what: str) -> str:
     """Return the order of rows in words: the largest blocks that were moved as a whole, or a pattern inside of equal blocks."""
     count = len(order)
+    if order == list(range(count))[::-1]:
+        return f"all {count} {what} in reverse"
+    if order == [(place + order[0]) % count for place in range(count)]:
+        ahead = order[0] if 2 * order[0] <= count else order[0] - count
+        return f"{what} in a circle, entry i of b is entry i{ahead:+d} of a"
     for size in sorted((size for size in range(2, count // 2 + 1) if count % size == 0), reverse=True):
         blocks = [order[start : start + size] for start in range(0, count, size)]
         if all(block[0] % size == 0 and block == list(range(block[0], block[0] + size)) for block in blocks):
