@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sonde.checkup.bits import difference, is_compared
 from sonde.diagnosis import distance_between
-from sonde.engine import flatten, hooks, remap, walk
+from sonde.engine import flatten, graph_nodes, hooks, remap, walk
 
 Facts: TypeAlias = dict[str, Any]
 """By name what was observed: tensors, numbers, names."""
@@ -195,17 +195,8 @@ def _of_model(model: nn.Module) -> Facts:
 
 def _nodes(loss: Tensor) -> dict[str, int]:
     """Return the number of nodes of each kind in the graph behind *loss*."""
-    counts: Counter[str] = Counter()
-    pending: list[Any] = [loss.grad_fn]
-    seen: set[Any] = set()
-    while pending:
-        node = pending.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        counts[type(node).__name__] += 1
-        pending += [following for following, _ in node.next_functions]
-    return dict(sorted(counts.items()))
+    nodes = () if loss.grad_fn is None else graph_nodes.nodes_before(loss.grad_fn)
+    return dict(sorted(Counter(type(node).__name__ for node in nodes).items()))
 
 
 def random_state() -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from sonde.checked import checked
@@ -22,6 +22,7 @@ from sonde.engine import (
     check_model,
     flops,
     gradients_put_aside,
+    graph_nodes,
     observe,
     own_loss,
     set_apart,
@@ -152,7 +153,7 @@ def _backward(loss: Tensor, model: nn.Module, given: list[Tensor]) -> None:
     moment, in ``.grad``, where coverage looks for them.
     """
     starts = [get_gradient_edge(tensor) for tensor in given if tensor.requires_grad]
-    nodes = _graph(loss, {edge.node for edge in starts})
+    nodes = list(graph_nodes.nodes_before(get_gradient_edge(loss).node, ends={edge.node for edge in starts}))
     leaves = [node for node in nodes if hasattr(node, "variable")]
     own = set(map(id, model.parameters()))
     if any(node.name() == "CheckpointFunctionBackward" for node in nodes):  # refuses anything but a plain backward pass
@@ -164,20 +165,6 @@ def _backward(loss: Tensor, model: nn.Module, given: list[Tensor]) -> None:
     for node, gradient in zip(edges, formed, strict=True):
         if hasattr(node, "variable") and id(node.variable) in own:
             node.variable.grad = gradient
-
-
-def _graph(loss: Tensor, ends: set[Node]) -> list[Node]:
-    """Every node of the graph behind *loss*; what lies before one of *ends* is left out."""
-    seen = dict.fromkeys([get_gradient_edge(loss).node])
-    pending = list(seen)
-    while pending:
-        node = pending.pop()
-        if node in ends:
-            continue
-        new = [before for before, _ in node.next_functions if before is not None and before not in seen]
-        seen |= dict.fromkeys(new)
-        pending += new
-    return list(seen)
 
 
 # Watching

@@ -26,6 +26,7 @@ from sonde.engine import (
     check_numbers,
     class_of,
     communicates,
+    graph_nodes,
     is_floating,
     observe,
     parameters,
@@ -259,18 +260,9 @@ def _last_layer(trial: Trial, places: Mapping[str, int], memory: set[int]) -> st
 def _foreign(trial: Trial, output: Any) -> list[str]:
     """Return the shapes of leaves of the graph behind *output* that are neither parameters of the model nor given."""
     own = {id(held) for held in trial.model.parameters()} | {id(held) for _, held in walk((trial.args, trial.kwargs))}
-    left: list[Any] = [tensor.grad_fn for _, tensor in walk(output)]
-    seen, found = set[Any](), list[str]()
-    while left:
-        node = left.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        leaf = getattr(node, "variable", None)
-        if leaf is not None and id(leaf) not in own:
-            found.append(shape_text(leaf.shape))
-        left += [each for each, _ in node.next_functions]
-    return found
+    made = [tensor.grad_fn for _, tensor in walk(output) if tensor.grad_fn is not None]
+    leaves = map(graph_nodes.leaf_of, dict.fromkeys(node for each in made for node in graph_nodes.nodes_before(each)))
+    return [shape_text(leaf.shape) for leaf in leaves if leaf is not None and id(leaf) not in own]
 
 
 def _are_alike(rows: Tensor) -> bool:

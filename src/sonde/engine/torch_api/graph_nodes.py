@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import FrameType
 from typing import Any, TypeAlias
 
@@ -47,12 +48,12 @@ def leaf_of(node: Node) -> Tensor | None:
     return held if isinstance(held, Tensor) else None
 
 
-def nodes_before(node: Node, most: int) -> Iterator[Node]:
-    """Yield *node* and what it was made of, the nearest first; nothing behind the first *most*."""
+def nodes_before(node: Node, most: float = math.inf, ends: Collection[Node] = ()) -> Iterator[Node]:
+    """Yield *node* and what it was made of, the nearest first; nothing behind the first *most*, nor before one of *ends*."""
     seen, waiting = {node}, deque([node])
     while waiting and len(seen) <= most:
         yield (now := waiting.popleft())
-        new = [each for each in sources_of(now) if each not in seen]
+        new = [each for each in sources_of(now) if each not in seen] if now not in ends else []
         seen.update(new)
         waiting += dict.fromkeys(new)
 
