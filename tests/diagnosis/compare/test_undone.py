@@ -1184,3 +1184,45 @@ def test_experts_that_are_given_all_positions_part_where_their_sum_does(kind: st
     found = sonde.compare(Experts(), Experts(kind), vectors(), verbose=False)
     assert (str(found.culprit.site) if found.culprit else "") == site, found
     assert words in (found.cause.message if found.cause else ""), found
+
+
+class PositionsFirst(nn.Module):
+    """Torch's attention, of (positions, samples, features), or one by hand with equal parameters under other names."""
+
+    def __init__(self, of: Any = None, scale: float = 0.5, *, is_turned: bool = True) -> None:
+        super().__init__()
+        self._form = scale, is_turned
+        if of is None:
+            self.first, self.attention, self.last = nn.Linear(8, 16), nn.MultiheadAttention(16, 4), nn.Linear(16, 5)
+            nn.init.orthogonal_(self.attention.in_proj_weight, 3.0)
+            return
+        self.first, self.last = copy.deepcopy(of.first), copy.deepcopy(of.last)
+        self.joined, self.out = nn.Linear(16, 48), copy.deepcopy(of.attention.out_proj)
+        self.joined.load_state_dict({"weight": of.attention.in_proj_weight, "bias": of.attention.in_proj_bias})
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        if not hasattr(self, "joined"):
+            own: Tensor = self.last(self.attention(x, x, x, need_weights=False)[0])
+            return own
+        scale, is_turned = self._form
+        x = x.transpose(0, 1) if is_turned else x
+        q, k, v = self.joined(x).unflatten(-1, (3, 4, 4)).permute(2, 0, 3, 1, 4)
+        y = self.out(((q @ k.mT * scale).softmax(-1) @ v).transpose(1, 2).flatten(2))
+        made: Tensor = self.last(y.transpose(0, 1) if is_turned else y)
+        return made
+
+
+def test_attention_whose_positions_stand_in_front_of_the_samples_is_recognised() -> None:
+    torch.manual_seed(0)
+    one, batch = PositionsFirst(), torch.randn(6, 3, 8, generator=torch.Generator().manual_seed(1))
+    assert sonde.compare(one, PositionsFirst(one), batch, verbose=False).ok
+    for other, rule, words in (
+        (PositionsFirst(one, 1.0), "attention_scale", "no scale"),
+        (PositionsFirst(one, is_turned=False), "inputs", "between entries of axis 1"),
+    ):
+        for pair in ((one, other), (other, one)):
+            found = sonde.compare(*pair, batch, verbose=False)
+            assert found.cause is not None, found
+            assert found.cause.rule == rule
+            assert words in found.cause.message

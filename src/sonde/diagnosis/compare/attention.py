@@ -117,27 +117,41 @@ def of_attention(scene: Scene) -> Iterator[Suspect]:
         return
     tolerance = max(scene.tolerance, 3e-7)
     is_turned = any(vars(module).get("batch_first") is False for side in (scene.a, scene.b) for module in side.modules().values())
-    for axis, triple in itertools.product((0, 1) if is_turned else (0,), _triples(scene)):
-        farthest = int((scene.tensors[0] - scene.tensors[1]).transpose(0, axis).flatten(1).norm(dim=1).argmax())
-        one, other = (_given(scene, triple, side, farthest, axis) for side in (0, 1))
-        here, there = _form(one, tolerance), _form(other, tolerance)
-        if (here is None) != (there is None):
-            here, there = here or _near(one, there, tolerance), there or _near(other, here, tolerance)
-        if here is None or there is None or here == there:
+    apart = scene.tensors[0] - scene.tensors[1]
+    farthest = [int(apart.transpose(0, axis).flatten(1).norm(dim=1).argmax()) for axis in (0, 1)]
+    for triple in _triples(scene):
+        given = [[_given(scene, triple, side, farthest[axis], axis) for axis in (0, 1)[: 1 + is_turned]] for side in (0, 1)]
+        forms = [[_form(each, tolerance) for each in held] for held in given]
+        for axis, beside in ((0, 0), (1, 1), (0, 1), (1, 0))[: 4 if is_turned else 1]:
+            here, there = forms[0][axis], forms[1][beside]
+            if (here is None) != (there is None) and axis == beside:
+                one, other = given[0][axis], given[1][axis]
+                here, there = here or _near(one, there, tolerance), there or _near(other, here, tolerance)
+            if here is not None and there is not None and (axis != beside or here != there):
+                break
+        else:
             continue
         pairs = [[_given(scene, triple, side, sample, axis) for side in (0, 1)] for sample in range(scene.tensors[1].size(axis))]
         made = [_attended(replace(theirs, masks=own.masks, angles=own.angles), here) for own, theirs in pairs]
         if any(each is None for each in made):
             continue
         result = torch.stack([each for each in made if each is not None], axis)
-        for finding in _differences(scene, here, there):
+        for finding in _differences(scene, here, there, (1 - axis, 1 - beside)):
             yield Suspect(finding, Undo(made=lambda _, result=result: result))  # type: ignore[misc]  # a tensor
         return
 
 
-def _differences(scene: Scene, here: Form, there: Form) -> Iterator[Finding]:
+def _differences(scene: Scene, here: Form, there: Form, axes: tuple[int, int]) -> Iterator[Finding]:
+    """Yield how two forms differ, and the *axes* whose entries attend to each other in the two sides."""
     is_causal = _CAUSAL in (here.mask, there.mask) and {here.mask, there.mask} <= {*_MASKS}
     told: list[tuple[str, str, str, str, str]] = [
+        (
+            "inputs",
+            "attention",
+            f"between entries of axis {axes[0]}",
+            f"between entries of axis {axes[1]}",
+            "put positions in front of samples alike: batch_first",
+        ),
         ("causal_mask" if is_causal else "mask", "attention masks", here.mask, there.mask, "give both sides the same mask"),
         ("attention_scale", "scores of attention", here.scaling, there.scaling, "scale the scores alike"),
         ("activation", "weights of attention", here.weighing, there.weighing, "make the weights of the scores alike"),
