@@ -202,7 +202,7 @@ def _three(tensor: Tensor) -> Tensor:
 
 
 def _given(scene: Scene, triple: tuple[Source, Source, Source], side: int, sample: int, axis: int) -> Given:
-    """Return what one side has of one sample, of which the numbers lie along *axis*."""
+    """Return what one side has of one sample. The samples lie along *axis*."""
     assert scene.tensors is not None
     one = [(held.a if side == 0 else held.b).select(axis, sample) for held in triple]
     module = scene.modules[side]
