@@ -316,6 +316,15 @@ AT_ITS_LIMIT: list[tuple[Finding | None, bool]] = [
     (rules.judge("update_huge", 0.6), False),
     (rules.judge("step_large", 0.2), False),
     (rules.judge("labels_outside", 0, 9, 10), False),
+    (rules.judge("target_trained", 2.0), True),
+    (rules.judge("target_trained", 1.0), False),
+    (rules.judge("labels_several", 1.5, 1.1, 1.5, 1.0), True),
+    (rules.judge("labels_several", 2.0, 0.8, 1.8, 1.0), False),
+    (rules.judge("labels_several", 2.0, 1.2, 1.8, 1.0), False),
+    (rules.judge("labels_several", 2.0, 1.0, 1.4, 1.0), False),
+    (rules.judge("labels_several", 2.0, 1.0, 1.8, 1.5), False),
+    (rules.judge("norm_setting", math.nan, math.nan, 0.01), True),
+    (rules.judge("norm_setting", math.nan, math.nan, 0.06), False),
     (rules.judge("loss_broadcast", 8, 8), False),
     (rules.judge("step_lost", 2.0**-23, 2.0**-23), False),
     (rules.judge("not_overfit", 1.0, 0.5, half=0.5), False),
@@ -458,10 +467,10 @@ def test_every_rule_is_listed_with_its_condition_and_source() -> None:
         "loss_rising", "loss_unbounded", "loss_stuck", "overfitting",
         "betas_odd", "rate_small",
         "rate_negative", "decay_large", "momentum_large", "rate_grown", "gradient_alone", "target_large", "bounded",
-        "loss_summed", "norm_setting", "optimizer_renewed", "held_twice", "eps_large",
+        "loss_summed", "labels_several", "norm_setting", "optimizer_renewed", "held_twice", "eps_large",
         "eval_mode", "labels_outside", "loss_broadcast", "softmax_twice", "initial_loss", "initial_error", "cut_off",
         "missing_in_optimizer", "step_lost", "not_overfit", "zeroed_as_good", "input_unused", "samples_mixed",
-        "random_output",
+        "random_output", "target_trained",
     }  # fmt: skip
     assert all(each.condition and each.source and each.advice and each.judge.__name__ == name for name, each in rules.RULES.items())
     assert [name for name, each in rules.RULES.items() if "{lr}" in each.advice or "{clip" in each.advice] == []

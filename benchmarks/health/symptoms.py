@@ -64,6 +64,8 @@ RULE_SYMPTOMS = {
     "rate_small": "small steps",
     "softmax_twice": "loss",
     "bounded": "saturated",
+    "labels_several": "loss",
+    "target_trained": "constant",
 }
 
 

@@ -50,6 +50,7 @@ def classes(x: Tensor) -> Tensor:
     return x[:, :3].argmax(-1)
 
 
+BOTH = "all that the loss compares is trained on both sides: the target moves too, and outputs that are all alike fit"
 LOSSES: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor], str, str]] = {
     "a softmax outside of the model": (
         3, lambda y, x: functional.cross_entropy(y.softmax(-1), classes(x)), "softmax_twice",
@@ -63,6 +64,11 @@ LOSSES: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor], str, str]] = {
         1, lambda y, x: functional.binary_cross_entropy_with_logits(y.sigmoid(), (x[:, :1] > 0).float()), "softmax_twice",
         "binary_cross_entropy_with_logits is given what a sigmoid has made, of shape 12×1",
     ),
+    "a softmax, and a sigmoid in the loss": (
+        3, lambda y, x: functional.binary_cross_entropy_with_logits(y.softmax(-1), (x[:, :3] > 0).float()), "softmax_twice",
+        "binary_cross_entropy_with_logits is given what a softmax has made, of shape 12×3",
+    ),
+    "two parts of one output": (4, lambda y, x: (y[:6] - y[6:]).square().mean(), "target_trained", BOTH),
     "a softmax over the samples": (
         3, lambda y, x: functional.nll_loss(functional.log_softmax(y, 0), classes(x)), "samples_mixed",
         "the loss takes a softmax over axis 0 of 12×3: over the samples, and not over the classes",
@@ -105,6 +111,8 @@ SOUND: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor]]] = {
     "every output against every other": (1, lambda y, x: (y - y.T).square().mean()),
     "a CTC loss": (3, aligned(2)),
     "quantiles": (1, lambda y, x: (y - torch.tensor([0.1, 0.5, 0.9])).abs().mean()),
+    "variances beside means": (2, lambda y, x: ((y[:, 0] - x[:, 0]).square() * (-y[:, 1]).exp() + y[:, 1]).mean()),
+    "an entropy": (3, lambda y, x: (y.softmax(-1) * y.log_softmax(-1)).sum(-1).mean()),
     "the same shape": (1, lambda y, x: functional.mse_loss(y, x[:, :1])),
     "distillation": (3, lambda y, x: functional.kl_div(y.log_softmax(-1), x[:, :3].softmax(-1), reduction="batchmean")),
 }  # fmt: skip
@@ -113,7 +121,68 @@ SOUND: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor]]] = {
 @pytest.mark.parametrize("case", SOUND)
 def test_losses_that_look_alike_are_sound(case: str) -> None:
     outputs, loss = SOUND[case]
-    assert not {"softmax_twice", "samples_mixed", "loss_broadcast", "unmoved"} & trained(mlp(outputs), loss).keys()
+    assert (
+        not {"softmax_twice", "samples_mixed", "loss_broadcast", "target_trained", "unmoved"} & trained(mlp(outputs), loss).keys()
+    )
+
+
+class Pair(nn.Module):
+    """Two networks of one shape; the outputs of both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = mlp(4), mlp(4)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.one(x), self.other(x.flip(1))
+
+
+def cosine(a: Tensor, b: Tensor) -> Tensor:
+    return (1 - functional.cosine_similarity(a, b)).mean()
+
+
+def spread(a: Tensor) -> Tensor:
+    return functional.relu(1 - (a.var(0) + 1e-4).sqrt()).mean()
+
+
+PAIRS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "a squared error": functional.mse_loss,
+    "a squared error by hand": lambda a, b: (a - b).square().sum(-1).mean(),
+    "a norm": lambda a, b: (a - b).norm(dim=-1).mean(),
+    "a cosine": cosine,
+    "a cosine by hand": lambda a, b: -(functional.normalize(a, dim=-1) * functional.normalize(b, dim=-1)).sum(-1).mean(),
+    "two terms": lambda a, b: (cosine(a, b) + functional.huber_loss(a, b)) / 2,
+    "a divergence": lambda a, b: functional.kl_div(a.log_softmax(-1), b.softmax(-1), reduction="batchmean"),
+    "a cross-entropy": lambda a, b: functional.cross_entropy(a, b.softmax(-1)),
+}
+
+
+@pytest.mark.parametrize("case", PAIRS)
+def test_a_target_that_is_trained_is_told(case: str) -> None:
+    """Where nothing else is in the loss; a target without a gradient is one."""
+    found = trained(Pair(), lambda y, x: PAIRS[case](*y))
+    assert found["target_trained"].message == BOTH
+    assert "target_trained" not in trained(Pair(), lambda y, x: PAIRS[case](y[0], y[1].detach()))
+    assert "target_trained" not in trained(Pair(), lambda y, x: PAIRS[case](*y) + spread(y[0]))
+
+
+@pytest.mark.parametrize("is_pair", [True, False])
+def test_trained_outputs_may_be_set_against_each_other(is_pair: bool) -> None:
+    """A critic's means, the products of a ranking, and the derivatives of an equation are no targets."""
+
+    def ranking(y: Any, x: Tensor) -> Tensor:
+        a, b = y
+        return -functional.logsigmoid((a * b).sum(-1) - (a * b.roll(1, 0)).sum(-1)).mean()
+
+    assert "target_trained" not in trained(Pair(), ranking if is_pair else lambda y, x: y[0].mean() - y[1].mean())
+    model = mlp(1)
+
+    def equation(y: Tensor, x: Tensor) -> Tensor:
+        at = x.detach().requires_grad_()
+        made = torch.tanh(model(at))
+        return (torch.autograd.grad(made.sum(), at, create_graph=True)[0].sum(-1, keepdim=True) - made).square().mean()
+
+    assert "target_trained" not in trained(model, equation)
 
 
 class Listed(nn.Module):

@@ -1316,3 +1316,78 @@ def test_a_loss_that_rises_while_a_part_of_it_is_learnt_is_not_told_in_the_first
     assert course(2.0, 150, 150) == ["loss_rising"]
     assert course(2.0, 60, 60) == ["loss_rising"]
     assert course(4.0, 60, 150) == ["loss_rising"]
+
+
+@pytest.mark.parametrize("labels", [1, 2, 4])
+def test_several_labels_of_a_sample_in_one_softmax_are_told(labels: int) -> None:
+    """By the first loss and its gradient: not of one label, of shares that add up to one, or of a loss that is multiplied."""
+    model = mlp(outputs=12)
+    weight = torch.randn(8, 12)
+
+    def loss(step: int, share: float = 1.0, times: float = 1.0) -> Tensor:
+        x = torch.randn(64, 8)
+        marked = torch.zeros(64, 12).scatter(1, (x @ weight).topk(labels).indices, share)
+        return functional.cross_entropy(model(x), marked) * times
+
+    rule, steps = "labels_several", 120
+    told = found(model, Adam(model.parameters(), 1e-4), loss, steps)
+    assert (rule in told) is (labels > 1)
+    assert labels == 1 or told[rule].value == pytest.approx(labels, rel=0.1)  # outputs around 0, and not at it
+    for other in (partial(loss, share=1 / labels), partial(loss, share=1 / labels, times=labels + 1)):
+        model = mlp(outputs=12)
+        assert rule not in found(model, Adam(model.parameters(), 1e-4), other, steps)
+
+
+@pytest.mark.parametrize(("outputs", "alike"), [(5, True), (5, False), (1, True), (1, False)])
+def test_labels_of_one_class_are_told_where_another_loss_shows_it(outputs: int, alike: bool) -> None:
+    """All samples ask for one output; where labels differ, a validation loss that never fell says nothing of them."""
+    model = mlp(outputs=outputs)
+    one = outputs == 1
+
+    def of(x: Tensor, y: Tensor) -> Tensor:
+        made: Tensor = model(x)
+        binary = functional.binary_cross_entropy_with_logits
+        return binary(made[:, 0], (y > 0).float()) if one else functional.cross_entropy(made, y)
+
+    x, y, held = torch.randn(64, 8), torch.randint(5, (64,)), torch.randint(5, (64,))
+    optimizer = Adam(model.parameters(), 1e-2)
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False) as inspector:
+        for step in range(100):
+            value = of(x, y * 0 if alike else y)
+            optimizer.zero_grad()
+            value.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            inspector.push_loss(value, train=True)
+            if step % 10 == 0:
+                inspector.push_loss(of(x.flip(0), held * 0 + 1 if alike else held).detach(), train=False)
+    (told,) = [each for each in inspector.findings if each.rule == "overfitting"]
+    assert ("all samples ask for the same output at first, as labels of one class do" in told.message) is alike
+    assert told.advice.startswith("look first at the labels of the training") is alike
+
+
+@pytest.mark.parametrize("groups", [16, 4])
+def test_a_normalisation_of_single_elements_is_told(groups: int) -> None:
+    """Each element is its own mean, so that the bias is all that is left; what fades behind it follows."""
+    torch.manual_seed(0)
+    norm = nn.GroupNorm(groups, 16)
+    model = nn.Sequential(nn.Conv2d(1, 16, 2, 2), norm, nn.ReLU(), nn.Flatten(), nn.Linear(16, 2))
+
+    def loss(step: int) -> Tensor:
+        x = torch.randn(64, 1, 2, 2)
+        return functional.cross_entropy(model(x), (x[:, 0, 0, 0] > 0).long())
+
+    told = found(model, Adam(model.parameters(), 1e-2), loss)
+    assert ("norm_setting" in told) is (groups == 16)
+    if groups == 16:
+        assert told["norm_setting"].message.startswith("1: it returns its bias alone, as of groups of one element")
+        assert {each.follows for each in told.values()} == {"", "norm_setting"} or list(told) == ["norm_setting"]
+
+
+def test_a_dead_layer_leaves_a_normalisation_nothing() -> None:
+    """Which is no fault of that."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.LayerNorm(16), nn.Linear(16, 2))
+    nn.init.constant_(model[0].bias, -50)  # type: ignore[arg-type]
+    told = found(model, Adam(model.parameters()), classes(model))
+    assert "dead" in told
+    assert "norm_setting" not in told

@@ -1,4 +1,4 @@
-"""Notice how a loss was made: shapes that broadcast, a softmax twice or over the batch, weights that no module holds."""
+"""Notice how a loss was made: shapes that broadcast, a softmax twice or over the batch, targets that learn, lone weights."""
 
 from __future__ import annotations
 
@@ -35,6 +35,9 @@ _MOVES = (
     "Clamp",
     "ClampMin",
 )
+_REDUCES = ("Mean", "Sum", "Div", "Mul", "Neg", "Rsub", *(_DISTANCES := ("Pow", "Abs", "Norm", "LinalgVectorNorm")))
+_TAKES = ("Split", "Unbind", "Slice", "Select", "Index")
+_SQUARES = ("MseLoss", "SmoothL1Loss", "HuberLoss")
 _LISTED = "register what is made of layers: nn.ModuleList, nn.ModuleDict or nn.ParameterList in the place of a list or a dict"
 
 
@@ -65,7 +68,7 @@ class LossGraph:
         try:
             self._first = step if self._first < 0 else self._first
             nodes = [node for each in graph_nodes.sent_backward()[:1] for node in graph_nodes.nodes_before(each.grad_fn, _NODES)]
-            for found in self._of_function(nodes[:_OF_LOSS]):
+            for found in (*self._of_function(nodes[:_OF_LOSS]), *self._of_sides(nodes)):
                 self._found.setdefault(
                     found.rule, replace(found.at("", epoch, step, self._prefix + found.message), first_step=step)
                 )
@@ -90,7 +93,7 @@ class LossGraph:
                 yield from self._aligned(before[0])
             source = _behind_moves(before[0]) if len(before) == 1 else None
             made = "" if source is None else graph_nodes.operation_of(source)
-            if (name == "LogSoftmax" and made in ("Softmax", "Sigmoid")) or (made, name) == ("Sigmoid", _COMPARES[-1]):
+            if name in ("LogSoftmax", _COMPARES[-1]) and made in ("Softmax", "Sigmoid"):
                 what = "cross_entropy" if name == "LogSoftmax" else "binary_cross_entropy_with_logits"
                 twice = self._chosen.judge("softmax_twice", math.prod(graph_nodes.shape_of(source)[:1]), math.nan)
                 if twice is not None:
@@ -102,6 +105,16 @@ class LossGraph:
                 if mixed is not None:
                     message = f"the loss takes a softmax over axis 0 of {_of(rows)}: over the samples, and not over the classes"
                     yield replace(mixed, message=message, value=float(size[0]))
+
+    def _of_sides(self, nodes: Sequence[Node]) -> Iterator[Finding]:
+        """Yield that all of a loss compares two outputs that are both trained.
+
+        Data that require a gradient, as those of a differential equation, are no weights: derivatives may well be compared.
+        """
+        leaves = [graph_nodes.leaf_of(each) for each in nodes if graph_nodes.operation_of(each) == "AccumulateGrad"]
+        if len(nodes) <= _NODES and all(isinstance(each, nn.Parameter) for each in leaves) and _is_trained_twice(nodes[0]):
+            found = self._chosen.judge("target_trained", 2.0)
+            yield from () if found is None else (found,)
 
     def _aligned(self, node: Node) -> Iterator[Finding]:
         """Yield that a CTC loss is given probabilities that do not belong to the classes of one time."""
@@ -171,11 +184,38 @@ def _reached(following: dict[Node, list[Node]], begin: set[Node]) -> set[Node]:
     return seen
 
 
-def _behind_moves(node: Node) -> Node:
+def _behind_moves(node: Node, moves: Sequence[str] = _MOVES) -> Node:
     """Return the operation that has made the elements, behind those that change shape, order or type, or add an eps."""
-    while graph_nodes.operation_of(node) in _MOVES and len(before := graph_nodes.sources_of(node)) == 1:
+    while graph_nodes.operation_of(node) in moves and len(before := graph_nodes.sources_of(node)) == 1:
         (node,) = before
     return node
+
+
+def _is_trained_twice(node: Node) -> bool:
+    """Return whether a loss is a distance of two outputs with a gradient that share weights alone, or of two parts of one output.
+
+    So is a sum of such losses, one minus a cosine, and the cross-entropy of one distribution against another.
+    """
+    above: set[str] = set()
+    while len(before := graph_nodes.sources_of(node)) == 1 and (name := graph_nodes.operation_of(node)) in _REDUCES:
+        above.add(name)
+        (node,) = before
+    name, made = graph_nodes.operation_of(node), {graph_nodes.operation_of(each) for each in before}
+    if len(before) != 2:
+        return False
+    if name == "Add":
+        return all(map(_is_trained_twice, before))
+    is_distance = name in _SQUARES or (name == "Sub" and not above.isdisjoint(_DISTANCES) and graph_nodes.shape_of(before[0]) != ())
+    is_distance |= name == "Mul" and (made == {"LogSoftmax", "Softmax"} or (made == {"Div"} and all(map(_is_unit, before))))
+    left, right = (set(graph_nodes.nodes_before(_behind_moves(each, _TAKES), _NODES)) for each in before)
+    shared = {graph_nodes.operation_of(each) for each in left & right}
+    is_apart = shared <= {"AccumulateGrad", "T"} or (left == right and made <= set(_TAKES))
+    return (is_distance and is_apart) or (name == "Sub" and made == {"Xlogy", "Mul"})
+
+
+def _is_unit(node: Node) -> bool:
+    """Return whether a division is that of a vector by its norm."""
+    return any("Norm" in graph_nodes.operation_of(each) for each in graph_nodes.nodes_before(node, 32))
 
 
 def _of(node: Node) -> str:

@@ -185,6 +185,22 @@ def samples_mixed(distance: float, limit: float, *, is_sure: bool = True) -> Jud
 
 
 @entry(
+    "all of a loss compares outputs with outputs, by a distance, a cosine or a cross-entropy, and both sides are trained",
+    "Chen and He, Exploring simple Siamese representation learning, 2021, section 4.1: without a stop-gradient, outputs collapse",
+    "detach() the side that is the target, or compute it under no_grad(); where both are to learn, add what holds samples apart: "
+    "other samples as negatives, or a term for the variance of outputs",
+    needs=("loss",),
+    brings=("rank_collapse",),
+    about=("setup", "lost"),
+)
+def target_trained(sides: float) -> Judged:
+    """Judge how many *sides* of the only comparison in a loss are trained."""
+    yield sides >= 2
+    yield sides
+    yield "all that the loss compares is trained on both sides: the target moves too, and outputs that are all alike fit"
+
+
+@entry(
     "two forwards from one random state give different outputs",
     "torch.use_deterministic_algorithms; docs: Reproducibility",
     "look for a random generator of its own, state that is kept between calls, or atomic additions on a GPU",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -36,6 +37,8 @@ softmax is below the rounding of float32 where they are 16.6 = ln(2**24) apart: 
 models are about 10 at most."""
 EPS_LARGE = 0.1
 """What a normalisation adds to a variance of about 1."""
+NORM_LEFT = 0.05
+"""Size of what a normalisation returns beside its bias, of that of its weight: of a single element nothing is left."""
 DROPPED = 0.85
 """Share that a dropout layer sets to zero."""
 NEAR_END = 0.5
@@ -279,21 +282,32 @@ def attention_large(query: float, key: float, *, most: float = SCORES) -> Judged
 
 
 @entry(
-    f"a normalisation whose eps is {EPS_LARGE:g} or more, or a batch normalisation whose momentum is 0",
+    f"a normalisation whose eps is {EPS_LARGE:g} or more, or a batch normalisation whose momentum is 0, or one within a sample "
+    "that returns its bias alone, though what goes in varies",
     "torch.nn.BatchNorm2d: eps is 1e-5, and running statistics become (1 - momentum) x old + momentum x new",
-    "set eps to 1e-5 and momentum to 0.1, as usual; freeze statistics with eval(), if that is meant",
+    "set eps to 1e-5 and momentum to 0.1, as usual, or normalise over more elements; freeze statistics with eval(), if that is "
+    "meant",
     needs=("rms:output",),
     least=1,
     brings=("overfitting", "loss_stuck"),
     about=("setup", "small"),
 )
-def norm_setting(eps: float, momentum: float, *, most: float = EPS_LARGE) -> Judged:
-    """Judge *eps* and *momentum* of a normalisation. What is normalised shrinks where eps is no less than its variance."""
-    yield np.greater_equal(eps, most) | np.equal(momentum, 0)
-    yield eps
+def norm_setting(
+    eps: float, momentum: float, share: float = math.nan, *, most: float = EPS_LARGE, least: float = NORM_LEFT
+) -> Judged:
+    """Judge *eps* and *momentum* of a normalisation. What is normalised shrinks where eps is no less than its variance.
+
+    *share* is the size of what it returns beside its bias, of the size of its weight: none is left of a single element, which is
+    its own mean.
+    """
+    yield np.greater_equal(eps, most) | np.equal(momentum, 0) | np.less(share, least)
+    value: Any = np.where(np.isfinite(eps), eps, share)
+    yield value
     is_still = momentum == 0
     yield (
-        "its momentum is 0: evaluation uses the statistics that it began with"
+        "it returns its bias alone, as of groups of one element (1 x 1 images, one feature), each of which is its own mean"
+        if share < least
+        else "its momentum is 0: evaluation uses the statistics that it began with"
         if is_still
         else f"its eps is {eps:g}: what varies less fades"
     )

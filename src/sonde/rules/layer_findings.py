@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -38,6 +39,7 @@ _WRITES, _APART = 8, 4.0  # moments of writes that are remembered; how far steps
 _SUMS_TO_ZERO = 1e-3  # mean of a gradient, of its size, below which it sums to zero but for rounding
 _NEAR, _AROUND = 0.1, 0.2  # how near a loss and its gradient come to those of a guess, and probabilities to 1/2
 _SIGMOID_OF_HALF = 1 / (1 + math.exp(-0.5))
+_ONE_WAY = 0.95  # sum of the gradients of samples, of what it is where they are alike: fewer than one in thirty has another label
 _AMPLIFIED = 5.0  # times as large as any output before it, what goes into a layer has been summed or multiplied
 _NO_SIZE = 0.1  # no output counts as smaller: a hundredfold of less is no large one
 _ALIKE = 1.05  # ratios of updates to gradients that differ by less are one learning rate
@@ -466,6 +468,7 @@ class LayerFindings:
         """Yield the findings, one for each rule."""
         yield from self._begins
         yield from self._norms
+        yield from self._of_blank_norms()
         yield from (each for each in (self._large_input or self._unscaled,) if each is not None)
         is_often = len(self._often.columns()) > 0
         yield from (each if is_often else replace(each, severity="note") for each in self._writes[: 1 if is_often else _WRITES])
@@ -481,20 +484,58 @@ class LayerFindings:
         judged = [(c, self._chosen.judge("norm_setting", history.facts[c].eps, history.facts[c].momentum)) for c in columns]
         yield from joined(history, [(c, replace(each, step=0)) for c, each in judged if each is not None])
 
+    def _of_blank_norms(self) -> Iterator[Finding]:
+        """Normalisations within a sample that return their bias alone in the last steps, though what goes in varies."""
+        history, found = self.history, []
+        outputs = [c for c in _in_order(history, "output") if history.calls[c] <= 0 and len(history.recent) >= _EARLY]
+        for before, column in itertools.pairwise(outputs):
+            path, varies = history.sites[column].path, self._first_max[before] > abs(self._first_mean[before])
+            weight, bias = (history.column_at(parameter_of(path, name), "param") for name in ("weight", "bias"))
+            if history.facts[column].kind in ("GroupNorm", "LayerNorm") and varies and weight is not None and bias is not None:
+                made, size, own = history.recent[-_FEW:, [column, weight, bias]].T
+                most = history.of("absmax")[
+                    -1, [column, bias]
+                ]  # features that are alike in all samples may take off what a bias adds
+                beside = np.append(np.abs(made - own), most[0] - most[1]) / np.append(size, size[-1])
+                share = float(np.max(beside))  # NaN where a step has no row, or the weight is zero
+                found.append((column, self._chosen.judge("norm_setting", math.nan, math.nan, share)))
+        yield from joined(history, [(c, replace(each, step=0)) for c, each in found if each is not None])
+
     def _read_chance(self) -> float:
         """Return ln(outputs) of the weight that makes the outputs of the model, if these go into a cross-entropy; NaN otherwise.
 
         That is the weight whose layer runs last, of those that return as many elements as the model does, in outputs of one size.
         The gradient there tells a cross-entropy: it sums to zero over the classes, since a softmax forgets what is common to them.
         """
+        units, gradients = self._last_layer()
+        is_zero = all(abs(self._first_mean[c]) <= _SUMS_TO_ZERO * self._first[c] for c in gradients)
+        return math.log(units) if units > 1 and is_zero else math.nan
+
+    def _last_layer(self) -> tuple[int, list[int]]:
+        """Return of the weight that makes the outputs of the model its units, and the gradients there; 0 where there is none."""
         history, count = self.history, self._first_count
         outputs = [c for c in _in_order(history, "output") if count[c] > 1]
         sizes = {float(count[c]) for c in [c for c in outputs if not history.sites[c].path] or outputs[-1:]}
-        own = {path.rpartition(".")[0]: fact for path, fact in self._of_model() if fact.is_matrix and fact.units > 1}
+        own = {path.rpartition(".")[0]: fact for path, fact in self._of_model() if fact.is_matrix}
         made = [path for c in outputs if (path := history.sites[c].path) in own and {float(count[c])} == sizes][-1:]
         gradients = [c for c in _in_order(history, "grad_output") if history.sites[c].path in made]
-        is_zero = all(abs(self._first_mean[c]) <= _SUMS_TO_ZERO * self._first[c] for c in gradients)
-        return math.log(own[made[0]].units) if made and is_zero else math.nan
+        return (own[made[0]].units if made else 0), gradients
+
+    def pulls_one_way(self, loss: float) -> bool:
+        """Return whether the first gradients of a cross-entropy are alike for all samples: that of the bias is the sum of all.
+
+        So they are where all labels are of one class. Of one output a first *loss* around ln 2 tells such a loss.
+
+        >>> from sonde.rules import Chosen, LayerFindings, ModelFacts
+        >>> LayerFindings(ModelFacts({}), Chosen()).pulls_one_way(0.7)
+        False
+        """
+        (units, gradients), first, history = self._last_layer(), self._first, self.history
+        if len(gradients) != 1 or not (math.isfinite(self.chance) or (units == 1 and abs(loss - math.log(2)) < _AROUND)):
+            return False
+        (at,) = gradients
+        bias = history.column_at(parameter_of(history.sites[at].path, "bias"), "grad")
+        return bias is not None and bool(first[bias] * units >= _ONE_WAY * self._first_count[at] * first[at] > 0)
 
     def dead_since(self, site: str) -> dict[str, float]:
         """Return of an output whose units are dead the first mean of what goes into it, and that of the bias which makes this."""
@@ -612,11 +653,19 @@ class LayerFindings:
         found = [
             self._chosen.judge("target_large", loss, float(self._first[last]), count, gradient),
             self._of_probabilities(last, at, loss),
+            self._chosen.judge("labels_several", *self._labels(loss, count * gradient), float(self._first[last])),
         ]
         if self._follows_gradient:
             found.append(self._chosen.judge("loss_summed", loss, gradient, count, self.chance, math.exp(self.chance)))
         for each in found:
             yield from joined(history, [(last, replace(each, step=0))] if each is not None else [])
+
+    def _labels(self, loss: float, gradient: float) -> tuple[float, float, float]:
+        """Return how many labels of a sample a *loss* is that of, and of their *gradient* what ``labels_several`` takes."""
+        classes = math.exp(self.chance)
+        labels = loss / self.chance
+        product = max(labels * (classes - labels), 1e-300)
+        return labels, gradient / math.sqrt(product), product / (classes - 1)
 
     def _of_probabilities(self, output: int, gradient: int | None, loss: float) -> Finding | None:
         """Return the finding that outputs which are probabilities go into a loss of logits, as its gradient there says.

@@ -48,6 +48,9 @@ NEAR_CHANCE = 0.1
 """Distance of a loss that falls no more from ln(outputs of the last layer), the cross-entropy of a guess, as a share of that."""
 SUMMED, EXACTLY = 10.0, 1e-3
 """Gradient of a loss at the outputs, of that of a mean over samples; and how near a sum of squares comes to its own."""
+SEVERAL, LIKE_LABELS, PLAIN_OUTPUT = 1.5, 0.15, 1.0
+"""Labels of a sample on average that are several; how near their gradient comes to that of as many of each sample; and a size of
+outputs at which a cross-entropy is near that of a guess."""
 OVERFIT = 1.15
 """Validation loss against its smallest value."""
 
@@ -275,6 +278,30 @@ def loss_summed(
     yield times >= factor
     yield times
     yield f"the loss is {short(times)} x a mean over samples, as its gradient at the outputs shows: it is summed, or multiplied"
+
+
+@entry(
+    f"the first loss and its gradient at the outputs, of size {PLAIN_OUTPUT:g} or less, are those of one softmax against several "
+    f"labels of a sample, {SEVERAL:g} or more on average: as many times a guess, and a gradient of size sqrt(labels x (classes - "
+    "labels)) / outputs; and the loss has not fallen by half in 100 steps",
+    "the gradient of a cross-entropy against targets that add up to more than 1: torch.nn.functional.cross_entropy takes "
+    "probabilities, whose sum is 1",
+    "use binary_cross_entropy_with_logits, which judges each label by itself; or divide the targets by their sum",
+    needs=("loss", "rms:output", "rms:grad_output"),
+    evidence=("labels", "gradient", "", "output"),
+    brings=("loss_stuck",),
+    about=("setup", "still"),
+)
+def labels_several(labels: float, gradient: float, apart: float, size: float, *, least: float = SEVERAL) -> Judged:
+    """Judge how many *labels* of a sample the first loss is that of, at outputs of a *size*.
+
+    Near a guess k labels of one sample have k times its loss, and a gradient of size sqrt(k (classes - k)) / outputs: less than k
+    times that of one label, as a factor has, and more than that of one, as where something else is added to the loss. *gradient* is
+    the size of the first one, of that; *apart* is the square of that, of the one of one label.
+    """
+    yield (labels >= least) & (abs(gradient - 1) <= LIKE_LABELS) & (apart >= least) & (size <= PLAIN_OUTPUT)
+    yield labels
+    yield f"each sample has {short(labels)} labels on average, as its gradient at the outputs shows, and one softmax for all"
 
 
 @entry(
