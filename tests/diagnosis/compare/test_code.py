@@ -81,6 +81,25 @@ class Positions(nn.Module):
         return made
 
 
+class Modulated(nn.Module):
+    """Features are scaled and shifted by what is made of a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time, self.one, self.two = nn.Linear(6, 16), nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def wave(self, x: Tensor) -> Tensor:
+        return (x / 4).cos()
+
+    def both(self, made: Tensor) -> tuple[Tensor, ...]:
+        return made.chunk(2, -1)
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        scale, shift = self.both(self.time(self.wave(time)))
+        made: Tensor = self.two(self.one(x) * (1 + scale) + shift)
+        return made
+
+
 def edges() -> tuple[Tensor, Tensor]:
     """Seven nodes; sums of the edges and of the edges turned round are exactly equal."""
     return torch.randn(7, 6), ((torch.rand(7, 7) > 0.5).float() + torch.eye(7)).clamp(max=1)
@@ -92,7 +111,7 @@ CASES: dict[str, tuple[type[nn.Module], dict[str, Any], Callable[[], Any], str, 
         {"mixed": lambda self, edges, x: edges.T @ x / edges.sum(1, keepdim=True)},
         edges,
         "two:input",
-        "mm, div, relu in a",
+        "mm, div, relu of some tensors in a",
     ),
     "without edges to itself": (
         Graph,
@@ -107,6 +126,13 @@ CASES: dict[str, tuple[type[nn.Module], dict[str, Any], Callable[[], Any], str, 
         lambda: torch.randn(3, 5, 4),
         "out:input",
         "mul, add, stack in a",
+    ),
+    "scale and shift exchanged, behind what is written otherwise": (
+        Modulated,
+        {"both": lambda self, made: made.chunk(2, -1)[::-1], "wave": lambda self, x: (-x * 0.25).cos()},
+        lambda: (torch.randn(5, 6), torch.randn(5, 6)),
+        "two:input",
+        "add 1, mul, add of some tensors in a",
     ),
     "positions left out": (
         Positions,
@@ -388,6 +414,11 @@ NUMBERS: dict[str, tuple[dict[str, Callable[..., Tensor]], dict[str, Callable[..
         {},
         {"loss": lambda self, y: functional.cross_entropy(y, torch.arange(len(y)) % 4, reduction="sum")},
         "nll_loss_forward has reduction=mean in a, reduction=sum in b: b is 6 times a",
+    ),
+    "labels not shifted": (
+        {"loss": lambda self, y: functional.cross_entropy(y[:-1], (torch.arange(len(y)) % 4)[1:])},
+        {"loss": lambda self, y: functional.cross_entropy(y, torch.arange(len(y)) % 4)},
+        "slice, log_softmax, nll_loss_forward in a, log_softmax, nll_loss_forward in b",
     ),
     "a factor of the loss": (
         {},

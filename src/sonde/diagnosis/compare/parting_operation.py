@@ -16,7 +16,7 @@ from sonde.diagnosis.compare.suspects import CannotChangeError, Change, Suspect,
 from sonde.diagnosis.distance import as_numbers
 from sonde.diagnosis.nonfinite.source_lines import calling_frames, line_of, lines_of
 from sonde.engine import OperatorCall, OperatorMode, remap
-from sonde.words import names_text
+from sonde.words import names_text, shape_text
 
 _MOST_STEPS, _LONGEST, _MOST_TRIED, _MOST_NAMES = 2000, 12, 16, 6
 """Operations of one call that are looked at; of ``a`` that stand in the place of one of ``b``; how many are tried; and names."""
@@ -93,6 +93,11 @@ class _Step:
     def name(self) -> str:
         held = str(getattr(self.call.function, "name", lambda: self.call.function)())
         return held.rpartition("::")[2].partition(".")[0].strip("_").removeprefix("native_").removesuffix("_with_indices")
+
+    @property
+    def is_layout(self) -> bool:
+        """Whether it only lays the same numbers out in another way."""
+        return self.call.is_view or self.name in ("clone", "unsafe_view")
 
     @property
     def plain(self) -> dict[str, Any]:
@@ -182,6 +187,12 @@ class _Way:
         """What ``b`` has to give."""
         return {source for each in self.operands for is_of_b, source in each if is_of_b}
 
+    @property
+    def given(self) -> list[_Print]:
+        """What both sides have, as often as an operation is given it."""
+        pairs = [pair for step, each in zip(self.steps, self.operands, strict=True) for pair in zip(step.given, each, strict=True)]
+        return [held for held, (is_of_b, _) in pairs if is_of_b]
+
     def made(self, held: Mapping[_Source, Tensor]) -> list[Tensor]:
         """Return what the operations make of the tensors *held* of ``b``."""
         results: dict[_Source, Tensor] = {}
@@ -258,7 +269,7 @@ def of_operation(scene: Scene) -> Iterator[Suspect]:
     idle = {each: at for at, tensor in held.items() if not tensor.is_meta and (each := _Print.of(tensor)) not in in_b}
     ends, told = [_Print.of(tensor) for tensor in scene.tensors], set[str]()
     one, other = (float(tensor.flatten()[0]) if tensor.numel() == 1 else 0.0 for tensor in scene.tensors)
-    times = f": b is {other / one:.6g} times a" if one and other else ""
+    times = f": b is {other / one:.6g} times a" if one and other and _is_factor(other / one, loose) else ""
     for within in (max(scene.tolerance, 1e-6), loose):  # a small addend is hardly seen
         last, behind = (
             next((step for step in steps[::-1] if step.made and step.made[0].is_like(end, within)), None)
@@ -301,11 +312,35 @@ def _instead(
     known = {each: at for each, at in in_b.items() if at[0] <= behind.number}
     known = known if behind not in apart else _before(behind, in_b)
     way = _way(last, here, known, within, _MOST_STEPS)
-    rest = [step for step in apart if not step.call.is_view]
-    words = f"{_names(rest)} in b{_at(behind)}" if rest else "and not in b"
     if way is not None:
-        found.append(((behind.number, 0), way.needed, way.made, f"{_names(way.steps)} in a{_at(last)}, {words}"))
+        back = _way(behind, there, in_a, within, _MOST_STEPS) if behind in apart else None
+        rest = back.steps if back is not None else [step for step in apart if not step.is_layout]
+        said = [_names(way.steps), _names(rest) if rest else ""]
+        if said[0] == said[1]:
+            said = [_names(steps, views=True) for steps in (way.steps, rest)]
+        words = f"{said[0]} in a{_at(last)}, {f'{said[1]} in b{_at(behind)}' if rest else 'and not in b'}"
+        if back is not None and said[0] == said[1]:
+            tensors = _operands(way, back, within)
+            words = f"{said[0]} of {tensors[0]} in a{_at(last)}, of {tensors[1]} in b{_at(behind)}"
+        found.append(((behind.number, 0), way.needed, way.made, words))
     return found
+
+
+def _operands(one: _Way, other: _Way, within: float) -> tuple[str, str]:
+    """Return in words on which tensors the same operations are done, of each side."""
+    in_turn = [way.given for way in (one, other)]
+    given = [sorted(each, key=lambda held: (held.count, held.magnitude, held.total)) for each in in_turn]
+    if len(given[0]) == len(given[1]) and all(x.is_like(y, within) for x, y in zip(*given, strict=True)):
+        is_in_turn = all(x.is_like(y, within) for x, y in zip(*in_turn, strict=True))
+        return "some tensors", f"the same with {'an argument, or axes, otherwise' if is_in_turn else 'their roles exchanged'}"
+    shapes = [shape_text(way.steps[0].given[0].shape) for way in (one, other)]
+    return (shapes[0], shapes[1]) if shapes[0] != shapes[1] else ("some tensors", "others")
+
+
+def _is_factor(ratio: float, within: float) -> bool:
+    """Return whether *ratio* is a whole number or one part of it, as where something is summed, or taken twice."""
+    whole = max(abs(ratio), 1 / abs(ratio))
+    return round(whole) > 1 and abs(whole - round(whole)) <= within * whole
 
 
 def _around(
@@ -404,9 +439,10 @@ _REDUCTIONS = ("none", "mean", "sum")
 """What operators name by its number."""
 
 
-def _names(steps: Sequence[_Step]) -> str:
-    """Return the operations in words, with the numbers by which they add, multiply, divide, or take powers."""
-    return names_text(dict.fromkeys(_said(each) for each in steps if not each.call.is_view or each is steps[-1]), _MOST_NAMES)
+def _names(steps: Sequence[_Step], *, views: bool = False) -> str:
+    """Return the operations in words, with the numbers by which they add, multiply, divide, or take powers; also *views*."""
+    told = [each for each in steps if views or not each.is_layout] or steps[-1:]
+    return names_text(dict.fromkeys(_said(each) for each in told), _MOST_NAMES)
 
 
 def _said(step: _Step) -> str:
