@@ -134,6 +134,29 @@ def test_a_folded_normalisation_differs_inside_and_meets_again() -> None:
     assert "places differ inside of modules whose outputs agree" in str(found)
 
 
+class Called(nn.Module):
+    """Two layers, each behind an activation: one that is called twice, or two."""
+
+    def __init__(self, names: tuple[str, str]) -> None:
+        super().__init__()
+        self.one, self.two, self.names = nn.Linear(4, 6), nn.Linear(6, 3), names
+        self.add_module("act", nn.GELU())
+        self.add_module(names[1], self.act if names[1] == "act" else nn.GELU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = getattr(self, self.names[1])(self.two(getattr(self, self.names[0])(self.one(x))))
+        return made
+
+
+def test_a_module_called_twice_is_no_difference_where_the_other_side_has_one_for_each_call() -> None:
+    one, other = Called(("act", "act")), Called(("act", "later"))
+    other.load_state_dict(one.state_dict())
+    for pair in ((one, other), (other, one)):
+        found = sonde.compare(*pair, torch.randn(5, 4), verbose=False)
+        assert found.ok, found
+    assert found["one.weight:grad"][0].parts is False
+
+
 def test_behind_a_folded_normalisation_a_difference_is_found_at_its_place() -> None:
     model = Normed().eval()
     other = folded(model)

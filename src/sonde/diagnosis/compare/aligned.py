@@ -92,6 +92,7 @@ class Judge:
         self._a, self._b, self._noise = a, b, noise
         self._before = 0.0
         self._largest: dict[str, float] = {}
+        self._called = {(kept.site.path, kept.call) for kept in b.forward}
 
     def floor(self, one: Kept, other: Kept, tensors: tuple[Tensor, Tensor]) -> float:
         """Return the largest relative distance between two events that rounding explains."""
@@ -123,9 +124,13 @@ class Judge:
         norm = float(as_numbers(kept.main[1]).norm())
         return _UNMEASURED * spacing(kept.main[1]) * self._largest[side.name] / norm if norm else 0.0
 
-    def is_seen(self, here: Site, there: Site) -> bool:
-        """Return whether no rank held an addend at one of the two sites, which is not kept."""
-        return here not in self._a.unseen and there not in self._b.unseen
+    def is_lacking(self, kept: Kept, there: Site) -> bool:
+        """Return whether what is *kept* in ``a`` would be kept *there* in ``b``, were it not lacking.
+
+        It is not kept of an addend that a rank held, nor of a call of which ``b`` has none, as where it has a module for each.
+        """
+        is_called = kept.call == OTHER_CALLS or not self._called or (there.path, kept.call) in self._called
+        return is_called and kept.site not in self._a.unseen and there not in self._b.unseen
 
     @property
     def are_whole(self) -> bool:
@@ -221,7 +226,7 @@ def _of_stage(stage: Stage, events: list[Kept], others: dict[Key, Kept], names: 
     for kept in events:
         site = names.site_of_b(kept.site, there)
         other = None if site is None else others.get((site, kept.call))
-        if site is not None and other is None and stage == "backward" and kept.leaves and others and judge.is_seen(kept.site, site):
+        if site is not None and other is None and stage == "backward" and kept.leaves and others and judge.is_lacking(kept, site):
             other = replace(kept, site=site, leaves={})
         place = None if other is None else place_of(stage, kept, other, judge)
         if place is not None and other is not None:
