@@ -1391,3 +1391,25 @@ def test_a_dead_layer_leaves_a_normalisation_nothing() -> None:
     told = found(model, Adam(model.parameters()), classes(model))
     assert "dead" in told
     assert "norm_setting" not in told
+
+
+@pytest.mark.parametrize(("scale", "rules"), [(255.0, {"input_large", "begins_large"}), (1.0, set())])
+def test_a_normalisation_with_statistics_of_other_data_does_not_scale_inputs(scale: float, rules: set[str]) -> None:
+    """A network that was trained on pixels from 0 to 1, whose statistics are frozen, is given pixels from 0 to 255."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+    for _ in range(100):
+        model(torch.rand(16, 3, 8, 8))
+    model[1].eval()
+    images, labels = torch.rand(64, 3, 8, 8), torch.arange(64) % 4
+    told = found(model, Adam(model.parameters()), lambda step: functional.cross_entropy(model(scale * images), labels), steps=30)
+    assert set(told) == rules
+    if rules:
+        assert told["begins_large"].follows == "input_large"
+
+
+def test_tanh_that_stands_at_its_ends_in_a_network_that_has_learnt_is_healthy() -> None:
+    """So does the last hidden layer of a classifier of text that is sure."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 2))
+    assert not found(model, Adam(model.parameters(), 0.02), classes(model, lambda step, x: x + 8 * x[:, :1].sign()), steps=200)

@@ -21,9 +21,9 @@ Way = Literal["large", "jump", "small", "lost", "still", "broken"]
 About = tuple[Quantity, Way]
 """What a finding of a rule says, so that :mod:`sonde.rules.story` can tell which one explains which."""
 
-Circumstance = Literal["helped", "learnt", "falls", "converged", "in turns"]
-"""What makes it right as it is: the loss fell behind the step, is well below its first values, falls from third to third of the
-run, has come to its end; or the parts of the model are trained against each other, step about."""
+Circumstance = Literal["helped", "low", "learnt", "falls", "converged", "in turns"]
+"""What makes it right as it is: the loss fell behind the step, is well below its first values, also near its smallest one, falls
+from third to third of the run, has come to its end; or the parts of the model are trained against each other, step about."""
 
 Lowered = Literal["lr", "clip_grad_norm"]
 """A setting that an advice lowers, by its name in ``sonde.replay(change=)``; a norm that is not clipped counts as unbounded."""

@@ -93,6 +93,7 @@ def gradient_growth(size: float, before: float, *, factor: float = GRADIENT_GROW
     at="depth",
     window=Window(3, 5, smallest=True),
     about=("gradient", "small"),
+    unless=("low",),
 )
 def gradient_vanishing(first: float, last: float, along: float = 1.0, *, factor: float = DEPTH) -> Judged:
     """Judge the median size of the gradients of the *first* quarter of the weights against that of the *last*.

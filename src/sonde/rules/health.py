@@ -147,6 +147,7 @@ def saturated(share: float, *, most: float = SATURATED_SHARE) -> Judged:
     at="slopes",
     window=Window(3, 5, smallest=True),
     about=("output", "lost"),
+    unless=("low",),
 )
 def flat(slope: float, *, least: float = FLAT) -> Judged:
     """Judge the mean *slope* of an activation over its outputs, as a share of the largest slope it can have."""

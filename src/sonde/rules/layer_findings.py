@@ -32,6 +32,7 @@ _EARLY = 6  # logged steps of a weight before its steps can be too small
 _CONVERGED = 1e-3  # size of a gradient, of its first one, below which small steps are meant: there is little left to do
 _MOVED = 0.1  # of a weight: by more than this a step makes another one of it
 _FOLLOWS = 3.0  # times as large, at least, gradients are where what goes in is ten times as large
+_UNNORMALISED = 10  # size of what a normalisation returns with statistics that are not those of what goes in
 _GROWN = 10  # times as large as its first size what goes in did not begin so
 _INPUTS, _EARLY_INPUTS = 32, 3  # sizes of inputs that are remembered, and the fewest that one is compared with
 _ENDED = 20  # logged steps without a gradient, from which on a weight that had one gets none any more
@@ -202,7 +203,8 @@ class LayerFindings:
         """
         if sizes.groups.first_layer is None or self._large_input is not None:
             return
-        output, weight, bias, is_normalised = sizes.groups.first_layer
+        output, weight, bias, norm = sizes.groups.first_layer
+        is_normalised = norm >= 0 and not self._first[norm] >= _UNNORMALISED
         values, inputs = sizes.values, self.history.facts[weight].inputs
         moved = values[:, sizes.groups.updates[sizes.groups.weights == weight]].max(axis=1, initial=0.0)
         added = np.nan_to_num(values[:, bias]) if bias >= 0 else np.zeros(len(steps))

@@ -36,7 +36,8 @@ class Groups:
         queries, keys: outputs of attention, pair by pair.
         lookups: the gradients and the outputs of embeddings, pair by pair: the largest, and others of a quarter of its rows.
         first_recurrent: output and the gradients of the input weight and bias of the layer that runs first, if it is recurrent.
-        first_layer: output, weight and bias (or -1) of the layer that runs first, if it mixes inputs; whether a norm runs next.
+        first_layer: output, weight and bias (or -1) of the layer that runs first, if it mixes inputs; the output (or -1) of a
+            normalisation that runs next.
         first_gradients: the gradients of this weight and bias; None where there are none.
         float16: outputs, parameters or gradients in this format.
     """
@@ -61,7 +62,7 @@ class Groups:
     keys: Columns
     lookups: tuple[Columns, Columns]
     first_recurrent: tuple[int, int, int] | None
-    first_layer: tuple[int, int, int, bool] | None
+    first_layer: tuple[int, int, int, int] | None
     first_gradients: tuple[int, int] | None
 
     @staticmethod
@@ -150,19 +151,19 @@ def _first_gradients(history: History, *names: str) -> tuple[int, int, int] | No
     return None
 
 
-def _first_layer(history: History) -> tuple[int, int, int, bool] | None:
+def _first_layer(history: History) -> tuple[int, int, int, int] | None:
     """Return the columns of output, weight and bias of the layer that runs first; None where its output is no size of its input.
 
-    That is where it is no layer with a weight that mixes inputs. The last tells whether a normalisation runs next.
+    That is where it is no layer with a weight that mixes inputs. The last is the output of a normalisation that runs next, or -1.
     """
     outputs = _first_outputs(history)
     if not outputs:
         return None
     weight, bias = (history.column_at(parameter_of(history.sites[outputs[0]].path, name), "param") for name in ("weight", "bias"))
-    is_normalised = len(outputs) > 1 and "Norm" in history.facts[outputs[1]].kind
+    norm = outputs[1] if len(outputs) > 1 and "Norm" in history.facts[outputs[1]].kind else -1
     if weight is None or not history.matrix[weight] or history.calls[outputs[0]] < 0:  # of several calls one alone takes the data
         return None
-    return outputs[0], weight, -1 if bias is None else bias, is_normalised
+    return outputs[0], weight, -1 if bias is None else bias, norm
 
 
 def parameter_of(path: str, name: str) -> str:

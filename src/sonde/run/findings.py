@@ -297,6 +297,7 @@ class _Judges:
         unless, loss = RULES[each.rule].unless, self._scalars.loss_of(each.model)
         return (
             ("learnt" in unless and loss.is_learnt)
+            or ("low" in unless and loss.is_low)
             or bool(self.falls(each))
             or ("converged" in unless and loss.has_converged)
             or ("in turns" in unless and any(layers.takes_turns for layers in self._layers.values()))

@@ -127,7 +127,7 @@ class Judge:
     def is_lacking(self, kept: Kept, there: Site) -> bool:
         """Return whether what is *kept* in ``a`` would be kept *there* in ``b``, were it not lacking.
 
-        It is not kept of an addend that a rank held, nor of a call of which ``b`` has none, as where it has a module for each.
+        It is not kept of an addend that a rank held, nor of a call that ``b`` does not make, as where it has a module for each.
         """
         is_called = kept.call == OTHER_CALLS or not self._called or (there.path, kept.call) in self._called
         return is_called and kept.site not in self._a.unseen and there not in self._b.unseen

@@ -15,7 +15,7 @@ from sonde.diagnosis.distance import distance
 from sonde.engine import raise_if_foreign
 from sonde.rules import Finding
 
-_MOST_RUNS = 60
+_MOST_RUNS = 90
 """Runs in which changes are tried at one place."""
 _LEAST = 1e-6
 """Relative distance that counts as equal where a formula was computed anew, in float64 of tensors of float32."""
