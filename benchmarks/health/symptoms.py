@@ -65,6 +65,7 @@ RULE_SYMPTOMS = {
     "softmax_twice": "loss",
     "bounded": "saturated",
     "labels_several": "loss",
+    "labels_alike": "loss",
     "target_trained": "constant",
 }
 

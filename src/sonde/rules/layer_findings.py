@@ -40,7 +40,6 @@ _WRITES, _APART = 8, 4.0  # moments of writes that are remembered; how far steps
 _SUMS_TO_ZERO = 1e-3  # mean of a gradient, of its size, below which it sums to zero but for rounding
 _NEAR, _AROUND = 0.1, 0.2  # how near a loss and its gradient come to those of a guess, and probabilities to 1/2
 _SIGMOID_OF_HALF = 1 / (1 + math.exp(-0.5))
-_ONE_WAY = 0.95  # sum of the gradients of samples, of what it is where they are alike: fewer than one in thirty has another label
 _AMPLIFIED = 5.0  # times as large as any output before it, what goes into a layer has been summed or multiplied
 _NO_SIZE = 0.1  # no output counts as smaller: a hundredfold of less is no large one
 _ALIKE = 1.05  # ratios of updates to gradients that differ by less are one learning rate
@@ -523,21 +522,17 @@ class LayerFindings:
         gradients = [c for c in _in_order(history, "grad_output") if history.sites[c].path in made]
         return (own[made[0]].units if made else 0), gradients
 
-    def pulls_one_way(self, loss: float) -> bool:
-        """Return whether the first gradients of a cross-entropy are alike for all samples: that of the bias is the sum of all.
+    def _one_way(self, loss: float) -> float:
+        """Return the sum of the first gradients of a cross-entropy, as a share of that of samples that are alike; NaN if unknown.
 
-        So they are where all labels are of one class. Of one output a first *loss* around ln 2 tells such a loss.
-
-        >>> from sonde.rules import Chosen, LayerFindings, ModelFacts
-        >>> LayerFindings(ModelFacts({}), Chosen()).pulls_one_way(0.7)
-        False
+        The gradient of the bias is the sum of those of all samples. Of one output a first *loss* around ln 2 tells such a loss.
         """
         (units, gradients), first, history = self._last_layer(), self._first, self.history
         if len(gradients) != 1 or not (math.isfinite(self.chance) or (units == 1 and abs(loss - math.log(2)) < _AROUND)):
-            return False
+            return math.nan
         (at,) = gradients
-        bias = history.column_at(parameter_of(history.sites[at].path, "bias"), "grad")
-        return bias is not None and bool(first[bias] * units >= _ONE_WAY * self._first_count[at] * first[at] > 0)
+        bias, whole = history.column_at(parameter_of(history.sites[at].path, "bias"), "grad"), self._first_count[at] * first[at]
+        return math.nan if bias is None or not whole > 0 else float(first[bias] * units / whole)
 
     def dead_since(self, site: str) -> dict[str, float]:
         """Return of an output whose units are dead the first mean of what goes into it, and that of the bias which makes this."""
@@ -656,6 +651,7 @@ class LayerFindings:
             self._chosen.judge("target_large", loss, float(self._first[last]), count, gradient),
             self._of_probabilities(last, at, loss),
             self._chosen.judge("labels_several", *self._labels(loss, count * gradient), float(self._first[last])),
+            self._chosen.judge("labels_alike", self._one_way(loss)),
         ]
         if self._follows_gradient:
             found.append(self._chosen.judge("loss_summed", loss, gradient, count, self.chance, math.exp(self.chance)))

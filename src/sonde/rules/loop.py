@@ -51,6 +51,8 @@ SUMMED, EXACTLY = 10.0, 1e-3
 SEVERAL, LIKE_LABELS, PLAIN_OUTPUT = 1.5, 0.15, 1.0
 """Labels of a sample on average that are several; how near their gradient comes to that of as many of each sample; and a size of
 outputs at which a cross-entropy is near that of a guess."""
+ONE_WAY = 0.95
+"""Sum of the gradients of samples, of what it is where they are alike: fewer than one in thirty has another label."""
 OVERFIT = 1.15
 """Validation loss against its smallest value."""
 
@@ -302,6 +304,23 @@ def labels_several(labels: float, gradient: float, apart: float, size: float, *,
     yield (labels >= least) & (abs(gradient - 1) <= LIKE_LABELS) & (apart >= least) & (size <= PLAIN_OUTPUT)
     yield labels
     yield f"each sample has {short(labels)} labels on average, as its gradient at the outputs shows, and one softmax for all"
+
+
+@entry(
+    f"the sum of the first gradients of a cross-entropy at the outputs is {ONE_WAY:g} of what it is where all labels are alike, or "
+    "more; and the loss has come down to a hundredth, or to 0",
+    "the gradient of a cross-entropy is that of the probabilities less the labels: torch.nn.CrossEntropyLoss",
+    "look at how labels are made, and how they are read: an index, a mask, a threshold, a column",
+    needs=("loss", "rms:output", "rms:grad_output", "rms:grad"),
+    least="least",
+    brings=("overfitting",),
+    about=("setup", "lost"),
+)
+def labels_alike(share: float, *, least: float = ONE_WAY) -> Judged:
+    """Judge the sum of the gradients of all samples, as a *share* of what it is where all labels are one."""
+    yield share >= least
+    yield share
+    yield "all samples ask for the same output at first, as labels of one class do, and the loss has come down to next to nothing"
 
 
 @entry(

@@ -49,6 +49,7 @@ _BY_OTHERS = (
     "target_large",
     "loss_summed",
     "labels_several",
+    "labels_alike",
     "bounded",
 )  # by what other findings, or the loss, say
 _STANDS, _HALF, _THIRD = 0.8, 0.5, 1 / 3  # smallest loss, of the first ones: that has hardly fallen, not by half, not by two thirds
@@ -62,7 +63,6 @@ _EARLY = 20  # steps in which a loss that is too large by itself does harm, besi
 _USUAL_STEPS = 10  # that a momentum of 0.9 adds up
 _CLIPPED = 100  # times as large as what clipping leaves, gradients are not merely clipped
 _CAUSES = ("setup", "input", "initialisation")
-_ITS_LABELS = "look first at the labels of the training, how they are made and how they are read; then"
 _USUAL_PACE = 3e-4  # update / weight of half of the weights, from which on a learning rate is not too small
 _TINY_RATE, _USUAL_RATE, _SLOW = 1e-6, 1e-3, 300  # rates that are small for any optimizer, and for none; steps of a slow training
 _NOT_THE_RATE = (
@@ -160,9 +160,6 @@ class _Judges:
             each = replace(each, advice=f"{size}: look at the scale of the targets first; then {each.advice}")
         if each.rule == "gradient_zero" and any(held.gets_nothing for (_, of), held in self._layers.items() if of == each.model):
             return replace(each, advice=f"{_NOTHING_ARRIVES}; else {each.advice}")
-        if each.rule == "overfitting" and "labels of one class" in each.advice and self._pulls_one_way(each.model):
-            message = each.message.replace("overfitting", "all samples ask for the same output at first, as labels of one class do")
-            return replace(each, message=message, advice=f"{_ITS_LABELS}{each.advice.removeprefix('look first')}")
         norm, raw = self._scalars.clipped(each.model)
         if each.rule in ("update_small", "loss_stuck") and _CLIPPED * norm <= raw and not self._pace(each.model) >= _USUAL_PACE:
             advice = (
@@ -193,11 +190,6 @@ class _Judges:
         )
         message = "".join([f"{said}, at lr {rate:g}", *others])
         return replace(each, message=message, advice=advice, evidence={**each.evidence, "lr": rate})
-
-    def _pulls_one_way(self, model: str) -> bool:
-        """Whether the first gradients at the outputs of a *model* are alike for all samples."""
-        loss = self._scalars.loss_of(model).begun
-        return any(layers.pulls_one_way(loss) for (_, of), layers in self._layers.items() if of == model)
 
     def _is_large(self, model: str, rate: float) -> bool:
         """Whether a learning *rate* is no usual one for the steps of a *model*."""
@@ -257,6 +249,8 @@ class _Judges:
             return (
                 each if self._harms(each, [other for other in others if other.begun < _EARLY or not has_cause]) & _TOO_FAR else None
             )
+        if each.rule == "labels_alike":
+            return each if self._scalars.loss_of(each.model).has_converged else None
         if each.rule in ("bounded", "labels_several"):
             share = _THIRD if "pull" in each.evidence else _HALF
             return each if self._scalars.loss_of(each.model).stands(share) else None
