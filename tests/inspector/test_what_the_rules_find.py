@@ -1340,7 +1340,7 @@ def test_several_labels_of_a_sample_in_one_softmax_are_told(labels: int) -> None
 
 @pytest.mark.parametrize(("outputs", "alike"), [(5, True), (5, False), (1, True), (1, False)])
 def test_labels_of_one_class_are_told_once_they_are_learnt(outputs: int, alike: bool) -> None:
-    """All samples ask for one output. Where labels differ, a validation loss that never fell says nothing of them."""
+    """All samples ask for one output, until that is learnt. Where they differ, a validation loss that never fell is overfitting."""
     model = mlp(outputs=outputs)
     one = outputs == 1
 
@@ -1414,3 +1414,19 @@ def test_tanh_that_stands_at_its_ends_in_a_network_that_has_learnt_is_healthy() 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 2))
     assert not found(model, Adam(model.parameters(), 0.02), classes(model, lambda step, x: x + 8 * x[:, :1].sign()), steps=200)
+
+
+@pytest.mark.parametrize(("samples", "rare"), [(1, 0.5), (64, 0.02)])
+def test_labels_of_a_rare_class_or_of_single_samples_are_not_alike(samples: int, rare: float) -> None:
+    """The gradients of one sample point one way; those of rare classes do not once the mean output fits. Both are learnt well."""
+    torch.manual_seed(0)
+    model, weight = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4)), torch.randn(8)
+    x = torch.randn(4000, 8)
+    is_rare = x @ weight > (x @ weight).quantile(1 - rare)
+    x += is_rare[:, None] * weight
+
+    def loss(step: int) -> Tensor:
+        drawn = torch.randint(len(x), (samples,))
+        return functional.cross_entropy(model(x[drawn]), is_rare[drawn].long())
+
+    assert "labels_alike" not in found(model, Adam(model.parameters(), 1e-2), loss, steps=300)

@@ -39,6 +39,7 @@ _ENDED = 20  # logged steps without a gradient, from which on a weight that had 
 _WRITES, _APART = 8, 4.0  # moments of writes that are remembered; how far steps between logged ones may differ from these
 _SUMS_TO_ZERO = 1e-3  # mean of a gradient, of its size, below which it sums to zero but for rounding
 _NEAR, _AROUND = 0.1, 0.2  # how near a loss and its gradient come to those of a guess, and probabilities to 1/2
+_SAMPLES, _STILL_LEARNS, _ADDS_UP = 16, 0.05, 0.5  # samples; gradient, of the first one; their sum, of what alike ones have
 _SIGMOID_OF_HALF = 1 / (1 + math.exp(-0.5))
 _AMPLIFIED = 5.0  # times as large as any output before it, what goes into a layer has been summed or multiplied
 _NO_SIZE = 0.1  # no output counts as smaller: a hundredfold of less is no large one
@@ -112,6 +113,7 @@ class LayerFindings:
         self._often = chosen.held("overwritten")
         self.takes_turns = False  # whether parts are trained against each other: each moves in steps of its own, and runs in them
         self._turns: list[Columns] = []  # which updates there were in the first such step, and in the first with others
+        self._one_way = np.zeros(2)  # steps until the loss is learnt, and those in which the gradients of the samples add up
         self.pace = math.nan  # update / weight of half of the weights, in the last step
         self._gaps = np.empty(
             (4, 0)
@@ -156,6 +158,7 @@ class LayerFindings:
             self._look_at_input(sizes, steps)
             self._look_for_gaps(values, steps)
             self._look_for_turns(values)
+            self._look_for_one_way(values)
             self._look_for_writes(sizes, steps)
             self._look_at_steps(sizes, steps)
             self._look_at_updates(sizes, block)
@@ -522,17 +525,29 @@ class LayerFindings:
         gradients = [c for c in _in_order(history, "grad_output") if history.sites[c].path in made]
         return (own[made[0]].units if made else 0), gradients
 
-    def _one_way(self, loss: float) -> float:
-        """Return the sum of the first gradients of a cross-entropy, as a share of that of samples that are alike; NaN if unknown.
+    def _look_for_one_way(self, values: Numbers) -> None:
+        """Count the steps until a cross-entropy is learnt, and those in which the gradients of most samples add up.
 
-        The gradient of the bias is the sum of those of all samples. Of one output a first *loss* around ln 2 tells such a loss.
+        The gradient of the bias is the sum of those of all samples. It is near zero where labels differ, as soon as the mean output
+        is that of the labels; of labels that are alike, each gradient points one way to the end.
         """
         (units, gradients), first, history = self._last_layer(), self._first, self.history
-        if len(gradients) != 1 or not (math.isfinite(self.chance) or (units == 1 and abs(loss - math.log(2)) < _AROUND)):
-            return math.nan
+        if len(gradients) != 1 or self._first_count[gradients[0]] < _SAMPLES * units:
+            return
         (at,) = gradients
-        bias, whole = history.column_at(parameter_of(history.sites[at].path, "bias"), "grad"), self._first_count[at] * first[at]
-        return math.nan if bias is None or not whole > 0 else float(first[bias] * units / whole)
+        bias = history.column_at(parameter_of(history.sites[at].path, "bias"), "grad")
+        size = values[:, at]
+        is_learning = size >= _STILL_LEARNS * first[at] if bias is not None else np.zeros(len(values), bool)
+        sums = values[is_learning][:, bias if is_learning.any() else 0] * units / (self._first_count[at] * size[is_learning])
+        self._one_way += np.array([len(sums), (sums >= _ADDS_UP).sum()])
+
+    def _of_one_way(self, loss: float) -> Iterator[Finding]:
+        """Yield that gradients of a cross-entropy add up in most steps; of one output, a first *loss* around ln 2 tells it."""
+        (units, gradients), history = self._last_layer(), self.history
+        is_known = math.isfinite(self.chance) or (units == 1 and abs(loss - math.log(2)) < _AROUND)
+        if self._one_way[0] >= _FEW and is_known:
+            found = self._chosen.judge("labels_alike", float(self._one_way[1] / self._one_way[0]))
+            yield from joined(history, [(gradients[0], replace(found, step=0))] if found is not None else [])
 
     def dead_since(self, site: str) -> dict[str, float]:
         """Return of an output whose units are dead the first mean of what goes into it, and that of the bias which makes this."""
@@ -544,11 +559,11 @@ class LayerFindings:
         return {name: float(self._first_mean[c]) for name, held in (("before", before), ("bias", biases)) for c in held}
 
     def of_first_loss(self, loss: float) -> list[Finding]:
-        """Return what the first *loss* says of initial weights, of targets and of itself. Asked again, it is not judged again."""
+        """Return what the first *loss* says of initial weights, targets, labels and itself. Asked again, little is judged again."""
         asked = repr(loss), self._known, int(np.isfinite(self._first).sum())
         if self._of_first[0] != asked:
             self._of_first = asked, [*self._begins_large(loss), *self._of_loss(loss)]
-        return self._of_first[1]
+        return [*self._of_first[1], *self._of_one_way(loss)]
 
     def _begins_large(self, loss: float) -> Iterator[Finding]:
         """Yield what the first *loss*, against that of a guess, and the first outputs of the model say of the initial weights."""
@@ -651,7 +666,6 @@ class LayerFindings:
             self._chosen.judge("target_large", loss, float(self._first[last]), count, gradient),
             self._of_probabilities(last, at, loss),
             self._chosen.judge("labels_several", *self._labels(loss, count * gradient), float(self._first[last])),
-            self._chosen.judge("labels_alike", self._one_way(loss)),
         ]
         if self._follows_gradient:
             found.append(self._chosen.judge("loss_summed", loss, gradient, count, self.chance, math.exp(self.chance)))

@@ -51,8 +51,8 @@ SUMMED, EXACTLY = 10.0, 1e-3
 SEVERAL, LIKE_LABELS, PLAIN_OUTPUT = 1.5, 0.15, 1.0
 """Labels of a sample on average that are several; how near their gradient comes to that of as many of each sample; and a size of
 outputs at which a cross-entropy is near that of a guess."""
-ONE_WAY = 0.95
-"""Sum of the gradients of samples, of what it is where they are alike: fewer than one in thirty has another label."""
+ONE_WAY = 0.9
+"""Share of the steps until a loss is learnt in which the gradients of the samples add up: where labels differ, they soon do not."""
 OVERFIT = 1.15
 """Validation loss against its smallest value."""
 
@@ -307,9 +307,9 @@ def labels_several(labels: float, gradient: float, apart: float, size: float, *,
 
 
 @entry(
-    f"the sum of the first gradients of a cross-entropy at the outputs is {ONE_WAY:g} of what it is where all labels are alike, or "
-    "more; and the loss has come down to a hundredth, or to 0",
-    "the gradient of a cross-entropy is that of the probabilities less the labels: torch.nn.CrossEntropyLoss",
+    "the gradients of a cross-entropy at the outputs, of 16 samples or more, add up to half of what they do where labels are alike "
+    f"in {ONE_WAY:g} of the steps until they have come down to a twentieth; and the loss has come down to a hundredth",
+    "the gradient of a cross-entropy is that of the probabilities less the labels, whose mean is zero once the mean output fits",
     "look at how labels are made, and how they are read: an index, a mask, a threshold, a column",
     needs=("loss", "rms:output", "rms:grad_output", "rms:grad"),
     least="least",
@@ -317,10 +317,10 @@ def labels_several(labels: float, gradient: float, apart: float, size: float, *,
     about=("setup", "lost"),
 )
 def labels_alike(share: float, *, least: float = ONE_WAY) -> Judged:
-    """Judge the sum of the gradients of all samples, as a *share* of what it is where all labels are one."""
+    """Judge the *share* of the steps in which the gradients of all samples point one way."""
     yield share >= least
     yield share
-    yield "all samples ask for the same output at first, as labels of one class do, and the loss has come down to next to nothing"
+    yield "all samples ask for the same output, as labels of one class do, until the loss has come down to next to nothing"
 
 
 @entry(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 from typing import Any
 
 import torch
@@ -18,8 +19,9 @@ from sonde.diagnosis.nonfinite.source_lines import calling_frames, line_of, line
 from sonde.engine import OperatorCall, OperatorMode, remap
 from sonde.words import names_text, shape_text
 
-_MOST_STEPS, _LONGEST, _MOST_TRIED, _MOST_NAMES = 2000, 12, 16, 6
-"""Operations of one call that are looked at; of ``a`` that stand in the place of one of ``b``; how many are tried; and names."""
+_MOST_STEPS, _LONGEST, _MOST_TRIED, _MOST_NAMES, _FEW = 2000, 12, 16, 6, 2
+"""Operations of one call that are looked at; of ``a`` that stand in the place of one of ``b``; how many are tried; names; and what
+of a list one side may lack, so that this is told as the cause."""
 
 _ADVICE = "compute the same on both sides"
 
@@ -166,8 +168,8 @@ class _Recorder(OperatorMode):
 
 
 _Make = Callable[[Mapping[_Source, Tensor]], list[Tensor]]
-_Replaced = tuple[_Source, Set[_Source], _Make, str]
-"""A tensor of ``b``, what of ``b`` is needed for another in its place, the function that makes that, and words."""
+_Replaced = tuple[_Source, Set[_Source], _Make, str, bool]
+"""A tensor of ``b``, what of ``b`` is needed for another in its place, the function that makes that, words, and if it is all."""
 
 
 @dataclass(frozen=True)
@@ -275,12 +277,13 @@ def of_operation(scene: Scene) -> Iterator[Suspect]:
             next((step for step in steps[::-1] if step.made and step.made[0].is_like(end, within)), None)
             for steps, end in zip((here, there), ends, strict=True)
         )
-        for at, needed, make, words in _instead(here, there, in_a, in_b, idle, last, behind, within):
+        for at, needed, make, words, is_whole in _instead(here, there, in_a, in_b, idle, last, behind, within):
             if words not in told:
                 told.add(words)
                 change = Change(contexts=(functools.partial(_Replacing, at, needed, make, held),))
-                suspect = scene.suspect("operation", words + times, Undo(b=change), _ADVICE, instead="operation")
-                yield replace(suspect, is_guess=True)
+                suspect = scene.suspect("operation", words + times * (not is_whole), Undo(b=change), _ADVICE, instead="operation")
+                suspect = replace(suspect, finding=replace(suspect.finding, severity="note")) if is_whole else suspect
+                yield replace(suspect, is_guess=True, is_whole=is_whole)
     if last is not None and behind is None:  # b goes on with a tensor that both have
         kind = torch.float32 if any(each.call.written for each in here) else torch.float64
         sources = {(-1, place): source.b.to(kind) for place, source in enumerate(scene.sources)}
@@ -315,15 +318,30 @@ def _instead(
     if way is not None:
         back = _way(behind, there, in_a, within, _MOST_STEPS) if behind in apart else None
         rest = back.steps if back is not None else [step for step in apart if not step.is_layout]
-        said = [_names(way.steps), _names(rest) if rest else ""]
-        if said[0] == said[1]:
-            said = [_names(steps, views=True) for steps in (way.steps, rest)]
-        words = f"{said[0]} in a{_at(last)}, {f'{said[1]} in b{_at(behind)}' if rest else 'and not in b'}"
-        if back is not None and said[0] == said[1]:
-            tensors = _operands(way, back, within)
-            words = f"{said[0]} of {tensors[0]} in a{_at(last)}, of {tensors[1]} in b{_at(behind)}"
-        found.append(((behind.number, 0), way.needed, way.made, words))
+        words, is_whole = _of_both(way, back, rest, _at(behind), within)
+        found.append(((behind.number, 0), way.needed, way.made, words, is_whole))
     return found
+
+
+def _of_both(way: _Way, back: _Way | None, rest: Sequence[_Step], at_b: str, within: float) -> tuple[str, bool]:
+    """Return in words what operations the code of one side has that the other lacks, and whether they are too many for a cause."""
+    one, other = _told(way.steps), _told(rest)
+    if one == other:
+        one, other = _told(way.steps, with_picks=True), _told(rest, with_picks=True)
+    at_a = _at(way.steps[-1])
+    if one == other and back is not None:
+        tensors = _operands(way, back, within)
+        return f"{_listed(one)} of {tensors[0]} in a{at_a}, of {tensors[1]} in b{at_b}", False
+    one, other = list(dict.fromkeys(one)), list(dict.fromkeys(other))
+    changes = [each for each in SequenceMatcher(None, one, other, autojunk=False).get_opcodes() if each[0] != "equal"]
+    less, more = [name for _, i, j, _, _ in changes for name in one[i:j]], [name for *_, i, j in changes for name in other[i:j]]
+    if not changes or set(less) & set(more) or max(len(less), len(more)) > (1 if back is None else _FEW):
+        both = f"{_listed(one)} in a{at_a}, {f'{_listed(other)} in b{at_b}' if rest else 'and not in b'}"
+        is_whole = sorted(one) != sorted(other)  # in another order it is the order
+        return f"between this and what both sides have: {both}" if is_whole else both, is_whole
+    if less and more:
+        return f"{_listed(less)} in a{at_a}, {_listed(more)} in b{at_b}", False
+    return (f"{_listed(less)} in a{at_a}, and not in b" if less else f"{_listed(more)} in b{at_b}, and not in a"), False
 
 
 def _operands(one: _Way, other: _Way, within: float) -> tuple[str, str]:
@@ -351,14 +369,14 @@ def _around(
     ways = sorted((way for step in lacking if (way := _way(step, here, known, within)) is not None), key=lambda way: len(way.steps))
     sizes = {source: each.count for each, source in in_b.items()}
     for way in ways:
-        found.append(((first.number, 0), way.needed, way.made, _words(way, first)))
+        found.append(((first.number, 0), way.needed, way.made, _words(way, first), False))
         behind = [at for at in way.needed if at[1] >= 0 and sizes.get(at) == way.steps[-1].made[0].count]
-        found += [(at, way.needed, way.made, f"{_names(way.steps)} in a{_at(way.steps[-1])}, and not in b") for at in behind]
+        found += [(at, way.needed, way.made, f"{_names(way.steps)} in a{_at(way.steps[-1])}, and not in b", False) for at in behind]
     for place, each in enumerate(first.given):
         if each.count == first.made[0].count:
             at = (first.number, -1 - place)
             words = f"{_names([first])} in b{_at(first)}, and not in a"
-            found.append(((first.number, 0), {at}, functools.partial(_itself, at=at), words))
+            found.append(((first.number, 0), {at}, functools.partial(_itself, at=at), words, False))
     return found[:_MOST_TRIED]
 
 
@@ -439,10 +457,22 @@ _REDUCTIONS = ("none", "mean", "sum")
 """What operators name by its number."""
 
 
-def _names(steps: Sequence[_Step], *, views: bool = False) -> str:
-    """Return the operations in words, with the numbers by which they add, multiply, divide, or take powers; also *views*."""
-    told = [each for each in steps if views or not each.is_layout] or steps[-1:]
-    return names_text(dict.fromkeys(_said(each) for each in told), _MOST_NAMES)
+def _names(steps: Sequence[_Step]) -> str:
+    """Return the operations in words, with the numbers by which they add, multiply, divide, or take powers."""
+    return _listed(_told(steps) or [_said(steps[-1])])
+
+
+def _told(steps: Sequence[_Step], *, with_picks: bool = False) -> list[str]:
+    """Return what the operations are called, but for those of layout; *with_picks* those that pick entries as well."""
+    return [_said(each) for each in steps if not each.is_layout or (with_picks and each.call.is_view and _picks(each))]
+
+
+def _picks(step: _Step) -> bool:
+    return step.given[0].count != step.made[0].count
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names_text(dict.fromkeys(names), _MOST_NAMES)
 
 
 def _said(step: _Step) -> str:

@@ -121,9 +121,11 @@ class Suspect:
         undo: how.
         instead: suspects of one text that is not empty exclude each other: two ways to undo one difference.
         is_guess: the sides need not differ in this, so that it is not told where it does not explain the place.
+        is_whole: all code in front of the place is undone, so that the sides are equal without it whatever the cause: a hint.
     """
 
     finding: Finding
     undo: Undo
     instead: str = ""
     is_guess: bool = False
+    is_whole: bool = False

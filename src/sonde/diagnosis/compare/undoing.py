@@ -78,7 +78,8 @@ def _of_runs(proof: Proof, suspects: Sequence[Suspect]) -> Explained:
     for number, suspect in enumerate(suspects):
         alone[number] = proof.apart(suspect.undo)
         if alone[number] <= 1:
-            return Explained([suspect.finding], _refuted(proof, suspects[:number], alone, [suspect]))
+            refuted = _refuted(proof, suspects[:number], alone, [suspect])
+            return Explained(refuted=[*refuted, suspect.finding]) if suspect.is_whole else Explained([suspect.finding], refuted)
     chosen = _together(proof, suspects, alone)
     refuted = [] if chosen else _refuted(proof, suspects, alone, [])
     return Explained([each.finding for each in chosen], refuted)
