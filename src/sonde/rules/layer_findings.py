@@ -543,9 +543,10 @@ class LayerFindings:
 
     def _of_one_way(self, loss: float) -> Iterator[Finding]:
         """Yield that gradients of a cross-entropy add up in most steps; of one output, a first *loss* around ln 2 tells it."""
+        if self._one_way[0] < _FEW:
+            return
         (units, gradients), history = self._last_layer(), self.history
-        is_known = math.isfinite(self.chance) or (units == 1 and abs(loss - math.log(2)) < _AROUND)
-        if self._one_way[0] >= _FEW and is_known:
+        if math.isfinite(self.chance) or (units == 1 and abs(loss - math.log(2)) < _AROUND):
             found = self._chosen.judge("labels_alike", float(self._one_way[1] / self._one_way[0]))
             yield from joined(history, [(gradients[0], replace(found, step=0))] if found is not None else [])
 
