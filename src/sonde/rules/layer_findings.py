@@ -18,6 +18,7 @@ from sonde.rules.finding import RULES, Finding
 from sonde.rules.gradients import ALONG
 from sonde.rules.growth import BEGINS_SIZE, BEGINS_WEIGHT
 from sonde.rules.layer_groups import Groups, among, first_of, joined, medians, parameter_of, rank_correlation
+from sonde.rules.loop import ADDS_UP, SAMPLES, STILL_LEARNS
 from sonde.rules.model_facts import Fact, ModelFacts
 from sonde.rules.place_history import Growth, History
 from sonde.rules.readings import DEEP, PLACES, Reading, Sizes, updates
@@ -39,7 +40,6 @@ _ENDED = 20  # logged steps without a gradient, from which on a weight that had 
 _WRITES, _APART = 8, 4.0  # moments of writes that are remembered; how far steps between logged ones may differ from these
 _SUMS_TO_ZERO = 1e-3  # mean of a gradient, of its size, below which it sums to zero but for rounding
 _NEAR, _AROUND = 0.1, 0.2  # how near a loss and its gradient come to those of a guess, and probabilities to 1/2
-_SAMPLES, _STILL_LEARNS, _ADDS_UP = 16, 0.05, 0.5  # samples; gradient, of the first one; their sum, of what alike ones have
 _SIGMOID_OF_HALF = 1 / (1 + math.exp(-0.5))
 _AMPLIFIED = 5.0  # times as large as any output before it, what goes into a layer has been summed or multiplied
 _NO_SIZE = 0.1  # no output counts as smaller: a hundredfold of less is no large one
@@ -104,6 +104,7 @@ class LayerFindings:
         self._large_input: Finding | None = None
         self._unscaled: Finding | None = None  # about an input that is too large only where it does harm
         self._follows_gradient: bool | None = None  # whether the first updates are one multiple of the gradients, as those of SGD
+        self._last_layer: tuple[int, list[int]] = 0, []  # units of the weight that makes the outputs of the model; gradients there
         self._of_first: tuple[tuple[str, int, int], list[Finding]] = ("", -1, -1), []  # what was asked, and what was found
         self._norms: list[Finding] = []  # about settings of normalisations
         self._first_move = math.nan  # size of the first update of half of the weights
@@ -344,6 +345,7 @@ class LayerFindings:
             line, own = np.isfinite(values).argmax(axis=0), np.arange(width)
             more = [self.history.of(number)[line, own] for number in ("count", "mean", "absmax")]
             self._firsts[:, new] = np.stack([values[line, own], steps[line], *more])[:, new]
+            self._last_layer = self._read_last_layer()
             self.chance = self._read_chance()
             self._look_at_tables(np.flatnonzero(new & self.history.at("param")).tolist(), values[line, own])
 
@@ -511,11 +513,11 @@ class LayerFindings:
         That is the weight whose layer runs last, of those that return as many elements as the model does, in outputs of one size.
         The gradient there tells a cross-entropy: it sums to zero over the classes, since a softmax forgets what is common to them.
         """
-        units, gradients = self._last_layer()
+        units, gradients = self._last_layer
         is_zero = all(abs(self._first_mean[c]) <= _SUMS_TO_ZERO * self._first[c] for c in gradients)
         return math.log(units) if units > 1 and is_zero else math.nan
 
-    def _last_layer(self) -> tuple[int, list[int]]:
+    def _read_last_layer(self) -> tuple[int, list[int]]:
         """Return of the weight that makes the outputs of the model its units, and the gradients there; 0 where there is none."""
         history, count = self.history, self._first_count
         outputs = [c for c in _in_order(history, "output") if count[c] > 1]
@@ -531,24 +533,22 @@ class LayerFindings:
         The gradient of the bias is the sum of those of all samples. It is near zero where labels differ, as soon as the mean output
         is that of the labels; of labels that are alike, each gradient points one way to the end.
         """
-        (units, gradients), first, history = self._last_layer(), self._first, self.history
-        if len(gradients) != 1 or self._first_count[gradients[0]] < _SAMPLES * units:
+        (units, gradients), first, history = self._last_layer, self._first, self.history
+        if len(gradients) != 1 or self._first_count[gradients[0]] < SAMPLES * units:
             return
         (at,) = gradients
         bias = history.column_at(parameter_of(history.sites[at].path, "bias"), "grad")
         size = values[:, at]
-        is_learning = size >= _STILL_LEARNS * first[at] if bias is not None else np.zeros(len(values), bool)
+        is_learning = size >= STILL_LEARNS * first[at] if bias is not None else np.zeros(len(values), bool)
         sums = values[is_learning][:, bias if is_learning.any() else 0] * units / (self._first_count[at] * size[is_learning])
-        self._one_way += np.array([len(sums), (sums >= _ADDS_UP).sum()])
+        self._one_way += np.array([len(sums), (sums >= ADDS_UP).sum()])
 
     def _of_one_way(self, loss: float) -> Iterator[Finding]:
         """Yield that gradients of a cross-entropy add up in most steps; of one output, a first *loss* around ln 2 tells it."""
-        if self._one_way[0] < _FEW:
-            return
-        (units, gradients), history = self._last_layer(), self.history
-        if math.isfinite(self.chance) or (units == 1 and abs(loss - math.log(2)) < _AROUND):
+        units, gradients = self._last_layer
+        if self._one_way[0] >= _FEW and (math.isfinite(self.chance) or (units == 1 and abs(loss - math.log(2)) < _AROUND)):
             found = self._chosen.judge("labels_alike", float(self._one_way[1] / self._one_way[0]))
-            yield from joined(history, [(gradients[0], replace(found, step=0))] if found is not None else [])
+            yield from joined(self.history, [(gradients[0], replace(found, step=0))] if found is not None else [])
 
     def dead_since(self, site: str) -> dict[str, float]:
         """Return of an output whose units are dead the first mean of what goes into it, and that of the bias which makes this."""

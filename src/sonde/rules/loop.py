@@ -51,8 +51,10 @@ SUMMED, EXACTLY = 10.0, 1e-3
 SEVERAL, LIKE_LABELS, PLAIN_OUTPUT = 1.5, 0.15, 1.0
 """Labels of a sample on average that are several; how near their gradient comes to that of as many of each sample; and a size of
 outputs at which a cross-entropy is near that of a guess."""
-ONE_WAY = 0.9
-"""Share of the steps until a loss is learnt in which the gradients of the samples add up: where labels differ, they soon do not."""
+ONE_WAY, ADDS_UP, STILL_LEARNS, SAMPLES = 0.9, 0.5, 0.05, 16
+"""Share of the steps until a loss is learnt in which the gradients of the samples add up: where labels differ, they soon do not.
+Then what adds up, as a share of the sum of labels that are alike; the gradient of a loss that is not learnt yet, as a share of the
+first one; and how many samples tell."""
 OVERFIT = 1.15
 """Validation loss against its smallest value."""
 
@@ -307,8 +309,9 @@ def labels_several(labels: float, gradient: float, apart: float, size: float, *,
 
 
 @entry(
-    "the gradients of a cross-entropy at the outputs, of 16 samples or more, add up to half of what they do where labels are alike "
-    f"in {ONE_WAY:g} of the steps until they have come down to a twentieth; and the loss has come down to a hundredth",
+    f"the gradients of a cross-entropy at the outputs, of {SAMPLES} samples or more, add up to {ADDS_UP:g} of what they do where "
+    f"labels are alike in {ONE_WAY:g} of the steps until they have come down to {STILL_LEARNS:g}; and the loss has come down to a "
+    "hundredth",
     "the gradient of a cross-entropy is that of the probabilities less the labels, whose mean is zero once the mean output fits",
     "look at how labels are made, and how they are read: an index, a mask, a threshold, a column",
     needs=("loss", "rms:output", "rms:grad_output", "rms:grad"),

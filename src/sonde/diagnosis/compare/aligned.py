@@ -202,9 +202,7 @@ def _next_alone(side: Side) -> dict[Key, Kept]:
     """Return the output of the layer, one that the other side lacks, that is given the output of a layer, by the key of that."""
     events, found = side.forward, {}
     for one, given, last in zip(events, events[1:], events[2:], strict=False):
-        is_next = (one.site.port, given.site.port, last.site.port) == ("output", "input", "output") and given.key[
-            0
-        ].path == last.site.path
+        is_next = (one.site.port, given.site.port, last.site) == ("output", "input", Site(given.site.path, "output"))
         if is_next and last.site.path in side.alone and one.main is not None and given.main is not None:
             x, y = one.main[1], given.main[1]
             if x.shape == y.shape and not x.is_meta and not x.is_nested and torch.equal(x, y):

@@ -282,7 +282,6 @@ def of_operation(scene: Scene) -> Iterator[Suspect]:
                 told.add(words)
                 change = Change(contexts=(functools.partial(_Replacing, at, needed, make, held),))
                 suspect = scene.suspect("operation", words + times * (not is_whole), Undo(b=change), _ADVICE, instead="operation")
-                suspect = replace(suspect, finding=replace(suspect.finding, severity="note")) if is_whole else suspect
                 yield replace(suspect, is_guess=True, is_whole=is_whole)
     if last is not None and behind is None:  # b goes on with a tensor that both have
         kind = torch.float32 if any(each.call.written for each in here) else torch.float64

@@ -79,7 +79,8 @@ def _of_runs(proof: Proof, suspects: Sequence[Suspect]) -> Explained:
         alone[number] = proof.apart(suspect.undo)
         if alone[number] <= 1:
             refuted = _refuted(proof, suspects[:number], alone, [suspect])
-            return Explained(refuted=[*refuted, suspect.finding]) if suspect.is_whole else Explained([suspect.finding], refuted)
+            hints = [*refuted, replace(suspect.finding, severity="note")]
+            return Explained(refuted=hints) if suspect.is_whole else Explained([suspect.finding], refuted)
     chosen = _together(proof, suspects, alone)
     refuted = [] if chosen else _refuted(proof, suspects, alone, [])
     return Explained([each.finding for each in chosen], refuted)
