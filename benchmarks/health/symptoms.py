@@ -67,6 +67,15 @@ RULE_SYMPTOMS = {
     "labels_several": "loss",
     "labels_alike": "loss",
     "target_trained": "constant",
+    "padding_counted": "loss",
+    "padding_alone": "loss",
+    "future_seen": "loss",
+    "target_shifted": "loss",
+    "outputs_alike": "constant",
+    "target_beyond": "saturated",
+    "weight_of_ones": "loss",
+    "few_indices": "constant",
+    "running_off": "loss",
 }
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor, nn
 
 from sonde.engine import communicates, graph_nodes, raise_if_foreign, version_of
@@ -38,6 +39,8 @@ _MOVES = (
 _REDUCES = ("Mean", "Sum", "Div", "Mul", "Neg", "Rsub", *(_DISTANCES := ("Pow", "Abs", "Norm", "LinalgVectorNorm")))
 _TAKES = ("Split", "Unbind", "Slice", "Select", "Index")
 _SQUARES = ("MseLoss", "SmoothL1Loss", "HuberLoss")
+_ELEMENTS = 1 << 20  # of what a softmax is given, whose places are followed
+_MOVE = "move the classes to the last axis before the view: permute(0, 2, 3, 1) or transpose(1, 2), then reshape(-1, classes)"
 _LISTED = "register what is made of layers: nn.ModuleList, nn.ModuleDict or nn.ParameterList in the place of a list or a dict"
 
 
@@ -99,6 +102,11 @@ class LossGraph:
                 if twice is not None:
                     yield replace(twice, message=f"{what} is given what a {made.lower()} has made, of shape {_of(source)}")
             rows = source if (name, made) == ("Log", "Softmax") else node if name == "LogSoftmax" else None
+            if rows is not None and _mixes_axes(rows):
+                scrambled = self._chosen.judge("samples_mixed", math.inf, 0.0)
+                if scrambled is not None:
+                    message = f"a view between the model and a softmax of {_of(rows)} mixes classes with the other axes"
+                    yield replace(scrambled, message=message, advice=_MOVE)
             size = () if rows is None else graph_nodes.shape_of(rows)
             if len(size) == 2 and graph_nodes.axis_of(rows) == 0 and size[0] != size[1] and min(size) > 1:
                 mixed = self._chosen.judge("samples_mixed", math.inf, 0.0)
@@ -189,6 +197,34 @@ def _behind_moves(node: Node, moves: Sequence[str] = _MOVES) -> Node:
     while graph_nodes.operation_of(node) in moves and len(before := graph_nodes.sources_of(node)) == 1:
         (node,) = before
     return node
+
+
+def _mixes_axes(softmax: Node) -> bool:
+    """Return whether a *softmax* over classes is given what a view has made of other axes than those of classes.
+
+    A Linear makes the classes along the last axis, a convolution along the second.
+    """
+    moves, node = [], softmax
+    while len(before := graph_nodes.sources_of(node)) == 1:
+        (node,) = before
+        if graph_nodes.operation_of(node) not in _MOVES:
+            break
+        moves.append(node)
+    else:
+        return False
+    made, name, axis = graph_nodes.shape_of(node), graph_nodes.operation_of(node), graph_nodes.axis_of(softmax)
+    if name not in ("Addmm", "Mm", "Convolution") or not moves or axis is None or not 1 < math.prod(made) <= _ELEMENTS:
+        return False
+    classes = 1 if name == "Convolution" else len(made) - 1
+    places: Tensor | None = torch.arange(math.prod(made), device="cpu").reshape(made)
+    for move in reversed(moves):
+        places = None if places is None else graph_nodes.moved(move, places)
+    if places is None:
+        return False
+    apart, rows = math.prod(made[classes + 1 :]), places.movedim(axis, -1).flatten(0, -2)
+    label = rows // apart % made[classes]
+    place = rows - label * apart  # a pointer takes one class of all places, and a head for several boxes some classes of one place
+    return bool(((label != label[:, :1]).any(1) & (place != place[:, :1]).any(1)).any())
 
 
 def _is_trained_twice(node: Node) -> bool:

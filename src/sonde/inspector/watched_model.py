@@ -11,6 +11,7 @@ from torch.optim.optimizer import Optimizer
 
 from sonde.engine import Clock, Pace
 from sonde.errors import ArgumentError
+from sonde.inspector.batch_checks import PASSES
 from sonde.inspector.budget import Meter
 from sonde.inspector.measurement.fitting import fit_norms
 from sonde.inspector.measurement.measurement import Measurement
@@ -20,6 +21,8 @@ from sonde.inspector.sentinel.sentinel import Sentinel
 from sonde.inspector.sentinel.spikes import Spikes
 from sonde.inspector.settings import Settings
 from sonde.schedule import Schedule
+
+_SAME_PASSES = 2  # of a step, in which samples are compared
 
 
 class WatchedModel:
@@ -56,6 +59,8 @@ class WatchedModel:
         self._ended = False  # a step has, and its rows were not taken yet
         self._logged_step = -1  # the last step that was logged
         self._pass_of: int | None = None  # the step of the pass that was looked at since
+        self._pass_number = 0  # of these passes
+        self._arguments: tuple[Any, Any] | None = None  # of the pass that runs, if its output is looked at
         self._begun_step = -1  # the last step of which a training pass was observed
         self._passes = 0  # backward passes before the last training pass that was observed
 
@@ -117,7 +122,7 @@ class WatchedModel:
             clock.call_before_forward(self._forward_begins)
             clock.call_after_micro_step(self._backward_ended)
             clock.call_after_change(self._model_changed)
-            clock.forward_counter.arguments.append(self._pass_begins)
+            self._look_at_passes()
 
     def detach(self) -> None:
         """Take everything off; rows of a step that has not ended are dropped."""
@@ -132,7 +137,7 @@ class WatchedModel:
             clock.call_no_more(self._forward_begins)
             clock.call_no_more(self._backward_ended)
             clock.call_no_more(self._model_changed)
-            clock.forward_counter.take_no_more(self._pass_begins)
+            self._look_at_no_passes()
         self.rows.detach()
 
     @property
@@ -231,19 +236,41 @@ class WatchedModel:
             self._take(optimizer)  # a second optimizer's: these rows belong to the step that has ended already
 
     def _pass_begins(self, args: Any, kwargs: Any) -> None:
-        """See the first two training passes of a step after a logged one begin, observed or not.
+        """See the first training passes of a step after a logged one begin, observed or not.
 
         Several environments of a game begin alike: their first pass alone says nothing of the samples.
         """
+        self._arguments = None
         if not (torch.is_grad_enabled() and self.model.training):
             return
         step, former, self._pass_of = self.clock.step, self._pass_of, self.clock.step
-        if former is not None or not self.rows.same.looks:
-            self.clock.forward_counter.take_no_more(self._pass_begins)
+        self._pass_number = 0 if former is None else self._pass_number + 1
+        looks = self.rows.batches.looks and former in (None, step) and self._pass_number < PASSES
         if former is None and step == self._logged_step + 1:
             self.rows.between.look()
-        if former in (None, step) and self.rows.same.looks:
+        if former in (None, step) and self.rows.same.looks and self._pass_number < _SAME_PASSES:
             self.rows.same.look(args, kwargs, *self.next_moment)
+        if looks and not self.clock.forward_counter.is_compiled:
+            self._arguments = args, kwargs
+            self.clock.forward_counter.take_outputs(self._pass_ends)  # for this call alone: compiled code is guarded by hooks
+        elif former is not None or not self.rows.same.looks:
+            self._look_at_no_passes()
+
+    def _pass_ends(self, output: Any) -> None:
+        """See what such a pass returns."""
+        self.clock.forward_counter.take_no_more(self._pass_ends)
+        given, self._arguments = self._arguments, None
+        if given is not None:
+            self.rows.batches.look(*given, output, self.next_moment, self._pass_number)
+
+    def _look_at_passes(self) -> None:
+        counter = self.clock.forward_counter
+        if self._pass_begins not in counter.arguments:
+            counter.arguments.append(self._pass_begins)
+
+    def _look_at_no_passes(self) -> None:
+        self.clock.forward_counter.take_no_more(self._pass_begins)
+        self.clock.forward_counter.take_no_more(self._pass_ends)
 
     def complete(self, optimizer: Optimizer | None) -> None:
         """Take the rows of the step that has ended, if it was logged."""
@@ -266,9 +293,9 @@ class WatchedModel:
         turn = 0 if optimizer is None else self.clock.turn_of(optimizer)
         self.rows.take_step(self.clock.ended, optimizer, turn, pairs=self.pace.ends_pair)
         self._pass_of = None
-        arguments = self.clock.forward_counter.arguments
-        if (self.rows.between.waits or self.rows.same.looks) and self._pass_begins not in arguments:
-            arguments.append(self._pass_begins)
+        self.rows.batches.end_step()
+        if self.rows.between.waits or self.rows.same.looks or self.rows.batches.looks:
+            self._look_at_passes()
 
     def _idle(self) -> None:
         """Do nothing until the step before the next that may be logged: that one is timed, or is the first of a pair."""

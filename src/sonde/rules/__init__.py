@@ -9,6 +9,7 @@ the order of their story: a root first, behind it what it explains. Nothing here
 run. Sizes (norms, root mean squares) and limits have no unit: each size is compared with another one of the same unit.
 """
 
+from sonde.rules import batches as batches
 from sonde.rules import before_training as before_training
 from sonde.rules import gradients as gradients
 from sonde.rules import growth as growth

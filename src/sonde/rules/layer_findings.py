@@ -18,7 +18,6 @@ from sonde.rules.finding import RULES, Finding
 from sonde.rules.gradients import ALONG
 from sonde.rules.growth import BEGINS_SIZE, BEGINS_WEIGHT
 from sonde.rules.layer_groups import Groups, among, first_of, joined, medians, parameter_of, rank_correlation
-from sonde.rules.loop import ADDS_UP, SAMPLES, STILL_LEARNS
 from sonde.rules.model_facts import Fact, ModelFacts
 from sonde.rules.place_history import Growth, History
 from sonde.rules.readings import DEEP, PLACES, Reading, Sizes, updates
@@ -114,7 +113,6 @@ class LayerFindings:
         self._often = chosen.held("overwritten")
         self.takes_turns = False  # whether parts are trained against each other: each moves in steps of its own, and runs in them
         self._turns: list[Columns] = []  # which updates there were in the first such step, and in the first with others
-        self._one_way = np.zeros(2)  # steps until the loss is learnt, and those in which the gradients of the samples add up
         self.pace = math.nan  # update / weight of half of the weights, in the last step
         self._gaps = np.empty(
             (4, 0)
@@ -159,7 +157,6 @@ class LayerFindings:
             self._look_at_input(sizes, steps)
             self._look_for_gaps(values, steps)
             self._look_for_turns(values)
-            self._look_for_one_way(values)
             self._look_for_writes(sizes, steps)
             self._look_at_steps(sizes, steps)
             self._look_at_updates(sizes, block)
@@ -527,29 +524,6 @@ class LayerFindings:
         gradients = [c for c in _in_order(history, "grad_output") if history.sites[c].path in made]
         return (own[made[0]].units if made else 0), gradients
 
-    def _look_for_one_way(self, values: Numbers) -> None:
-        """Count the steps until a cross-entropy is learnt, and those in which the gradients of most samples add up.
-
-        The gradient of the bias is the sum of those of all samples. It is near zero where labels differ, as soon as the mean output
-        is that of the labels; of labels that are alike, each gradient points one way to the end.
-        """
-        (units, gradients), first, history = self._last_layer, self._first, self.history
-        if len(gradients) != 1 or self._first_count[gradients[0]] < SAMPLES * units:
-            return
-        (at,) = gradients
-        bias = history.column_at(parameter_of(history.sites[at].path, "bias"), "grad")
-        size = values[:, at]
-        is_learning = size >= STILL_LEARNS * first[at] if bias is not None else np.zeros(len(values), bool)
-        sums = values[is_learning][:, bias if is_learning.any() else 0] * units / (self._first_count[at] * size[is_learning])
-        self._one_way += np.array([len(sums), (sums >= ADDS_UP).sum()])
-
-    def _of_one_way(self, loss: float) -> Iterator[Finding]:
-        """Yield that gradients of a cross-entropy add up in most steps; of one output, a first *loss* around ln 2 tells it."""
-        units, gradients = self._last_layer
-        if self._one_way[0] >= _FEW and (math.isfinite(self.chance) or (units == 1 and abs(loss - math.log(2)) < _AROUND)):
-            found = self._chosen.judge("labels_alike", float(self._one_way[1] / self._one_way[0]))
-            yield from joined(self.history, [(gradients[0], replace(found, step=0))] if found is not None else [])
-
     def dead_since(self, site: str) -> dict[str, float]:
         """Return of an output whose units are dead the first mean of what goes into it, and that of the bias which makes this."""
         history, outputs = self.history, _in_order(self.history, "output")
@@ -564,7 +538,7 @@ class LayerFindings:
         asked = repr(loss), self._known, int(np.isfinite(self._first).sum())
         if self._of_first[0] != asked:
             self._of_first = asked, [*self._begins_large(loss), *self._of_loss(loss)]
-        return [*self._of_first[1], *self._of_one_way(loss)]
+        return self._of_first[1]
 
     def _begins_large(self, loss: float) -> Iterator[Finding]:
         """Yield what the first *loss*, against that of a guess, and the first outputs of the model say of the initial weights."""

@@ -51,10 +51,6 @@ SUMMED, EXACTLY = 10.0, 1e-3
 SEVERAL, LIKE_LABELS, PLAIN_OUTPUT = 1.5, 0.15, 1.0
 """Labels of a sample on average that are several; how near their gradient comes to that of as many of each sample; and a size of
 outputs at which a cross-entropy is near that of a guess."""
-ONE_WAY, ADDS_UP, STILL_LEARNS, SAMPLES = 0.9, 0.5, 0.05, 16
-"""Share of the steps until a loss is learnt in which the gradients of the samples add up: where labels differ, they soon do not.
-Then what adds up, as a share of the sum of labels that are alike; the gradient of a loss that is not learnt yet, as a share of the
-first one; and how many samples tell."""
 OVERFIT = 1.15
 """Validation loss against its smallest value."""
 
@@ -306,24 +302,6 @@ def labels_several(labels: float, gradient: float, apart: float, size: float, *,
     yield (labels >= least) & (abs(gradient - 1) <= LIKE_LABELS) & (apart >= least) & (size <= PLAIN_OUTPUT)
     yield labels
     yield f"each sample has {short(labels)} labels on average, as its gradient at the outputs shows, and one softmax for all"
-
-
-@entry(
-    f"the gradients of a cross-entropy at the outputs, of {SAMPLES} samples or more, add up to {ADDS_UP:g} of what they do where "
-    f"labels are alike in {ONE_WAY:g} of the steps until they have come down to {STILL_LEARNS:g}; and the loss has come down to a "
-    "hundredth",
-    "the gradient of a cross-entropy is that of the probabilities less the labels, whose mean is zero once the mean output fits",
-    "look at how labels are made, and how they are read: an index, a mask, a threshold, a column",
-    needs=("loss", "rms:output", "rms:grad_output", "rms:grad"),
-    least="least",
-    brings=("overfitting",),
-    about=("setup", "lost"),
-)
-def labels_alike(share: float, *, least: float = ONE_WAY) -> Judged:
-    """Judge the *share* of the steps in which the gradients of all samples point one way."""
-    yield share >= least
-    yield share
-    yield "all samples ask for the same output, as labels of one class do, until the loss has come down to next to nothing"
 
 
 @entry(

@@ -49,7 +49,6 @@ _BY_OTHERS = (
     "target_large",
     "loss_summed",
     "labels_several",
-    "labels_alike",
     "bounded",
 )  # by what other findings, or the loss, say
 _STANDS, _HALF, _THIRD = 0.8, 0.5, 1 / 3  # smallest loss, of the first ones: that has hardly fallen, not by half, not by two thirds
@@ -249,8 +248,6 @@ class _Judges:
             return (
                 each if self._harms(each, [other for other in others if other.begun < _EARLY or not has_cause]) & _TOO_FAR else None
             )
-        if each.rule == "labels_alike":
-            return each if self._scalars.loss_of(each.model).has_converged else None
         if each.rule in ("bounded", "labels_several"):
             share = _THIRD if "pull" in each.evidence else _HALF
             return each if self._scalars.loss_of(each.model).stands(share) else None

@@ -6,8 +6,6 @@ import contextlib
 import re
 from collections import Counter
 from collections.abc import Callable
-from types import CellType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +13,7 @@ from torch import Tensor, nn
 from sonde import rules
 from sonde.answer import Check
 from sonde.diagnosis.preflight.subject import Subject, UnjudgedError, distance_of, rounding_of
-from sonde.engine import BatchNorm, Trial, as_arguments, is_floating, members, remap, unwrap, walk
+from sonde.engine import BatchNorm, Trial, as_arguments, holds_graph, is_floating, members, remap, unwrap, walk
 from sonde.graph import named_inputs
 from sonde.rules import Finding, Severity
 from sonde.words import names_text
@@ -188,7 +186,7 @@ def samples_apart(subject: Subject) -> Check:
     judged = [place for place, tensor in enumerate(before) if tensor.dim() and tensor.shape[0] == samples]
     if samples < 2 or not judged:
         raise UnjudgedError("needs a batch of two samples or more, along the first axis of inputs and outputs")
-    if holds_graph(subject, tensors, samples):
+    if holds_graph(subject.model, tensors, samples):
         raise UnjudgedError(f"a matrix of {samples:,} x {samples:,}, or a list of edges, says which samples belong together")
     far = []
     for kept in (samples - 1, 0):
@@ -243,21 +241,6 @@ def normalise_apart(trial: Trial) -> None:
     for module in trial.model.modules():
         if isinstance(module, BatchNorm) and module.track_running_stats:
             module.eval()
-
-
-def holds_graph(subject: Subject, tensors: list[Tensor], samples: int) -> bool:
-    """Return whether the batch, the model or what its forward reads holds a matrix of *samples* by *samples*, or edges."""
-    held: list[Any] = list(tensors) if len(tensors) > 1 else []
-    for module in subject.model.modules():
-        forward = type(module).forward
-        cells = [cell.cell_contents for cell in getattr(forward, "__closure__", None) or () if cell != CellType()]
-        names = getattr(getattr(forward, "__code__", None), "co_names", ())
-        read = [value for name, value in getattr(forward, "__globals__", {}).items() if name in names]
-        held += [*module.buffers(recurse=False), *vars(module).values(), *cells, *read]
-    found = [each for each in held if isinstance(each, Tensor)]
-    is_list = any(each.dim() == 2 and 2 in each.shape and samples not in each.shape and not is_floating(each) for each in tensors)
-    square = (samples, samples)
-    return is_list or any(each.layout != torch.strided or (each.dim() == 2 and tuple(each.shape) == square) for each in found)
 
 
 def _of_sample(output: Tensor, kept: int, samples: int) -> Tensor:

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from sonde.answer import Check
 from sonde.diagnosis.preflight.loss_calls import LossCall, LossCalls
-from sonde.diagnosis.preflight.sample_checks import holds_graph, inputs_of, normalise_apart
+from sonde.diagnosis.preflight.sample_checks import inputs_of, normalise_apart
 from sonde.diagnosis.preflight.subject import Subject, UnjudgedError, distance_of, rounding_of
-from sonde.engine import Trial, is_floating, parameters, remap, walk
+from sonde.engine import Trial, holds_graph, is_floating, parameters, remap, walk
 from sonde.rules import Finding
 from sonde.words import percent, short
 
@@ -117,7 +117,7 @@ def _unread(subject: Subject) -> Finding | None:
         if trial.loss_fn is None or len(held) != 1 or held[0].shape[0] not in targets - {*held[0].shape[1:]}:
             return None
         samples = held[0].shape[0]
-        if samples < _FEWEST or holds_graph(subject, given, samples):
+        if samples < _FEWEST or holds_graph(subject.model, given, samples):
             return None
 
         def loss_of(given: Tensor) -> Tensor | None:

@@ -58,6 +58,89 @@ def nodes_before(node: Node, most: float = math.inf, ends: Collection[Node] = ()
         waiting += dict.fromkeys(new)
 
 
+def taken_by(node: Node) -> Iterator[Tensor]:
+    """Yield what the operation took and keeps for its backward pass, of embeddings, matrix products and convolutions."""
+    for name in ("_saved_indices", "_saved_mat1", "_saved_input", "_saved_self"):
+        held = getattr(node, name, None)
+        if isinstance(held, Tensor):
+            yield held
+
+
+def moved(node: Node, places: Tensor) -> Tensor | None:
+    """Return *places*, of the elements that went into an operation which moves elements, as it has moved them.
+
+    None for another operation, and where torch does not say how.
+    """
+    name = operation_of(node)
+    first, second, order = (getattr(node, each, None) for each in ("_saved_dim0", "_saved_dim1", "_saved_dims"))
+    if name in ("View", "UnsafeView", "ReshapeAlias"):
+        return places.reshape(shape_of(node)) if math.prod(shape_of(node)) == places.numel() else None
+    if name == "Transpose" and first is not None and second is not None:
+        return places.transpose(*(each - (1 << 64) if each > 1 << 32 else each for each in (first, second)))
+    if name == "Permute" and order is not None:
+        return places.permute([each - (1 << 64) if each > 1 << 32 else each for each in order])
+    return places if name in ("Clone", "ToCopy", "Alias") else None
+
+
+def batch_statistics(node: Node) -> tuple[Tensor, Tensor, Tensor, Tensor, int] | None:
+    """Return of a batch normalisation that trains the running mean and variance, those of its batch, and the elements of each.
+
+    None for another operation, and where torch does not say them.
+    """
+    names = ("_saved_running_mean", "_saved_running_var", "_saved_result1", "_saved_result2", "_saved_input")
+    found = [getattr(node, name, None) for name in names] if getattr(node, "_saved_training", False) else []
+    held = [each for each in found if isinstance(each, Tensor) and each.numel()]
+    if len(held) < len(names):
+        return None
+    mean, variance, of_batch, inverse, given = held
+    return mean, variance, of_batch, inverse.double() ** -2, given.numel() // mean.numel()
+
+
+def is_in_python(node: Node) -> bool:
+    """Return whether the backward of the operation is written in Python, or is compiled code: it may not run twice."""
+    return isinstance(node, torch.autograd.function.BackwardCFunction)
+
+
+def gradients_at(output: Tensor, weight: Tensor, wanted: Collection[Node]) -> dict[Node, Tensor]:
+    """Return the gradient of ``(output * weight).sum()`` at what each of the operations in *wanted* made, which is one tensor.
+
+    Nodes are called one by one, and not by autograd's engine: no hook of anybody runs, no ``.grad`` is written, nothing is freed.
+    An operation that the output does not depend on is not in what is returned.
+
+    Raises:
+        RuntimeError: a tensor that is needed has been written into.
+    """
+    start: Node = output.grad_fn
+    order = [] if start is None else list(nodes_before(start))
+    waits: dict[Node, int] = {}
+    for node in order:
+        for before in node.next_functions:
+            waits[before[0]] = waits.get(before[0], 0) + 1
+    held: dict[Node, dict[int, Tensor]] = {start: {output.output_nr: weight}}
+    found: dict[Node, Tensor] = {}
+    ready: list[Node] = [start] if order else []
+    while ready:
+        node = ready.pop()
+        given = held.pop(node, {})
+        if node in wanted and given:
+            found[node] = next(iter(given.values()))
+        arguments = [given.get(place) for place in range(len(node._input_metadata))]
+        made = node(*arguments) if given and node not in wanted and leaf_of(node) is None and len(found) < len(wanted) else ()
+        returned = made if isinstance(made, tuple) else (made,)
+        for place, (before, number) in enumerate(node.next_functions):
+            if before is None:
+                continue
+            gradient = returned[place] if place < len(returned) and leaf_of(before) is None else None
+            if gradient is not None:
+                wide, there = before._input_metadata[number].shape, held.setdefault(before, {})
+                narrow = gradient if gradient.shape == wide else gradient.sum_to_size(wide)  # of what was broadcast
+                there[number] = there[number] + narrow if number in there else narrow
+            waits[before] -= 1
+            if not waits[before]:
+                ready.append(before)
+    return found
+
+
 def sent_backward() -> list[Tensor]:
     """Return what ``torch.autograd.backward`` was given, whose backward pass runs now; nothing where no call of it is seen.
 

@@ -10,11 +10,12 @@ it is listed here.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import sonde
 from sonde.errors import TorchVersionError
@@ -25,7 +26,8 @@ class PrivateName:
     """A private name of torch.
 
     Attributes:
-        name: where it is; ``Module``, ``Tensor``, ``Parameter``, ``Node`` and ``GradScaler`` stand for an object of that class.
+        name: where it is; ``Module``, ``Tensor``, ``Parameter``, ``Node`` and ``GradScaler`` stand for an object of that class,
+            ``EmbeddingNode`` and so on for the node of such an operation.
         used_for: what sonde does with it.
         without: what happens where a torch lacks it.
     """
@@ -66,13 +68,35 @@ def _example(kind: str) -> Any:
         return nn.Parameter(torch.zeros((), device="cpu"))
     if kind == "Node":
         return torch.zeros(1, requires_grad=True, device="cpu").softmax(0).grad_fn
+    if kind in _NODES:
+        return _NODES[kind]().grad_fn
     return torch.amp.GradScaler("cpu", enabled=False) if kind == "GradScaler" else torch
+
+
+def _ones(*shape: int) -> Tensor:
+    return torch.ones(shape, requires_grad=True, device="cpu")
+
+
+_NODES: dict[str, Callable[[], Tensor]] = {
+    "EmbeddingNode": lambda: nn.functional.embedding(torch.zeros(1, dtype=torch.int64, device="cpu"), _ones(1, 1)),
+    "LinearNode": lambda: torch.addmm(_ones(1), _ones(1, 1), _ones(1, 1)),
+    "ProductNode": lambda: torch.mm(_ones(1, 1), _ones(1, 1)),
+    "ConvolutionNode": lambda: nn.functional.conv1d(_ones(1, 1, 1), _ones(1, 1, 1)),
+    "BatchNormNode": lambda: nn.functional.batch_norm(_ones(2, 1), _ones(1).detach(), _ones(1).detach(), training=True),
+    "TransposeNode": lambda: _ones(1, 1).transpose(0, 1),
+    "PermuteNode": lambda: _ones(1, 1).permute(1, 0),
+}
+"""Results of operations, by what stands for the node of each."""
 
 
 _NO_IMPORT = "models cannot be observed: one error says so when they are to be"
 _NO_COMPILE = "models that are compiled cannot be observed"
 _NO_MESH = "the ranks that run a model on batches of their own are taken from the mesh of its parameters, or from group="
 _NO_GATHERING = "a graph holds the operations that gather parameters"
+
+_NO_MOVE = "a view that mixes classes with other axes is not found in a loss"
+_NO_INPUT = "what the outputs of a training pass depend on is not known"
+_NO_NORM = "running statistics that are not those of the batches are not found"
 
 _TABLE = {
     "to find the backward pass, the node and the numbers of autograd": {
@@ -86,6 +110,18 @@ _TABLE = {
             "not found"
         ),
         "Node._saved_dim": "a softmax over the samples is not found in a loss",
+        "TransposeNode._saved_dim0": _NO_MOVE,
+        "TransposeNode._saved_dim1": _NO_MOVE,
+        "PermuteNode._saved_dims": _NO_MOVE,
+        "EmbeddingNode._saved_indices": _NO_INPUT,
+        "LinearNode._saved_mat1": _NO_INPUT,
+        "ProductNode._saved_self": _NO_INPUT,
+        "ConvolutionNode._saved_input": _NO_INPUT,
+        "BatchNormNode._saved_training": _NO_NORM,
+        "BatchNormNode._saved_running_mean": _NO_NORM,
+        "BatchNormNode._saved_running_var": _NO_NORM,
+        "BatchNormNode._saved_result1": _NO_NORM,
+        "BatchNormNode._saved_result2": _NO_NORM,
         "torch.autograd.Variable._execution_engine": "the end of a backward pass cannot be seen: no micro-steps",
     },
     "to undo on a copy that no_grad cuts a graph": {

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from sonde.engine import Pace, RowKeys, Scaling, SiteHook, held_by
+from sonde.inspector.batch_checks import BatchChecks
 from sonde.inspector.between_steps import BetweenSteps
 from sonde.inspector.forward_modes import ForwardModes
 from sonde.inspector.kept_gradients import KeptGradients
@@ -52,6 +53,7 @@ class RowTaker:
         same: whether all samples that go in are the same.
         settings: what is wrong with those of the optimizers.
         loss_graph: how the first losses were made.
+        batches: what outputs of some batches depend on, and their targets.
         looks: those of these that find something by themselves.
 
     Args:
@@ -69,7 +71,8 @@ class RowTaker:
         self.same = SameInputs(settings.rules, name)
         self.settings = OddSettings(settings.rules, name)
         self.loss_graph = LossGraph(settings.rules, model, name)
-        self.looks = (self.left_out, self.kept, self.same, self.settings, self.loss_graph)
+        self.batches = BatchChecks(settings.rules, model, name)
+        self.looks = (self.left_out, self.kept, self.same, self.settings, self.loss_graph, self.batches)
         self._send = send
         self._scaling = Scaling(settings.scaler)
         self._ordering = Ordering(model, name)
@@ -99,6 +102,7 @@ class RowTaker:
         self._ordering.stop()
         self.left_out.end(self._hooks_at("param"), self._ordering.ran)
         self.kept.end()
+        self.batches.end()
         for measurement in self.measurements:
             measurement.attachment.detach()
 

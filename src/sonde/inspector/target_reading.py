@@ -1,0 +1,139 @@
+"""Read off the gradient at an output which targets a loss has given it: labels, their place in the input, and their range."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sonde.engine import graph_nodes
+
+AHEAD = (-1, 0, 1, 2, 3)
+"""By how many places labels are compared with the tokens of the input."""
+_ALIKE = 1e-3  # of a number that is the same for all samples, rounding
+_SQUARES = (("MseLoss",), ("Mean", "Pow", "Sub"))  # operations of a loss that is the mean of squared errors
+_BOUNDS = {"Sigmoid": (0.0, 1.0), "Tanh": (-1.0, 1.0), "Relu": (0.0, math.inf), "Softmax": (0.0, 1.0), "Softplus": (0.0, math.inf)}
+_BEYOND = 0.05  # of the width of a range, or of the deviation of targets
+
+
+def numbers_of(output: Tensor, gradient: Tensor, tokens: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Return what the *gradient* at an *output* says of targets, as numbers by name. No host sync.
+
+    Args:
+        output, gradient: ``(samples, ...)``, both without a graph.
+        tokens: what goes into the model, ``(samples, places)`` each.
+    """
+    found = {"reached": (gradient != 0).flatten(1).any(1).sum()}
+    for axis in {1, output.dim() - 1} if output.shape[1:].numel() > 1 else ():
+        found |= _label_numbers(gradient.movedim(axis, -1), axis, tokens)
+    return found | _binary_numbers(output, gradient)
+
+
+def _binary_numbers(output: Tensor, gradient: Tensor) -> dict[str, Tensor]:
+    """Return whether the gradient is that of binary cross-entropies, of logits or probabilities, whose targets are all 0, or all 1.
+
+    Of targets of both kinds: how many times as much those of 1 weigh, for each and all together; 0 where that is not known.
+    """
+    made, held = output.double(), gradient.double()
+    chance = made.sigmoid()
+    is_share = ((made > 0) & (made < 1)).all()
+    varies = (chance.max() - chance.min() > 10 * _ALIKE * chance.max()) & (held != 0).all()
+    zeros = _is_alike(held / chance) | (is_share & _is_alike(held * (1 - made)))
+    ones = _is_alike(held / (1 - chance)) | (is_share & _is_alike(held * made))
+    is_one = held < 0
+    of_one, of_zero = torch.where(is_one, held / (chance - 1), math.nan), torch.where(is_one, math.nan, held / chance)
+    is_each = varies & (_spread(of_one) <= _ALIKE) & (_spread(of_zero) <= _ALIKE)
+    times = torch.where(is_each, of_one.nanmean() / of_zero.nanmean(), 0.0).nan_to_num(0.0)
+    all_of_one = times * is_one.sum() / (~is_one).sum().clamp(min=1)
+    return {
+        "zeros": varies & zeros & (held > 0).all(),
+        "ones": varies & ones & (held < 0).all(),
+        "times": times,
+        "together": all_of_one,
+    }
+
+
+def _spread(numbers: Tensor) -> Tensor:
+    """Return the deviation of *numbers* that are no NaN, as a share of their mean."""
+    middle = numbers.nanmean()
+    return (numbers - middle).square().nanmean().sqrt() / middle.abs()
+
+
+def _is_alike(numbers: Tensor) -> Tensor:
+    return numbers.max() - numbers.min() <= _ALIKE * numbers.abs().max()
+
+
+def _label_numbers(gradient: Tensor, axis: int, tokens: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Return what a *gradient*, classes last, says of labels: that of a cross-entropy is below zero at the label alone.
+
+    So many rows are *counted*; some have a *single* such class; *off* is what the classes add up to, of the size of all;
+    *low* and *high* are the smallest and the largest label. Of labels of sequences follows how many are each of the *tokens*.
+    """
+    is_counted = (gradient != 0).any(-1)
+    labels = gradient.argmin(-1)
+    count = is_counted.sum()
+    found = {
+        "counted": count,
+        "single": (((gradient < 0).sum(-1) == 1) & is_counted).sum(),
+        "off": gradient.sum(-1).abs().sum() / gradient.abs().sum().clamp(min=1e-30),
+        "low": torch.where(is_counted, labels, gradient.shape[-1]).min(),
+        "high": torch.where(is_counted, labels, -1).max(),
+    }
+    if labels.dim() == 2:
+        found["is counted"] = is_counted[labels.shape[0] // 2, labels.shape[1] // 2]
+        usual = torch.where(is_counted, labels, -1).flatten().mode().values  # as padding: no place is told by it
+        tells = is_counted & (labels != usual)
+        found["telling"] = tells.sum()
+        turned = [each.T.reshape(labels.shape) for each in (labels, tells)]  # as of outputs in the order of places, samples
+        for place, each in enumerate(given[: len(labels)] for given in tokens):
+            ways = ((labels, tells, each), (labels.T, tells.T, each.T), (*turned, each))
+            for way, (own, counted, given) in enumerate(ways):
+                found |= {f"match {place} {way} {ahead}": _match(own, counted, given, ahead) for ahead in AHEAD}
+        if tokens:
+            found["padded"] = _padded(labels, is_counted) / count.clamp(min=1)
+    return {f"{name} {axis}": each for name, each in found.items()}
+
+
+def _match(labels: Tensor, counted: Tensor, tokens: Tensor, ahead: int) -> Tensor:
+    """Return the share of the labels that count that are the token *ahead* of their place; -1 where shapes do not fit."""
+    rows, places = labels.shape
+    start, end = max(-ahead, 0), min(places, tokens.shape[1] - ahead)
+    if rows != tokens.shape[0] or end - start < 2 or abs(places - tokens.shape[1]) > 1:
+        return torch.full((), -1.0, device=labels.device)
+    given = tokens[:, start + ahead : end + ahead]
+    is_counted = counted[:, start:end]
+    return ((labels[:, start:end] == given) & is_counted).sum() / is_counted.sum().clamp(min=1)
+
+
+def _padded(labels: Tensor, counted: Tensor) -> Tensor:
+    """Return how many labels that count stand at the end of their row, two or more, and are what rows end with most often."""
+    place = torch.arange(labels.shape[1], device=labels.device)
+    last = (place * counted).argmax(1, keepdim=True)
+    padding = labels.gather(1, last).flatten().mode().values
+    is_end = ((labels == padding) | ~counted).flip(1).long().cumprod(1).flip(1)
+    run = (is_end * counted).sum(1)
+    return (run * (run > 1)).sum()
+
+
+def squared_numbers(output: Tensor, gradient: Tensor, made_by: str) -> dict[str, Tensor]:
+    """Return the share of the targets that an activation cannot reach, and their range, where the loss is a mean of squared errors.
+
+    The gradient is 2 / elements of each error; a loss that is scaled, or the sum of several, is not read.
+    """
+    sent = graph_nodes.sent_backward()[:1]
+    if made_by not in _BOUNDS or not sent or sent[0].grad_fn is None or sent[0].numel() != 1:
+        return {}
+    ahead = graph_nodes.nodes_before(sent[0].grad_fn, 3)
+    names = tuple([graph_nodes.operation_of(node) for node in ahead])
+    if not any(names[: len(each)] == each for each in _SQUARES):
+        return {}
+    made, loss = output.double(), sent[0].detach().double()
+    error = gradient.double() * gradient.numel() / 2
+    is_mean = (error.square().mean() - loss).abs() <= _ALIKE * loss
+    targets = made - error
+    low, high = _BOUNDS[made_by]
+    margin = _BEYOND * (high - low if math.isfinite(high) else targets.std())
+    beyond = is_mean * ((targets < low - margin) | (targets > high + margin)).double().mean()
+    return {"beyond": beyond, "least": targets.min(), "largest": targets.max()}

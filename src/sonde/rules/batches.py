@@ -1,0 +1,185 @@
+"""Rules about training passes: what outputs depend on, which targets they are given, and whether they tell samples apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sonde.rules.finding import Judged, entry
+from sonde.words import percent, short
+
+
+@entry(
+    "the labels of a cross-entropy, of 256 samples or more in 10 training passes or more, are one class in all of them, or in each",
+    "the gradient of a cross-entropy at the outputs is the probabilities less the labels: below zero at the label alone",
+    "look at how labels are made and read: an index, a mask, a threshold, a column; shuffle data that are sorted by class",
+    needs=("rms:output",),
+    evidence=("samples", "passes", "classes"),
+    brings=("overfitting", "loss_stuck", "output_growth", "spike", "bounded", "dead"),
+    about=("setup", "lost"),
+)
+def labels_alike(samples: float, passes: float, classes: float, *, least: float = 256.0, often: float = 10.0) -> Judged:
+    """Judge how many *samples* were seen in so many *passes*; each pass had one class, and all together there are *classes*."""
+    yield (samples >= least) & (passes >= often)
+    yield samples
+    if classes == 1:
+        yield f"all labels of the first {passes:,.0f} training passes, {samples:,.0f} samples, are one class"
+    else:
+        yield f"all labels of a batch are one class, in each of {passes:,.0f} training passes, and {classes:,.0f} classes in all"
+
+
+@entry(
+    "half of the labels of a model of tokens or more are one token at the ends of their rows",
+    "torch.nn.functional.cross_entropy: ignore_index (-100); transformers: labels of padding are to be -100",
+    "set the labels of padding to -100 (or give its token as ignore_index)",
+    needs=("rms:output",),
+    brings=("overfitting", "loss_stuck", "spike"),
+    about=("setup", "lost"),
+)
+def padding_counted(share: float, *, most: float = 0.5) -> Judged:
+    """Judge the *share* of the labels that stand at the end of their row behind others, and are the same token in all rows."""
+    yield share >= most
+    yield share
+    yield f"{percent(share)} of the labels that count are one token at the ends of rows: padding"
+
+
+@entry(
+    "outputs depend on the padding of a sample, and on nothing else of it, in two training passes of two",
+    "a mask the wrong way round: transformers takes 1 for what is read, torch's key_padding_mask True for what is left out",
+    "turn the mask round; look at which element of a sequence is taken as its last",
+    needs=("rms:output",),
+    severity="bad",
+    brings=("loss_stuck", "overfitting"),
+    about=("setup", "lost"),
+)
+def padding_alone(real: float, padding: float) -> Judged:
+    """Judge how much outputs depend on the *real* tokens of a sample, and on its *padding*."""
+    yield (real <= 0) & (padding > 0)
+    yield padding
+    yield "what the model returns depends on the padding of a sample alone, and not on its tokens"
+
+
+@entry(
+    "the labels are the next tokens of the input, and outputs depend on these very tokens",
+    "Karpathy, A recipe for training neural networks, 2019: use backprop to chart dependencies",
+    "mask the attention to later positions, pad convolutions on the left alone, let no recurrent layer run backwards",
+    needs=("rms:output",),
+    severity="bad",
+    brings=("overfitting",),
+    about=("setup", "lost"),
+)
+def future_seen(share: float, past: float, *, least: float = 1e-6) -> Judged:
+    """Judge which *share* of the gradient of an output comes to later tokens, and how much to the *past* ones."""
+    yield share > least
+    yield share
+    alone = "" if past > 0 else ", and none of those before"
+    yield f"the model sees what it is to predict: an output depends on later tokens ({percent(share)} of its gradient){alone}"
+
+
+@entry(
+    "the labels are tokens of the input at the same place or before it, which the model sees, or two places or more behind it",
+    "transformers shifts labels inside of its models; a loop of one's own gives inputs [:, :-1] and targets [:, 1:]",
+    "shift the targets once: by one place, in the model or outside of it",
+    needs=("rms:output",),
+    brings=("overfitting",),
+    about=("setup", "lost"),
+)
+def target_shifted(ahead: float, *, is_causal: bool = True) -> Judged:
+    """Judge how many places *ahead* of its output a label stands in the input; *is_causal*: outputs see no later tokens."""
+    yield (ahead < 1) | (ahead > 1)
+    yield ahead
+    if ahead < 1:
+        where = "the inputs themselves" if ahead == 0 else "tokens that stand before"
+        yield f"the targets are {where}, which the model sees: it learns to copy"
+    else:
+        yield f"the targets are the tokens {ahead:.0f} places ahead: shifted more than once"
+    yield "warn" if is_causal else "note"
+
+
+@entry(
+    "outputs of different samples have come to be alike: they differ by 0.03 of their size or less, a tenth of what they did at "
+    "first, in the last three of six training passes or more, though inputs differ",
+    "Chen and He, Exploring simple Siamese representation learning, 2021, section 4.1: a collapse shows in their deviation",
+    "look at what holds outputs apart: negatives, a stop-gradient, a term for their variance; at a decay or step that is too "
+    "large, and whether labels belong to their samples",
+    needs=("rms:output",),
+    brings=("rank_collapse", "loss_stuck"),
+    about=("output", "lost"),
+    symptom=True,
+)
+def outputs_alike(apart: float, size: float, first: float, *, spread: float = 0.03, share: float = 0.1) -> Judged:
+    """Judge how far outputs of different samples are *apart* against their *size*, and against how far they were at *first*."""
+    yield (first > 0) & (size > 0) & (apart <= spread * size) & (apart <= share * first)
+    yield apart / size
+    yield f"what the model returns has come to be the same for all samples: outputs differ by {short(apart / size)} of their size"
+
+
+@entry(
+    "5 % of the targets of a mean squared error or more are beyond what the activation that makes the outputs can return",
+    "the range of the activation: sigmoid and softmax 0 to 1, tanh -1 to 1, ReLU and softplus 0 and more",
+    "leave the last activation out, or scale the targets into its range",
+    needs=("rms:output",),
+    brings=("bounded", "loss_stuck", "dead", "flat"),
+    about=("setup", "lost"),
+)
+def target_beyond(share: float, least: float, largest: float, *, most: float = 0.05, what: str = "activation") -> Judged:
+    """Judge the *share* of the targets, from the *least* to the *largest*, that outputs cannot reach; *what* makes them."""
+    yield share >= most
+    yield share
+    yield f"{percent(share)} of the targets, {short(least)} to {short(largest)}, are beyond what the last {what} can return"
+
+
+@entry(
+    "in a binary cross-entropy each target of 1 weighs 20 x one of 0 or more, and all of them 20 x all others or more",
+    "torch.nn.BCEWithLogitsLoss: pos_weight is negatives / positives, so that both weigh the same",
+    "set pos_weight to the number of negatives for each positive, or leave it out",
+    needs=("rms:output",),
+    brings=("loss_rising", "output_growth", "gradient_growth"),
+    about=("setup", "large"),
+)
+def weight_of_ones(times: float, together: float, *, most: float = 20.0) -> Judged:
+    """Judge how many *times* as much a target of 1 weighs as one of 0, and all of them *together*."""
+    yield (times >= most) & (together >= most)
+    yield times
+    yield f"each target of 1 weighs {short(times)} x one of 0, and all of them {short(together)} x all others"
+
+
+@entry(
+    "an embedding of 20 rows or more is asked for 5 % of them or less, by ten times as many indices as it has rows; or, of 8 or "
+    "more, 90 % of the tokens of sequences are one, without padding; in 10 training passes",
+    "our own",
+    "look at how indices are made: a vocabulary of another tokenizer, a hash, a clamp, a column",
+    needs=("rms:output",),
+    evidence=("share", "used", "rows", "indices"),
+    brings=("one_index", "loss_stuck", "outputs_alike"),
+    about=("input", "lost"),
+)
+def few_indices(share: float, used: float, rows: float, indices: float, *, most: float = 0.9, is_sequence: bool = True) -> Judged:
+    """Judge of so many *indices* the *share* of the most frequent one, and how many of the *rows* are *used*."""
+    few = (rows >= 20) & (used <= 0.05 * rows) & (indices >= 10 * rows)
+    yield (used > 1) & (few | (is_sequence & (rows >= 8) & (share >= most)))
+    value: Any = np.where(few, used / np.maximum(rows, 1), share)
+    yield value
+    if few:
+        yield f"of its {rows:,.0f} rows {indices:,.0f} indices ask for {used:,.0f}"
+    else:
+        yield f"{percent(share)} of the tokens are one"
+
+
+@entry(
+    "the running mean of a batch normalisation is off that of its batches by their deviation or more, or its variance is 4 x off, "
+    "on average over channels of 32 elements or more, in the last three training passes after 50 logged steps",
+    "torch.nn.BatchNorm2d: running = (1 - momentum) x running + momentum x batch; in evaluation the running ones are used",
+    "in evaluation this layer returns something else: set its momentum to 0.1, and let it see data as those of the evaluation",
+    needs=("rms:output",),
+    brings=("overfitting",),
+    about=("setup", "lost"),
+)
+def running_off(mean: float, variance: float, *, most: float = 1.0, times: float = 4.0) -> Judged:
+    """Judge how many deviations of a batch the running *mean* is off, and how many times the *variance*."""
+    yield (mean >= most) | (variance >= times)
+    value: Any = np.where(mean >= most, mean, variance)
+    yield value
+    off = f"its running mean is {short(mean)} deviations" if mean >= most else f"its running variance is {short(variance)} x"
+    yield f"{off} off that of its batches"

@@ -1,0 +1,82 @@
+"""The gradients that a walk of the graph returns are those of autograd's engine, and nothing but them is left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sonde.engine import graph_nodes
+
+
+def embeddings(output: Tensor) -> list[graph_nodes.Node]:
+    return [node for node in graph_nodes.nodes_before(output.grad_fn) if graph_nodes.operation_of(node) == "Embedding"]
+
+
+class Reader(nn.Module):
+    """Looks tokens up, and gives them to a layer."""
+
+    def __init__(self, layer: nn.Module, take: Callable[[Tensor], Tensor] = lambda x: x) -> None:
+        super().__init__()
+        self.table, self.layer, self.take = nn.Embedding(11, 8), layer, take
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        made = self.layer(self.table(tokens) + torch.ones(5, 8, requires_grad=True))  # broadcast over samples
+        return self.take(made[0] if isinstance(made, tuple) else made)
+
+
+def half(x: Tensor) -> Tensor:
+    """Write a part in place, and read it twice."""
+    y = x.clone()
+    y[:, 2:] *= 0.5
+    return y + y.flip(1).relu().sum(1, keepdim=True)
+
+
+READERS = {
+    "a transformer": lambda: nn.TransformerEncoderLayer(8, 2, 16, 0.1, batch_first=True),
+    "an LSTM": lambda: nn.LSTM(8, 6, num_layers=2, batch_first=True),
+    "a GRU": lambda: nn.GRU(8, 6, batch_first=True, bidirectional=True),
+    "attention": lambda: nn.Sequential(nn.Linear(8, 8), nn.TransformerEncoderLayer(8, 1, 8, 0.0, batch_first=True)),
+    "a normalisation": lambda: nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 4), nn.GELU()),
+}
+
+
+@pytest.mark.parametrize("take", [None, half, lambda x: x.split(2, dim=-1)[1], lambda x: x.transpose(0, 1)[3]])
+@pytest.mark.parametrize("kind", READERS)
+def test_they_are_those_of_the_engine(kind: str, take: Callable[[Tensor], Tensor] | None) -> None:
+    torch.manual_seed(0)
+    model = Reader(READERS[kind](), take or (lambda x: x))
+    tokens = torch.randint(11, (4, 5))
+    output = model(tokens)
+    weight = torch.randn_like(output)
+    (node,) = embeddings(output)
+    with torch.no_grad():
+        found = graph_nodes.gradients_at(output, weight, {node})[node]
+    assert found.shape == (4, 5, 8)
+    assert all(each.grad is None for each in model.parameters())
+    (output * weight).sum().backward()  # type: ignore[no-untyped-call]
+    assert model.table.weight.grad is not None
+    rows = torch.zeros(11, 8).index_add_(0, tokens.flatten(), found.flatten(0, 1))
+    torch.testing.assert_close(rows, model.table.weight.grad)
+
+
+def test_what_an_output_does_not_depend_on_is_left_out() -> None:
+    table, other = nn.Embedding(5, 4), nn.Embedding(5, 4)
+    tokens = torch.randint(5, (3, 2))
+    one, two = table(tokens), other(tokens)
+    nodes = {one.grad_fn, two.grad_fn}
+    assert set(graph_nodes.gradients_at(one * 2, torch.ones(3, 2, 4), nodes)) == {one.grad_fn}
+    assert set(graph_nodes.gradients_at(one * two, torch.ones(3, 2, 4), nodes)) == nodes
+
+
+def test_a_tensor_that_has_been_written_into_is_an_error() -> None:
+    table = nn.Embedding(5, 4)
+    looked_up = table(torch.randint(5, (3, 2)))
+    middle = looked_up * 1
+    output = middle.sigmoid()
+    with torch.no_grad():
+        output.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        graph_nodes.gradients_at(output, torch.ones(3, 2, 4), {looked_up.grad_fn})

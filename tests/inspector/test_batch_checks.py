@@ -1,0 +1,426 @@
+"""What is told of training passes: what outputs depend on, which targets they are given, whether they tell samples apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import sonde
+from sonde.rules import Finding
+
+VOCABULARY, PLACES, SAMPLES = 30, 17, 16
+
+
+def trained(
+    model: nn.Module, loss: Callable[[int], Tensor], steps: int = 20, lr: float = 1e-3, every: int = 1
+) -> dict[str, Finding]:
+    """The findings of a training, by rule."""
+    optimizer = torch.optim.Adam(model.parameters(), lr)
+    with sonde.watch(model, optimizer, every=every, to="memory", verbose=False) as inspector:
+        for step in range(steps):
+            value = loss(step)
+            optimizer.zero_grad()
+            value.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            inspector.push_loss(value.item(), train=True)
+    assert not inspector.errors
+    return {each.rule: each for each in inspector.findings}
+
+
+class Decoder(nn.Module):
+    """A small transformer of tokens, with the mask that *kind* names."""
+
+    def __init__(self, kind: str = "causal", *, is_checkpointed: bool = False) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(VOCABULARY, 32), nn.Embedding(PLACES, 32)
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(32, 4, 64, 0.1, batch_first=True) for _ in range(2))
+        self.head = nn.Linear(32, VOCABULARY)
+        self.kind, self.is_checkpointed = kind, is_checkpointed
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        causal = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
+        mask = {"causal": causal, "none": None, "inverted": causal.T}[self.kind]
+        x = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1]))
+        for layer in self.layers:
+            again = torch.utils.checkpoint.checkpoint
+            x = again(layer, x, mask, use_reentrant=False) if self.is_checkpointed else layer(x, mask)
+        made: Tensor = self.head(x)
+        return made
+
+
+def text(padding: bool = False) -> Tensor:
+    """Sequences that go on by one, with noise; with *padding*, most of each is the token 0."""
+    found = torch.where(
+        torch.rand(SAMPLES, PLACES) < 0.3,
+        torch.randint(1, VOCABULARY, (SAMPLES, PLACES)),
+        1 + (torch.arange(PLACES) + torch.randint(VOCABULARY, (SAMPLES, 1))) % (VOCABULARY - 1),
+    )
+    return found * (torch.arange(PLACES) < torch.randint(4, 8, (SAMPLES, 1))) if padding else found
+
+
+def against(made: Tensor, target: Tensor, **settings: Any) -> Tensor:
+    return functional.cross_entropy(made.flatten(0, 1), target.flatten(), **settings)
+
+
+def next_token(model: nn.Module) -> Callable[[int], Tensor]:
+    def loss(_: int) -> Tensor:
+        given = text()
+        return against(model(given[:, :-1]), given[:, 1:])
+
+    return loss
+
+
+SEES = "the model sees what it is to predict: an output depends on later tokens"
+
+
+@pytest.mark.parametrize(("kind", "told"), [("causal", ""), ("none", SEES), ("inverted", SEES)])
+def test_a_model_that_sees_the_next_token_is_told(kind: str, told: str) -> None:
+    torch.manual_seed(0)
+    model = Decoder(kind)
+    found = trained(model, next_token(model))
+    assert set(found) == ({"future_seen"} if told else set())
+    if told:
+        assert found["future_seen"].message.startswith(told)
+        assert found["future_seen"].message.endswith("and none of those before") is (kind == "inverted")
+        assert found["future_seen"].site == "(root):output"
+
+
+@pytest.mark.parametrize("ahead", [-1, 0, 1, 2, 3])
+def test_targets_at_another_place_than_the_next_are_told(ahead: int) -> None:
+    torch.manual_seed(0)
+    model = Decoder()
+
+    def loss(_: int) -> Tensor:
+        given = text()
+        start, end = max(-ahead, 0), PLACES - max(ahead, 0)
+        return against(model(given)[:, start:end], given[:, start + ahead : end + ahead])
+
+    found = trained(model, loss)
+    assert set(found) == (set() if ahead == 1 else {"target_shifted"})
+    assert ahead == 1 or found["target_shifted"].value == ahead
+
+
+def test_tokens_that_both_directions_may_see_are_no_fault_where_only_masked_ones_are_asked_for() -> None:
+    torch.manual_seed(0)
+    model = Decoder("none")
+
+    def loss(_: int) -> Tensor:
+        given = text()
+        is_hidden = torch.rand(given.shape) < 0.15
+        return against(model(given.masked_fill(is_hidden, 0)), given.masked_fill(~is_hidden, -100))
+
+    assert not trained(model, loss)
+
+
+@pytest.mark.parametrize("ignored", [0, -100])
+def test_padding_that_counts_is_told(ignored: int) -> None:
+    torch.manual_seed(0)
+    model = Decoder()
+
+    def loss(_: int) -> Tensor:
+        given = text(padding=True)
+        return against(model(given[:, :-1]), given[:, 1:], ignore_index=ignored)
+
+    assert set(trained(model, loss)) == ({"padding_counted"} if ignored else set())
+
+
+class Sorter(nn.Module):
+    """Reads a class off a sequence; of *order*, samples first is right."""
+
+    def __init__(self, is_right: bool) -> None:
+        super().__init__()
+        self.tokens, self.layer = nn.Embedding(VOCABULARY, 8), nn.GRU(8, 16, batch_first=is_right)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        made: Tensor = self.head(self.layer(self.tokens(tokens))[0][:, -1])
+        return made
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_recurrent_layer_that_takes_samples_for_time_is_told(is_right: bool) -> None:
+    torch.manual_seed(0)
+    model = Sorter(is_right)
+
+    def loss(_: int) -> Tensor:
+        given = text()
+        return functional.cross_entropy(model(given), given[:, 0] % 3)
+
+    assert ("samples_mixed" in trained(model, loss, steps=8)) is not is_right
+
+
+def test_time_in_front_is_no_fault() -> None:
+    torch.manual_seed(0)
+    tokens, layer, head = nn.Embedding(VOCABULARY, 8), nn.GRU(8, 16), nn.Linear(16, VOCABULARY)
+
+    class TimeFirst(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList((tokens, layer, head))
+
+        def forward(self, given: Tensor) -> Tensor:
+            made: Tensor = head(layer(tokens(given))[0])
+            return made
+
+    model = TimeFirst()
+
+    def loss(_: int) -> Tensor:
+        given = text().T
+        return against(model(given[:-1]), given[1:])
+
+    assert not trained(model, loss)
+
+
+def test_outputs_and_targets_in_another_order_are_told() -> None:
+    torch.manual_seed(0)
+    model = Decoder()
+
+    def loss(_: int) -> Tensor:
+        given = text()
+        return against(model(given[:, :-1]).transpose(0, 1), given[:, 1:])
+
+    found = trained(model, loss)["samples_mixed"]
+    assert (
+        found.message
+        == "the loss compares the outputs of one place with the targets of another: one goes by samples, the other by places"
+    )
+
+
+@pytest.mark.parametrize("is_inverted", [True, False])
+def test_a_mask_the_wrong_way_round_is_told(is_inverted: bool) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    settings = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=50, **settings))
+
+    def loss(_: int) -> Tensor:
+        mask = (torch.arange(20) < torch.randint(5, 18, (16, 1))).long()
+        given = torch.randint(1, 50, (16, 20)) * mask
+        made = model(input_ids=given, attention_mask=1 - mask if is_inverted else mask, labels=given[:, 0] % 2)
+        value: Tensor = made.loss
+        return value
+
+    assert set(trained(model, loss, steps=8)) == ({"padding_alone"} if is_inverted else set())
+
+
+def mlp(outputs: int, last: nn.Module | None = None) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, outputs), *(() if last is None else (last,)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("one class", "all labels of the first 10 training passes, 320 samples, are one class"),
+        ("sorted", "all labels of a batch are one class, in each of 10 training passes, and 4 classes in all"),
+        ("several", ""),
+        ("a positive in front", ""),
+    ],
+)
+def test_labels_that_are_alike_are_told(kind: str, told: str) -> None:
+    torch.manual_seed(0)
+    model = mlp(4)
+
+    def loss(step: int) -> Tensor:
+        x = torch.randn(32, 8)
+        labels = {"one class": torch.full((32,), 2), "sorted": torch.full((32,), step % 4), "several": x[:, :4].argmax(1)}
+        return functional.cross_entropy(model(x), labels.get(kind, torch.zeros(32, dtype=torch.int64)))
+
+    class InFront(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            made = functional.normalize(self.part(x), dim=1)
+            return torch.cat([made.square().sum(1, keepdim=True), made @ made.detach().T], 1) / 0.1
+
+    whole = InFront()
+    if kind == "a positive in front":
+        found = trained(whole, lambda _: functional.cross_entropy(whole(torch.randn(32, 8)), torch.zeros(32, dtype=torch.int64)))
+    else:
+        found = trained(model, loss)
+    assert ("labels_alike" in found) is bool(told)
+    assert not told or found["labels_alike"].message == told
+
+
+@pytest.mark.parametrize(("share", "is_alike"), [(0.0, True), (1.0, True), (0.5, False)])
+def test_binary_targets_that_are_alike_are_told(share: float, is_alike: bool) -> None:
+    torch.manual_seed(0)
+    model = mlp(1)
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(32, 8)
+        return functional.binary_cross_entropy_with_logits(model(x)[:, 0], (x[:, 0].sigmoid() < share).float())
+
+    assert ("labels_alike" in trained(model, loss)) is is_alike
+
+
+def test_a_discriminator_that_sees_one_kind_at_a_time_is_healthy() -> None:
+    torch.manual_seed(0)
+    model = mlp(1)
+
+    def loss(_: int) -> Tensor:
+        real, made = (functional.binary_cross_entropy_with_logits, model(torch.randn(32, 8) + 1)), model(torch.randn(32, 8))
+        return real[0](real[1], torch.ones(32, 1)) + real[0](made, torch.zeros(32, 1))
+
+    assert not trained(model, loss)
+
+
+@pytest.mark.parametrize(("last", "reach"), [(nn.Sigmoid(), (0.0, 1.0)), (nn.Tanh(), (-1.0, 1.0)), (nn.ReLU(), (0.0, 9.0))])
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_targets_beyond_the_last_activation_are_told(last: nn.Module, reach: tuple[float, float], by_hand: bool) -> None:
+    for beyond in (True, False):
+        torch.manual_seed(0)
+        model = mlp(1, last)
+
+        def loss(_: int, beyond: bool = beyond, model: nn.Module = model) -> Tensor:
+            x = torch.randn(64, 8)
+            target = 2 * x[:, :1] if beyond else (2 * x[:, :1]).clamp(*reach)
+            return (model(x) - target).square().mean() if by_hand else functional.mse_loss(model(x), target)
+
+        assert ("target_beyond" in trained(model, loss, steps=6)) is beyond
+
+
+@pytest.mark.parametrize(("weight", "is_told"), [(3.0, False), (5000.0, True)])
+def test_a_weight_of_ones_is_told(weight: float, is_told: bool) -> None:
+    torch.manual_seed(0)
+    model = mlp(1)
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(64, 8)
+        return functional.binary_cross_entropy_with_logits(model(x), (x[:, :1] > 0.6).float(), pos_weight=torch.tensor(weight))
+
+    found = trained(model, loss, steps=6)
+    assert ("weight_of_ones" in found) is is_told
+    assert not is_told or found["weight_of_ones"].value == pytest.approx(weight, rel=1e-3)
+
+
+@pytest.mark.parametrize(("momentum", "is_told"), [(0.1, False), (1e-4, True)])
+def test_running_statistics_that_are_not_those_of_batches_are_told(momentum: float, is_told: bool) -> None:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(8, momentum=momentum)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), norm, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+
+    def loss(_: int) -> Tensor:
+        x, labels = 3 * torch.randn(16, 3, 8, 8) + 6, torch.arange(16) % 2
+        return functional.cross_entropy(model(x + labels[:, None, None, None]), labels)
+
+    found = trained(model, loss, steps=200)
+    assert ("running_off" in found) is is_told
+    assert not is_told or found["running_off"].site == "1:output"
+
+
+class Rated(nn.Module):
+    """Rates items by one number each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.items, self.head = nn.Embedding(100, 8), nn.Linear(8, 1)
+
+    def forward(self, items: Tensor) -> Tensor:
+        made: Tensor = self.head(self.items(items))
+        return made
+
+
+@pytest.mark.parametrize(("used", "is_told"), [(2, True), (100, False)])
+def test_a_table_of_which_few_rows_are_asked_for_is_told(used: int, is_told: bool) -> None:
+    torch.manual_seed(0)
+    model = Rated()
+
+    def loss(_: int) -> Tensor:
+        items = torch.randint(used, (128,))
+        return functional.mse_loss(model(items)[:, 0], items / 100)
+
+    found = trained(model, loss, steps=20)
+    assert ("few_indices" in found) is is_told
+    assert not is_told or found["few_indices"].message == "items.weight: of its 100 rows 1,280 indices ask for 2"
+
+
+def test_outputs_that_have_come_to_be_alike_are_told() -> None:
+    torch.manual_seed(0)
+
+    class OnSphere(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return functional.normalize(super().forward(x), dim=1)
+
+    def collapsed(_: int) -> Tensor:
+        made = model(torch.randn(64, 8))
+        value: Tensor = -(made @ made.T).mean()
+        return value
+
+    def apart(_: int) -> Tensor:
+        x = torch.randn(64, 8)
+        one, other = (model(x + 0.1 * torch.randn_like(x)) for _ in range(2))
+        return functional.cross_entropy(one @ other.T / 0.1, torch.arange(64))
+
+    model = OnSphere(*mlp(16))
+    assert "outputs_alike" in trained(model, collapsed, steps=300, lr=1e-2)
+    model = OnSphere(*mlp(16))
+    assert not trained(model, apart, steps=300, lr=1e-2)
+
+
+# Nothing is changed
+
+
+def weights_after(model: nn.Module, loss: Callable[[int], Tensor], *, watched: bool) -> list[Tensor]:
+    torch.manual_seed(1)
+    if watched:
+        trained(model, loss, steps=6)
+        return [each.detach() for each in model.parameters()]
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    for step in range(6):
+        value = loss(step)
+        optimizer.zero_grad()
+        value.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return [each.detach() for each in model.parameters()]
+
+
+@pytest.mark.parametrize("is_checkpointed", [False, True])
+def test_a_training_is_the_same_and_hooks_are_called_as_often(is_checkpointed: bool) -> None:
+    """The graph is walked without the engine: no hook of a tensor runs, and no checkpoint is computed again."""
+    ends, calls = [], []
+    for watched in (False, True):
+        torch.manual_seed(0)
+        model, seen = Decoder("none", is_checkpointed=is_checkpointed), []
+        model.layers[0].register_full_backward_hook(lambda *_, seen=seen: seen.append("module"))
+        model.layers[1].register_forward_hook(lambda *_, seen=seen: seen.append("forward"))
+
+        def hooked(module: nn.Module, args: Any, made: Tensor, seen: list[str] = seen) -> None:
+            made.register_hook(lambda _: seen.append("tensor"))
+            made.retain_grad()
+
+        model.tokens.register_forward_hook(hooked)
+        ends.append(weights_after(model, next_token(model), watched=watched))
+        calls.append(seen)
+    assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
+    assert calls[0] == calls[1]
+
+
+def test_a_backward_written_in_python_does_not_run_twice() -> None:
+    passes = []
+
+    class Once(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(context: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+            passes.append(1)
+            return gradient * 2
+
+    class Own(Decoder):
+        def forward(self, tokens: Tensor) -> Tensor:
+            made: Tensor = Once.apply(super().forward(tokens))  # type: ignore[no-untyped-call]
+            return made
+
+    torch.manual_seed(0)
+    model = Own("none")
+    trained(model, next_token(model), steps=5)
+    assert len(passes) == 5
