@@ -532,6 +532,33 @@ def test_a_first_loss_that_is_far_too_large_follows_from_an_input_that_is() -> N
     assert (every["input_large"], every["begins_large"]) == ("", "input_large")
 
 
+@pytest.mark.parametrize(
+    ("times", "factor", "rate", "says"),
+    [
+        (1.0, 200.0, 1e-3, "2 returns what is "),  # a factor between two layers
+        (1.0, 200.0, 10.0, "2 returns what is "),  # and a first step that leaves nothing of the weights
+        (3.5, 30.0, 1e-3, "2 returns what is "),
+        (4.0, 1.0, 1e-3, "scale the initial weights"),  # each is less than is told of one alone
+    ],
+)
+def test_initial_weights_are_blamed_for_large_outputs_only_where_they_are_large(
+    times: float, factor: float, rate: float, says: str
+) -> None:
+    class Factor(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return factor * x
+
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), Factor(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 3))
+    with torch.no_grad():
+        for layer in (model[0], model[3], model[5]):
+            layer.weight.mul_(times)  # type: ignore[operator]
+    x, y = torch.randn(64, 8), torch.randint(3, (64,))
+    told = found(model, SGD(model.parameters(), lr=rate), lambda step: functional.cross_entropy(model(x), y), steps=6)
+    assert told["begins_large"].advice.startswith(says)
+    assert ("no weight begins larger than usual" in told["begins_large"].message) is (times == 1 and rate < 1)
+    assert ("initial weights" in told["begins_large"].advice) is (times > 1)
+
+
 class _LowRank(nn.Module):
     """A frozen layer and a path of rank 2 beside it, whose matrices are parameters of the module around both."""
 
@@ -904,6 +931,7 @@ def test_what_is_added_up_between_two_layers_is_told_at_the_second(optimizer: Ca
     root = trained(model, optimizer(model.parameters()), loss, 40, every=every, bad_steps=None).findings[0]
     assert root.rule == "begins_large"
     assert root.advice.startswith("what goes into layers.0 is ")
+    assert "initial weights" not in root.advice
     fine = Neighbours(is_mean=True)
     model = fine
     assert "begins_large" not in found(fine, optimizer(fine.parameters()), loss, 40)
@@ -1407,6 +1435,7 @@ def test_a_normalisation_with_statistics_of_other_data_does_not_scale_inputs(sca
     assert set(told) == rules
     if rules:
         assert told["begins_large"].follows == "input_large"
+        assert told["begins_large"].advice.startswith("1 returns what is of size")
 
 
 def test_tanh_that_stands_at_its_ends_in_a_network_that_has_learnt_is_healthy() -> None:

@@ -41,6 +41,12 @@ _SUMS_TO_ZERO = 1e-3  # mean of a gradient, of its size, below which it sums to 
 _NEAR, _AROUND = 0.1, 0.2  # how near a loss and its gradient come to those of a guess, and probabilities to 1/2
 _SIGMOID_OF_HALF = 1 / (1 + math.exp(-0.5))
 _AMPLIFIED = 5.0  # times as large as any output before it, what goes into a layer has been summed or multiplied
+_USUAL_WEIGHT = 3.0  # size of a weight, of torch's own, up to which it is a usual one: He's is 2.5 x, and a small one varies
+_STATISTICS = 3.0  # size of what a normalisation over samples returns, of its weight and bias: with those of what goes in it is 1
+_ELSEWHERE = (
+    "a sum or a product between layers (over neighbours or positions, an exponential, a factor), at a normalisation in evaluation "
+    "mode whose running statistics are not those of the data"
+)
 _NO_SIZE = 0.1  # no output counts as smaller: a hundredfold of less is no large one
 _ALIKE = 1.05  # ratios of updates to gradients that differ by less are one learning rate
 _LARGE_RATE, _LARGE_STEP = 0.5, 0.03  # learning rates that are no usual ones: of gradients, and of steps of that size
@@ -557,21 +563,73 @@ class LayerFindings:
             yield from joined(history, [(column, replace(found, step=int(self._first_step[column]))) for column in columns])
 
     def _told_where(self, found: Finding) -> Finding:
-        """Return a finding with the first place at which what goes into a layer is far larger than any output before it."""
+        """Return a finding about first outputs that are too large with what makes them so, as far as the weights do not."""
+        (least, most), place = self._begun_between(), self._amplified_at()
+        size = self._inputs[0] if self._inputs else math.nan
+        goes_in = f"look at what goes in (of size {short(size)})" if size >= _USUAL_WEIGHT else "look at what goes in"
+        advice = found.advice
+        if most < _USUAL_WEIGHT:
+            found = replace(found, message=f"{found.message}, though no weight begins larger than usual")
+            advice = goes_in if place else f"{goes_in}, at {_ELSEWHERE}"
+        elif least < _USUAL_WEIGHT:  # the first step may have moved them far, and what they were before is not known
+            advice = f"{goes_in}, " + f"at {_ELSEWHERE}, " * (not place) + "and at the weights as they begin"
+        return replace(found, advice=f"{place}; else {advice}", quantity="output") if place else replace(found, advice=advice)
+
+    def _begun_between(self) -> tuple[float, float]:
+        """Return how large the parameter that begins largest is beside a usual one, at least and at most; infinite if not known."""
+        history, sizes = self.history, self._first
+        columns = [c for c in np.flatnonzero(history.at("param")).tolist() if math.isfinite(sizes[c])]
+        known, between = {history.sites[c].path for c in columns}, [(0.0, 0.0)]
+        for column in columns:
+            fact, moved = history.facts[column], self._moved(column, sizes)
+            usual = fact.usual if history.matrix[column] and fact.usual else 1.0
+            between.append(((sizes[column] - moved) / usual, (sizes[column] + moved) / usual))
+        least, most = (float(max(each)) for each in zip(*between, strict=True))
+        return least, most if known.issuperset(path for path, _ in self._of_model()) else math.inf
+
+    def _amplified_at(self) -> str:
+        """Return in words the first place that makes what goes through it far larger, and is no weight; ``""`` where none does."""
         history, first, before = self.history, self._first, math.nan
+        owners = {path.rpartition(".")[0] for path, _ in self._of_model()}  # modules with parameters of their own
         for column in [c for c in _in_order(history, "output") if math.isfinite(first[c])]:
             names = (parameter_of(history.sites[column].path, name) for name in ("weight", "bias"))
             weight, bias = (history.column_at(name, "param") for name in names)
-            if weight is not None and history.matrix[weight]:
-                size = first[weight] + self._moved(weight, first)  # at most, before the step
-                made = first[column] - (0.0 if bias is None else first[bias])
-                times = made / (size * history.facts[weight].inputs ** 0.5) / before
-                if times >= _AMPLIFIED:
-                    what = f"what goes into {history.name(column)} is {times:.2g} x as large as any output before it: look there"
-                    advice = f"{what} for a sum over neighbours or positions, an exponential or a factor; else {found.advice}"
-                    return replace(found, advice=advice, quantity="output")
+            own = sum(first[c] + self._moved(c, first) for c in (weight, bias) if c is not None)
+            is_norm = weight is not None and history.facts[column].kind.startswith("BatchNorm")
+            if is_norm and first[column] >= _STATISTICS * max(own, 1.0):
+                return (
+                    f"{history.name(column)} returns what is of size {short(first[column])}: its running statistics are not those "
+                    "of what goes in, look there for evaluation mode, and at the scale of the data"
+                )
+            is_layer = weight is not None and history.matrix[weight]
+            goes_in = self._goes_in(column, weight, bias) if weight is not None and is_layer else math.nan
+            if not is_layer and history.sites[column].path not in owners:
+                goes_in = float(first[column])
+            if goes_in >= _AMPLIFIED * before:
+                what = "what goes into " * bool(is_layer) + history.name(column) + " returns what" * (not is_layer)
+                return (
+                    f"{what} is {short(goes_in / before)} x as large as any output before it: look there for a sum over neighbours "
+                    "or positions, an exponential or a factor"
+                )
             before = np.fmax(before, first[column])
-        return found
+        return ""
+
+    def _goes_in(self, output: int, weight: int, bias: int | None) -> float:
+        """Return the size of what went into a layer at first: its *output* / (size of the *weight* x root of its inputs).
+
+        Where the first step has moved the weight far, its size before that is not known. Then the gradient of the weight against
+        that of the bias says it, and no more than a weight of a usual size would.
+        """
+        history, first = self.history, self._first
+        fact, moved = history.facts[weight], self._moved(weight, first)
+        made = float(first[output] - (0.0 if bias is None else max(0.0, first[bias] - self._moved(bias, first))))
+        least = made / ((float(first[weight]) + moved) * math.sqrt(fact.inputs))
+        if moved <= _MOVED * first[weight]:
+            return least
+        at = [c if c is None else history.column_at(history.sites[c].path, "grad") for c in (weight, bias)]
+        if at[0] is None or at[1] is None or not first[at[1]] > 0:
+            return least
+        return min(float(first[at[0]] / first[at[1]]), made / (fact.usual * math.sqrt(fact.inputs)))
 
     @property
     def input_scale(self) -> float:
