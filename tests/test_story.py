@@ -184,10 +184,10 @@ def test_a_rule_that_is_not_known_here_is_a_root(rule: str) -> None:
 def test_a_symptom_that_nothing_explains_stands_behind_a_root_that_names_a_cause() -> None:
     """However grave it is; a note stands last."""
     symptom = Finding("gradient_growth", "grew", step=30, severity="bad")
-    cause = Finding("dropped", "99 % dropped", "1:output", step=50, first_step=50)
+    cause = Finding("eps_large", "eps is 10", step=50, first_step=50)
     note = Finding("dead", "half", "3:output", step=0, severity="note")
     assert [(each.rule, each.follows) for each in told([note, symptom, cause])] == [
-        ("dropped", ""),
+        ("eps_large", ""),
         ("gradient_growth", ""),
         ("dead", ""),
     ]

@@ -272,6 +272,59 @@ def test_a_dropout_of_a_tenth_may_be_given_sparse_numbers() -> None:
     assert found(model, Adam(model.parameters(), 3e-3), loss)["dropped"].site == "0:output"
 
 
+def test_a_dropout_of_nearly_all_explains_large_steps() -> None:
+    """What is left is multiplied by 1 / (1 - rate), and so is its noise."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Dropout(0.97), nn.Linear(32, 2))
+    every = trained(model, SGD(model.parameters(), lr=0.1, momentum=0.9), classes(model), steps=60).findings
+    root, *others = [each for each in every if each.severity != "note"]
+    assert root.rule == "dropped"
+    assert "update_large" in [each.rule for each in others]
+    assert {each.follows for each in others} == {"dropped"}
+
+
+def test_targets_far_larger_than_one_of_several_outputs_are_told_of_outputs_that_grow() -> None:
+    """The loss is that of both outputs, so that what it says of targets is no finding by itself."""
+
+    class Detects(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.body, self.box, self.kind = nn.Sequential(nn.Linear(8, 32), nn.ReLU()), nn.Linear(32, 4), nn.Linear(32, 3)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            seen = self.body(x)
+            return self.box(seen), self.kind(seen)
+
+    def told(size: float) -> list[str]:
+        model = Detects()
+
+        def loss(step: int) -> Tensor:
+            x = torch.randn(32, 8)
+            box, kind = model(x)
+            return functional.smooth_l1_loss(box, size * x[:, :4].abs()) + functional.cross_entropy(kind, (x[:, 0] > 0).long())
+
+        every = trained(model, Adam(model.parameters(), lr=1e-2), loss, steps=150).findings
+        return [each.advice for each in every if each.rule in ("output_growth", "weight_growth")]
+
+    (advice, *_) = told(3000.0)
+    assert advice.startswith("a first loss of 2,")
+    assert "look at the scale of the targets first" in advice
+    assert told(1.0) == []
+
+
+def test_a_gradient_that_was_there_before_is_not_cut_by_a_detach() -> None:
+    model = mlp()
+
+    def loss(step: int) -> Tensor:
+        x = torch.randn(32, 8)
+        gain = (x[:, 0] > 0).float() * (step < 20)  # rewards are all alike then
+        return (model(x)[:, 0] * gain).mean() - 0.1 * (step < 20)
+
+    every = found(model, Adam(model.parameters()), loss, steps=40)
+    assert every["gradient_zero"].advice.startswith("the loss is 0, too, so that nothing tells good outputs from bad ones")
+
+
 def test_a_weight_of_one_element_is_not_constant() -> None:
     torch.manual_seed(0)
     model = nn.Linear(1, 1)

@@ -316,13 +316,14 @@ def norm_setting(
 
 @entry(
     f"a dropout layer drops more than {percent(DROPPED)} of what it is given, in 3 of 5 logged steps",
-    "Srivastava et al., 2014, section A.4: rates of 0.2 to 0.5",
+    "Srivastava et al., 2014, section A.4: rates of 0.2 to 0.5; what is left is multiplied by 1 / (1 - rate), and so is its noise",
     "lower the rate",
     needs=("zeros:output",),
     evidence=("zeros",),
     at="dropout",
     window=Window(3, 5),
-    about=("setup", "lost"),
+    brings=("update_small",),
+    about=("setup", "large"),
 )
 def dropped(share: float, *, most: float = DROPPED) -> Judged:
     """Judge the *share* that a dropout layer sets to zero."""

@@ -44,8 +44,8 @@ _AMPLIFIED = 5.0  # times as large as any output before it, what goes into a lay
 _USUAL_WEIGHT = 3.0  # size of a weight, of torch's own, up to which it is a usual one: He's is 2.5 x, and a small one varies
 _STATISTICS = 3.0  # size of what a normalisation over samples returns, of its weight and bias: with those of what goes in it is 1
 _ELSEWHERE = (
-    "a sum or a product between layers (over neighbours or positions, an exponential, a factor), at a normalisation in evaluation "
-    "mode whose running statistics are not those of the data"
+    "a sum or a product between layers (over neighbours or positions, an exponential, a factor), and at a normalisation in "
+    "evaluation mode whose running statistics are not those of the data"
 )
 _NO_SIZE = 0.1  # no output counts as smaller: a hundredfold of less is no large one
 _ALIKE = 1.05  # ratios of updates to gradients that differ by less are one learning rate
@@ -566,13 +566,16 @@ class LayerFindings:
         """Return a finding about first outputs that are too large with what makes them so, as far as the weights do not."""
         (least, most), place = self._begun_between(), self._amplified_at()
         size = self._inputs[0] if self._inputs else math.nan
-        goes_in = f"look at what goes in (of size {short(size)})" if size >= _USUAL_WEIGHT else "look at what goes in"
+        goes_in = "what goes in" + f" (of size {short(size)})" * bool(size >= _USUAL_WEIGHT)
         advice = found.advice
         if most < _USUAL_WEIGHT:
             found = replace(found, message=f"{found.message}, though no weight begins larger than usual")
-            advice = goes_in if place else f"{goes_in}, at {_ELSEWHERE}"
+            advice = f"look at {goes_in}" if place else f"look at {goes_in}, at {_ELSEWHERE}"
         elif least < _USUAL_WEIGHT:  # the first step may have moved them far, and what they were before is not known
-            advice = f"{goes_in}, " + f"at {_ELSEWHERE}, " * (not place) + "and at the weights as they begin"
+            weights = "the weights as they begin (scaled by 1 / sqrt(inputs), as usual)"
+            is_input = bool(place) or size >= _GROWN
+            first, then = (goes_in, weights) if is_input else (weights, goes_in)
+            advice = f"look at {first}, at {then}" + f", at {_ELSEWHERE}" * (not place)
         return replace(found, advice=f"{place}; else {advice}", quantity="output") if place else replace(found, advice=advice)
 
     def _begun_between(self) -> tuple[float, float]:
@@ -623,6 +626,8 @@ class LayerFindings:
         history, first = self.history, self._first
         fact, moved = history.facts[weight], self._moved(weight, first)
         made = float(first[output] - (0.0 if bias is None else max(0.0, first[bias] - self._moved(bias, first))))
+        if not (fact.inputs and first[weight] + moved > 0):
+            return math.nan  # not known, or all zero
         least = made / ((float(first[weight]) + moved) * math.sqrt(fact.inputs))
         if moved <= _MOVED * first[weight]:
             return least
@@ -641,6 +646,17 @@ class LayerFindings:
         """Whether the first gradient at what runs last is zero throughout."""
         ends = _in_order(self.history, "grad_output")[-1:]
         return any(self._first[column] == 0 for column in ends)
+
+    def output_sizes(self) -> tuple[float, float]:
+        """Return the largest size of the outputs of the model at first and in the last logged step; NaN where it is not known.
+
+        >>> from sonde.rules import Chosen, LayerFindings, ModelFacts
+        >>> LayerFindings(ModelFacts({}), Chosen()).output_sizes()
+        (nan, nan)
+        """
+        at = np.flatnonzero(self.history.is_output_of_model()) if len(self.history) else np.empty(0, np.intp)
+        first, last = self._first[at], self.history.recent[-1:, at].ravel()
+        return float(np.fmax.reduce(first, initial=math.nan)), float(np.fmax.reduce(last, initial=math.nan))
 
     def heaviest(self) -> str:
         """Return in words which weight or bias begins largest beside torch's own initialisation; ``""`` where none is much larger.

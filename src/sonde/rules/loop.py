@@ -99,7 +99,8 @@ def no_training_forward(missed: int, logged: int) -> Judged:
     f"the loss is {RISING:g} x as large as at the beginning ({RISING_EARLY:g} x in the first {EARLY} steps of more), or has lost "
     "all that it had won, or is that of a guess again (3 of 5 medians of 5 values)",
     "TheDeepChecker has 2 x the smallest loss, five times",
-    "look at the sign of the loss and at what changed in the data; {lr}, or {clip_grad_norm}",
+    "look in this order at the sign of the loss, at what changed in the data, and at targets that the model makes itself (values "
+    "of a next state, with a discount of 1 or more or beyond an end); {lr}, or {clip_grad_norm}",
     needs=("loss",),
     severity="bad",
     evidence=("loss", "first", "lowest", "", "", "", ""),

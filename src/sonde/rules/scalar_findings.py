@@ -425,6 +425,11 @@ class _Loss:
         return self.least == min(self._last, default=math.nan) == 0 < self.highest
 
     @property
+    def is_zero(self) -> bool:
+        """Whether the last value is 0."""
+        return bool(self._last) and self._last[-1] == 0
+
+    @property
     def has_converged(self) -> bool:
         """Whether it has come down to a hundredth of what it was, or to 0 for one of the last batches."""
         return self.smooth <= _CONVERGED * self.first > 0 or self.ends()

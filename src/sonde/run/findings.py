@@ -57,6 +57,7 @@ _NOTHING_ARRIVES = (
     "that is saturated, a clamp, a mask, a detach())"
 )
 _TINY_INPUT = 1e-2  # size of inputs that are not scaled
+_FAR_LOSS = 100.0  # a first loss, of the squares of the first outputs, or 1: targets of the size of the outputs are not so far off
 _LARGE_LOSS = 1000.0  # that of outputs around 0 whose targets are of size 30
 _EARLY = 20  # steps in which a loss that is too large by itself does harm, beside what may do it later
 _USUAL_STEPS = 10  # that a momentum of 0.9 adds up
@@ -159,6 +160,10 @@ class _Judges:
             each = replace(each, advice=f"{size}: look at the scale of the targets first; then {each.advice}")
         if each.rule == "gradient_zero" and any(held.gets_nothing for (_, of), held in self._layers.items() if of == each.model):
             return replace(each, advice=f"{_NOTHING_ARRIVES}; else {each.advice}")
+        if each.rule == "gradient_zero" and each.begun:
+            return self._of_lost_gradient(each)
+        if each.rule != "loss_stuck" and each.rule in RULES and RULES[each.rule].about in _TOO_FAR:
+            each = self._of_first_loss(each)
         norm, raw = self._scalars.clipped(each.model)
         if each.rule in ("update_small", "loss_stuck") and _CLIPPED * norm <= raw and not self._pace(each.model) >= _USUAL_PACE:
             advice = (
@@ -189,6 +194,31 @@ class _Judges:
         )
         message = "".join([f"{said}, at lr {rate:g}", *others])
         return replace(each, message=message, advice=advice, evidence={**each.evidence, "lr": rate})
+
+    def _of_lost_gradient(self, each: Finding) -> Finding:
+        """Return the finding that a gradient is zero which was not at first: nothing has cut the graph meanwhile."""
+        began, now = self._output_sizes(each.model)
+        grew = f" (of size {short(now)}, where it was {short(began)} at first)" if now > began else ""
+        saturated = f"outputs{grew} that are saturated (a softmax or a sigmoid that is sure, as by the wrong sign of a loss)"
+        nothing = (
+            "the loss is 0, too, so that nothing tells good outputs from bad ones: look in this order at what it is made of "
+            "(rewards that are all alike, as where a wrong sign has unlearnt the task, a margin, a mask)"
+        )
+        is_zero = self._scalars.loss_of(each.model).is_zero
+        advice = f"{nothing}, at {saturated}" if is_zero else f"it was not zero before: look in this order at {saturated}"
+        return replace(each, advice=f"{advice}, and at dead units")
+
+    def _of_first_loss(self, each: Finding) -> Finding:
+        """Return a finding about what is too large with what a first loss says that is far larger than the first outputs."""
+        (began, _), loss = self._output_sizes(each.model), self._scalars.loss_of(each.model).begun
+        if each.rule in ("target_large", "loss_summed") or not loss >= _FAR_LOSS * max(began * began, 1.0):
+            return each
+        says = f"a first loss of {short(loss)}, at outputs of size {short(began)}, is that of targets far larger than these"
+        return replace(each, advice=f"{says}, or of a sum over samples: look at the scale of the targets first; then {each.advice}")
+
+    def _output_sizes(self, model: str) -> tuple[float, float]:
+        """Return the first and the last size of the outputs of a *model*; NaN where these are not known."""
+        return next((held.output_sizes() for (_, of), held in sorted(self._layers.items()) if of == model), (math.nan, math.nan))
 
     def _is_large(self, model: str, rate: float) -> bool:
         """Whether a learning *rate* is no usual one for the steps of a *model*."""
