@@ -60,6 +60,7 @@ RULE_SYMPTOMS = {
     "optimizer_renewed": "small steps",
     "held_twice": "large steps",
     "eps_large": "small steps",
+    "eps_lost": "range",
     "betas_odd": "large steps",
     "rate_small": "small steps",
     "softmax_twice": "loss",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
 import sonde
 from sonde.rules import Finding
@@ -56,6 +57,32 @@ def test_an_eps_that_is_larger_than_gradients_is_the_root_of_small_steps(eps: fl
     found = trained(lambda model: AdamW(model.parameters(), 1e-3, eps=eps), 120)
     assert ("eps_large" in [each.rule for each in found]) is is_found
     assert not is_found or (found[0].rule == "eps_large" and {each.follows for each in found[1:]} <= {"eps_large"})
+
+
+@pytest.mark.parametrize(
+    ("dtype", "make", "is_found"),
+    [
+        (torch.float16, Adam, True),
+        (torch.float16, partial(RMSprop, lr=1e-3), True),
+        (torch.float16, partial(AdamW, eps=1e-4), False),
+        (torch.float16, partial(Adam, fused=True), False),  # computes in float32
+        (torch.float16, partial(SGD, lr=1e-3), False),
+        (torch.bfloat16, Adam, False),
+        (torch.float32, Adam, False),
+    ],
+)
+def test_an_eps_that_is_zero_in_float16_is_the_root_of_a_nan(dtype: torch.dtype, make: Any, is_found: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2)).to(dtype)
+    optimizer = make(model.parameters())
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False, bad_steps=None) as inspector:
+        for _ in range(6):
+            optimizer.zero_grad()
+            functional.cross_entropy(model(torch.zeros(32, 8, dtype=dtype)), torch.zeros(32).long()).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    assert [each.rule for each in inspector.findings if each.rule == "eps_lost"] == ["eps_lost"] * is_found
+    assert not is_found or inspector.findings[0].rule == "eps_lost"
+    assert {each.follows for each in inspector.findings if each.rule == "nonfinite"} <= {"eps_lost"}
 
 
 @pytest.mark.parametrize(("kind", "is_found"), [(Adam, True), (SGD, False)])

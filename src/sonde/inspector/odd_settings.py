@@ -8,12 +8,14 @@ from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from torch import Tensor
+import torch
+from torch import Tensor, optim
 from torch.optim.optimizer import Optimizer
 
 from sonde.rules import Chosen, Finding
 
 _LONG = 1000  # steps
+_IN_TYPE = (optim.Adam, optim.AdamW, optim.NAdam, optim.Adamax, optim.RMSprop, optim.Adagrad)  # compute as their parameters are
 _ALIVE = 2  # optimizers: where more are kept, they are many, and none is made anew
 
 
@@ -46,7 +48,9 @@ class OddSettings:
             if 0 <= rate <= largest and decay == known:
                 continue
             self._judged[id(optimizer), number] = max(rate, largest), decay
-            for found in filter(None, self._judge(group, rate, decay)):
+            in_float16 = largest < 0 and type(optimizer) in _IN_TYPE and _is_in_float16(group)
+            lost = self._chosen.judge("eps_lost", _number(group.get("eps"))) if in_float16 else None
+            for found in filter(None, (lost, *self._judge(group, rate, decay))):
                 is_meant = found.rule == "rate_negative" and any(_number(each.get("lr")) >= 0 for each in groups)
                 self._keep(replace(found, severity="note") if is_meant else found, epoch, step, first=step)
 
@@ -83,6 +87,12 @@ class OddSettings:
     def found(self) -> tuple[Finding, ...]:
         """Return the findings so far."""
         return tuple(self._found.values())
+
+
+def _is_in_float16(group: Mapping[str, Any]) -> bool:
+    """Return whether an optimizer computes in float16 for a *group*: a fused step computes in float32."""
+    is_plain = not group.get("fused") and isinstance(group.get("eps"), float)
+    return is_plain and any(each.dtype == torch.float16 and each.requires_grad for each in group["params"])
 
 
 def _number(given: Any) -> float:

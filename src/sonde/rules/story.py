@@ -213,7 +213,8 @@ def _moment(each: Finding) -> tuple[float, int, float]:
 def _comes_first(cause: Finding, each: Finding, about: About, other: About, *, is_graver: bool) -> bool:
     """Return whether *cause* is what comes first: by steps, and within one by quantities and layers."""
     if about[0] == "setup":  # it is so from the beginning, whenever it is seen; its first step is its first effect
-        return each.begun > 0 or other[1] == "still" or about[1] != "large" or other[0] == "update"
+        is_of_step = other[0] == "update" or other == ("initialisation", "broken")  # a parameter is looked at behind the step, too
+        return each.begun > 0 or other[1] == "still" or about[1] != "large" or is_of_step
     if other[1] == "still":
         span = each.step - each.begun
         return cause.begun <= each.begun + (span if about == ("weight", "jump") else span // _THIRD)  # a jump takes all back

@@ -36,6 +36,8 @@ REMEMBERED, ADDED_UP = 500.0, 10.0
 """Steps that a momentum adds up, 1 / (1 - momentum), and the learning rate times that: usual settings have 100 steps, and 1."""
 EPS_MOST = 1.0
 """What is added to the root of the mean square of a gradient, which is 1 at most as a rule."""
+EPS_LOST = 2.0**-25
+"""Half of the smallest number of float16 above 0: what is no larger is rounded to 0."""
 GROWN_RATE = 10.0
 """Learning rate against that at which the loss was smallest."""
 
@@ -265,6 +267,22 @@ def eps_large(eps: float, *, most: float = EPS_MOST) -> Judged:
     yield eps > most
     yield eps
     yield f"the optimizer's eps is {eps:g}: it divides each step"
+
+
+@entry(
+    "of an optimizer that divides by the size of gradients, in the type of its parameters (Adam, AdamW, NAdam, Adamax, RMSprop, "
+    "Adagrad; not fused): eps is 0 in float16, the type of parameters that it steps",
+    "IEEE 754: numbers of float16 end at 2**-24, about 6e-8, and half of that is rounded to 0",
+    "keep the parameters that are stepped in float32 (torch.autocast for the forward pass), or in bfloat16; else give eps=1e-4",
+    needs=("lr",),
+    severity="bad",
+    about=("setup", "large"),
+)
+def eps_lost(eps: float, *, most: float = EPS_LOST) -> Judged:
+    """Judge the *eps* of an optimizer that computes in float16."""
+    yield eps <= most
+    yield eps
+    yield f"eps {eps:g} is 0 in float16, the type of the parameters: a gradient of 0 gives 0 / 0, and a small one an infinite step"
 
 
 @entry(
