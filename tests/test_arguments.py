@@ -17,6 +17,7 @@ UNREAD = {
     "cut_off": {"loss"},  # of rules: what the finding carries as evidence, by name
     "dead": {"most"},
     "update_lost": {"most"},
+    "frozen_raw": {"few"},
     "nonfinite": {"count"},
     "would_overflow": {"scaled"},
     "would_underflow": {"scaled"},

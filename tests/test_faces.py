@@ -15,11 +15,7 @@ SOURCE = ROOT / "src" / "sonde"
 ROOMS = sorted(path.parent.name for path in SOURCE.glob("*/__init__.py"))
 PROGRAMS = ["docs", "examples", "benchmarks"]
 
-<<<<<<< HEAD
 STATEMENTS, NAMES = 51_700, 441
-=======
-STATEMENTS, NAMES = 50_981, 440
->>>>>>> b5f8456c (Rules: eps_lost tells of an eps that is 0 in float16, the type in which Adam and the like compute where their parameters are float16)
 """What was reached: see :func:`test_the_size_is_a_ratchet`."""
 
 

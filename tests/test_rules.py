@@ -496,7 +496,7 @@ def test_every_rule_is_listed_with_its_condition_and_source() -> None:
         "betas_odd", "rate_small",
         "rate_negative", "decay_large", "momentum_large", "rate_grown", "gradient_alone", "target_large", "bounded",
         "loss_summed", "labels_several", "labels_alike", "norm_setting", "optimizer_renewed", "held_twice", "eps_large",
-        "eps_lost",
+        "eps_lost", "frozen_raw",
         "eval_mode", "labels_outside", "loss_broadcast", "softmax_twice", "initial_loss", "initial_error", "cut_off",
         "missing_in_optimizer", "step_lost", "not_overfit", "zeroed_as_good", "input_unused", "samples_mixed",
         "random_output", "target_trained", "padding_counted", "padding_alone", "future_seen", "target_shifted",

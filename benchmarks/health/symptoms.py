@@ -39,6 +39,7 @@ RULE_SYMPTOMS = {
     "unmoved": "small steps",
     "unreached": "zero gradient",
     "frozen": "small steps",
+    "frozen_raw": "small steps",
     "weight_large": "scale",
     "attention_large": "saturated",
     "one_index": "constant",

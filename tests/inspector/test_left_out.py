@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def found(
                 model.zero_grad()
                 model(x).square().mean().backward()
                 optimizers[number].step()
-    return [each for each in inspector.findings if each.rule in ("unmoved", "unreached")]
+    return [each for each in inspector.findings if each.rule in ("unmoved", "unreached", "frozen_raw")]
 
 
 def test_a_layer_of_no_optimizer_is_unmoved_from_the_first_logged_step_on() -> None:
@@ -95,6 +96,60 @@ def test_frozen_layers_are_meant() -> None:
     model = deep()
     model[2].requires_grad_(False)
     assert found(model, SGD(but(model, "2."), 0.1)) == []
+
+
+class Frozen(nn.Module):
+    """A network whose *layers* are frozen, with a head behind them; *how* they came to be so."""
+
+    def __init__(self, how: str, layers: int = 3) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.how = how
+        parts: list[nn.Module] = [nn.Linear(4, 64)]
+        for _ in range(layers - 1):
+            parts += [nn.LayerNorm(64), nn.ReLU(), nn.Linear(64, 64)]
+        self.body, self.head = nn.Sequential(*parts), nn.Linear(64 if how != "target" else 4, 2)
+        if "normal" in how:
+            for each in self.body:
+                if isinstance(each, nn.Linear):
+                    nn.init.normal_(each.weight, std=0.02)
+                    nn.init.constant_(each.bias, 0.01 if how == "normal with biases" else 0.0)
+        if how == "trained":
+            with torch.no_grad():
+                for parameter in self.body.parameters():
+                    parameter.add_(3e-3 * torch.randn(parameter.shape))
+        if how == "twin":
+            self.learner = nn.Sequential(*[deepcopy(each) for each in parts])
+        self.body.requires_grad_(False)
+        if how == "between":
+            self.body[3].requires_grad_(True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = self.body(x)
+        y: Tensor = self.head(x) + seen[:, :2] if self.how == "target" else self.head(seen)
+        return y + self.learner(x)[:, :2] if self.how == "twin" else y
+
+
+@pytest.mark.parametrize(
+    ("how", "layers", "severity"),
+    [
+        ("initialised", 3, "warn"),
+        ("normal", 3, "warn"),
+        ("normal with biases", 4, None),
+        ("trained", 4, None),
+        ("initialised", 2, "note"),  # random features may be meant
+        ("between", 3, "note"),
+        ("twin", 4, "note"),  # a target that another part learns
+        ("target", 4, "note"),  # nothing takes what it returns
+    ],
+)
+def test_frozen_layers_that_were_never_trained_are_told_where_a_trained_one_takes_what_they_return(
+    how: str, layers: int, severity: str | None
+) -> None:
+    model = Frozen(how, layers)
+    every = [each for each in found(model, SGD(model.parameters(), lr=0.01)) if each.rule == "frozen_raw"]
+    assert [each.severity for each in every] == [severity] * (severity is not None)
+    assert all(each.site == f"body.{6 if how == 'between' else 0}.weight:param" for each in every)
 
 
 def test_of_a_head_that_alone_is_trained_a_note_says_that_the_others_get_gradients() -> None:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from sonde.engine import SiteHook, parameters_of, version_of
+from sonde.engine import SiteHook, parameters_of, raise_if_foreign, version_of
 from sonde.inspector.measurement.execution_order import Ran
 from sonde.rules import RULES, Chosen, Finding, Severity, among
+from sonde.stats import HostCopy, in_memory
 
 _LOOKS = 2 * int(RULES["unmoved"].thresholds["least"])  # logged steps, from the first on
 _NEAR = 0.7  # distance of a copy, of its size: initial weights are 1.4 of their size apart
+_SAMPLE, _ENOUGH = 4096, 256  # elements of a frozen weight that are looked at, at most; and the fewest that tell something
+_SURE = 2048  # elements of frozen weights in a row: a training that moves each by a hundredth takes ten of these beyond their bound
+_STD = 0.02  # of the normal numbers that transformers begin with
+_MIXING = (nn.Linear, nn.modules.conv._ConvNd)
 _MOST = 0.5  # share of the layers without an optimizer; if more are, the others may be what is meant to be trained: a note
 
 
@@ -47,6 +54,41 @@ class _Left:
         return not has_gradient if self.is_held else not self.hook.was_stepped()
 
 
+class _NeverTrained:
+    """Which frozen weights are exactly as they are initialised: their numbers at one moment, copied without waiting for a device.
+
+    They are uniform within 1 / sqrt(inputs), as torch begins, or normal with a deviation of 0.02, where frozen norms are 1 and
+    biases 0 throughout: a training moves some element beyond that.
+    """
+
+    def __init__(self, frozen: Sequence[SiteHook]) -> None:
+        known = [hook for hook in frozen if hook.target.is_floating_point() and not hook.target.is_inference()]
+        plain = [hook for hook in known if in_memory(hook.target.detach()) is not None]
+        self._weights = [hook for hook in plain if isinstance(hook.module, _MIXING) and hook.target.dim() > 1]
+        self._weights = [hook for hook in self._weights if hook.target.numel() >= _ENOUGH]
+        self._others = [hook for hook in plain if hook.target.dim() == 1 and hook.target.numel()] if self._weights else []
+        self._versions = {id(hook): version_of(hook.target) for hook in self._weights}
+        with torch.inference_mode(False), torch.no_grad():
+            numbers = [_moments(hook.target.detach()) for hook in self._weights]
+            numbers += [(hook.target.detach() - _at_first(hook)).abs().max().double() for hook in self._others]
+            self._numbers = HostCopy.of(numbers)
+
+    def hooks(self) -> list[SiteHook]:
+        """Return those of the weights that were as initialised, and that nothing has written into since."""
+        numbers = self._numbers.unpack()
+        is_plain = bool(self._others) and not any(float(each) for each in numbers[len(self._weights) :])
+        found = []
+        for hook, (largest, mean, square) in zip(self._weights, numbers[: len(self._weights)], strict=True):
+            weight, count = hook.target, min(hook.target.numel(), _SAMPLE)
+            bound, size, error = math.prod(weight.shape[1:]) ** -0.5, math.sqrt(square), 1 / math.sqrt(count)
+            is_within = bound * (1 - 12 / count) <= largest <= bound * (1 + torch.finfo(weight.dtype).eps)
+            is_uniform = is_within and abs(size * math.sqrt(3) / bound - 1) <= 2 * error
+            is_normal = abs(size / _STD - 1) <= 3 * error and abs(mean) <= 4 * _STD * error and largest <= 6 * _STD
+            if (is_uniform or (is_plain and is_normal)) and version_of(weight) == self._versions[id(hook)]:
+                found.append(hook)
+        return found
+
+
 class LeftOut:
     """The parameters of one model that its first logged steps leave as they are. They have no rows, since no step is made of them.
 
@@ -60,6 +102,7 @@ class LeftOut:
         self._chosen = chosen
         self._left: list[_Left] | None = None
         self._frozen: list[SiteHook] = []  # of parameters that are not trained so far
+        self._raw: _NeverTrained | None = None  # what was frozen at the first look
         self._looks = 0
         self._first = (0, 0)  # epoch and step of the first look
         self._layers = 0  # that have trainable parameters
@@ -69,7 +112,8 @@ class LeftOut:
     @property
     def looks(self) -> bool:
         """Whether further logged steps matter."""
-        return (self._looks < _LOOKS and self._left != []) or any(hook.target.requires_grad for hook in self._frozen)
+        lasts = self._left != [] or self._raw is not None
+        return (self._looks < _LOOKS and lasts) or any(hook.target.requires_grad for hook in self._frozen)
 
     def look_at_gradients(self, hooks: Sequence[SiteHook]) -> None:
         """Note which parameters a backward pass of the step has left a gradient."""
@@ -91,6 +135,7 @@ class LeftOut:
             self._first = epoch, step
             self._frozen = [hook for hook in hooks if not hook.is_on_module and not hook.target.requires_grad]
             self._left = list(self._first_left(hooks, held))
+            self._look_at_frozen()
         elif thawed := [hook for hook in self._frozen if hook.target.requires_grad]:
             self._frozen = [hook for hook in self._frozen if not hook.target.requires_grad]
             self._first, self._looks = (epoch, step), 0
@@ -113,6 +158,9 @@ class LeftOut:
     def end(self, hooks: Sequence[SiteHook], ran: Mapping[str, Ran]) -> None:
         """Judge what was seen, unless that is done."""
         left, self._left = self._left or [], []
+        raw, self._raw = self._raw, None
+        if raw is not None:
+            self._found = (*self._found, *self._never_trained(raw.hooks(), hooks, ran))
         if not left:
             return
         loose = [each for each in left if not each.is_held and not each.hook.was_stepped()]
@@ -128,6 +176,41 @@ class LeftOut:
             cut = [each for each in cut if id(each.hook.module) not in copied and _has_matrices(each.hook)]
         found += self._unreached(cut, reached, ran)
         self._found = (*self._found, *[each for each in found if each is not None])
+
+    def _look_at_frozen(self) -> None:
+        """Copy numbers of the frozen weights, if these are plain."""
+        try:
+            self._raw = _NeverTrained(self._frozen) if self._frozen and self._chosen.is_on("frozen_raw") else None
+        except Exception as error:
+            raise_if_foreign(error)
+
+    def _never_trained(self, raw: Sequence[SiteHook], hooks: Sequence[SiteHook], ran: Mapping[str, Ran]) -> Iterator[Finding]:
+        """Yield a finding about frozen layers in a row that were never trained, a note where no trained one takes what they return.
+
+        Nor is more than a note said of a network that is the twin of a trained one, as a target that another part learns.
+        """
+        ids = {id(hook) for hook in raw if not hook.target.requires_grad and _is_current(hook)}
+        weights = [hook for hook in hooks if isinstance(hook.module, _MIXING) and hook.target.dim() > 1]
+        known = sorted(((place, hook) for hook in weights if (place := _place(hook, ran)) is not None), key=lambda two: two[0])
+        small = {id(hook) for _, hook in known if not hook.target.requires_grad and hook.target.numel() < _ENOUGH}
+        told = [each for each in known if id(each[1]) not in small]
+        rows = [list(held) for is_raw, held in groupby(told, key=lambda two: id(two[1]) in ids) if is_raw]
+        rows = [row for row in rows if sum(hook.target.numel() for _, hook in row) >= _SURE]
+        if not rows:
+            return
+        row = max(rows, key=len)
+        found = self._chosen.judge("frozen_raw", float(len(row)))
+        if found is None:
+            return
+        end, last = row[-1]
+        trained = {id(hook.module) for hook in hooks if not hook.is_on_module and _is_trained(hook.target)}
+        behind = next((hook for place, hook in known if place >= end and id(hook.module) in trained), None)
+        takes = behind is not None and (behind is last or math.prod(behind.target.shape[1:]) % len(last.target) == 0)
+        others = {_below(hook) for hook in weights if hook.target.requires_grad}
+        is_twin = all(_below(hook) in others for _, hook in row)
+        names = [hook.sites["param"].name for each in (row, *[each for each in rows if each is not row]) for _, hook in each]
+        told_at = found.at(str(row[0][1].sites["param"]), *self._first, among(names, found.message))
+        yield replace(told_at, first_step=self._first[1], severity=found.severity if takes and not is_twin else "note")
 
     def _unreached(self, cut: Sequence[_Left], reached: Sequence[SiteHook], ran: Mapping[str, Ran]) -> Iterator[Finding | None]:
         """Yield a finding about parameters that a gradient must come to, and a note about those that may be unused.
@@ -176,6 +259,24 @@ class LeftOut:
         (first, judged), names = found[0], [each.hook.sites["param"].name for each, _ in found]
         told = judged.at(str(first.hook.sites["param"]), *self._first, among(names, judged.message))
         return replace(told, first_step=self._first[1])
+
+
+def _moments(weight: Tensor) -> Tensor:
+    """Return the largest magnitude, the mean and the mean square of a sample of a *weight*."""
+    flat = weight.flatten()
+    sample = flat[:: max(1, len(flat) // _SAMPLE)][:_SAMPLE].double()
+    return torch.stack([sample.abs().max(), sample.mean(), sample.square().mean()])
+
+
+def _at_first(hook: SiteHook) -> float:
+    """Return what a bias, or a weight of a normalisation, begins with."""
+    return float("Norm" in type(hook.module).__name__ and hook.name.endswith("weight"))
+
+
+def _below(hook: SiteHook) -> tuple[str, torch.Size]:
+    """Return the name of a parameter without that of the part of the model which it belongs to, and its shape."""
+    part, _, rest = hook.name.partition(".")
+    return rest if "." in rest else part, hook.target.shape
 
 
 def _place(hook: SiteHook, ran: Mapping[str, Ran]) -> int | None:

@@ -27,6 +27,8 @@ WRITTEN = 3.0
 takes back a step at most, so that two explain it."""
 UNMOVED = 5
 """Logged steps in which a weight has a gradient, and no optimizer moves it."""
+RANDOM_FEATURES = 2
+"""Frozen layers in a row that were never trained, and may be meant so."""
 DECAYED, DECAY = 0.05, 0.3
 """Learning rate x weight decay, the share of a weight that each step takes away, and the decay. Usual settings have 1e-3 and 0.3 at
 most."""
@@ -237,6 +239,27 @@ def frozen(weights: float, trained: float, *, most: float = 0.34) -> Judged:
     yield (weights > 0) & (weights <= most * (weights + trained))
     yield weights
     yield "is frozen, between weights that are trained"
+
+
+@entry(
+    "frozen layers (Linear, Conv) whose weights are exactly as initialised: uniform within 1 / sqrt(inputs), or normal of "
+    f"deviation 0.02 beside norms of 1 and biases of 0: more than {RANDOM_FEATURES} in a row, before a trained one that takes "
+    "what they return (warn), else a note",
+    "torch.nn.Linear.reset_parameters; transformers, initializer_range; random features that are meant are a layer or two",
+    "where random features are not meant, load the trained weights (look at what load_state_dict() says of missing keys), or train "
+    "these layers: requires_grad_(True)",
+    needs=("rms:param",),
+    note_until="few",
+    evidence=("layers",),
+    least=UNMOVED,
+    brings=("loss_stuck",),
+    about=("setup", "still"),
+)
+def frozen_raw(layers: float, *, few: float = RANDOM_FEATURES) -> Judged:
+    """Judge how many frozen *layers* in a row were never trained; up to a *few* they may be random features."""
+    yield layers >= 1
+    yield layers
+    yield "is frozen, and was never trained: it is exactly as initialised"
 
 
 @entry(
