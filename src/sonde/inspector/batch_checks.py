@@ -36,6 +36,7 @@ _OFF = 0.02  # of a gradient in half precision, rounding of its sum
 _NOTHING = 1e-6  # of a gradient, rounding
 _SETTLED, _ELEMENTS = 50, 32  # logged steps after which running statistics have settled; elements of a channel
 _OFTEN = 10  # looks at the rows of an embedding that are needed
+_MOST_AXES = 8
 _KEPT, _LAST = 6, 3  # looks at distances that are needed; of these the last
 _SHAPES = ("View", "UnsafeView", "Squeeze", "Unsqueeze", "ToCopy", "Clone")
 _BEHIND = (*_SHAPES, "Div", "Mul")
@@ -50,6 +51,7 @@ class _Look:
         shape: of the output, samples first.
         number: which pass of the step it is.
         made_by: the operation that has made the output.
+        samples: of the output, that are looked at.
         given: the shapes of the inputs whose part in the output was measured, tokens first, and how many are tokens.
         copies: names and numbers, on their way.
     """
@@ -59,6 +61,7 @@ class _Look:
     shape: tuple[int, ...]
     number: int
     made_by: str
+    samples: int
     given: list[tuple[int, ...]] = field(default_factory=list)
     tokens: int = 0
     copies: list[tuple[list[str], HostCopy]] = field(default_factory=list)
@@ -110,6 +113,7 @@ class BatchChecks:
         self._apart: list[tuple[float, float]] = []  # how far outputs of each step were apart, and their size
         self._tables: dict[str, _Table] = {}  # embeddings by the name of the parameter
         self._norms: dict[str, list[Finding | None]] = {}  # by the name of a batch normalisation, what was judged
+        self._axes = {*range(1, _MOST_AXES)}  # that may be of classes, as far as is known
         self._padded = self._mixed = 0  # looks that found the padding read alone, and samples mixed
 
     @property
@@ -130,7 +134,7 @@ class BatchChecks:
             if held is not None and not autograd_state.is_transformed():
                 with torch.inference_mode(False), torch.no_grad(), torch.autocast(held.device.type, enabled=False):
                     made_by = graph_nodes.operation_of(_behind(held.grad_fn, _SHAPES))
-                    self._look(args, kwargs, held, _Look(*moment, tuple(held.shape), number, made_by))
+                    self._look(args, kwargs, held, _Look(*moment, tuple(held.shape), number, made_by, samples_of(held)))
         except Exception as error:
             raise_if_foreign(error)
             self._may_walk = False
@@ -160,7 +164,7 @@ class BatchChecks:
         tokens = [] if depends is None else [each.given for each in depends.tokens]
         count = samples_of(output)
         kept = output.detach() if count == len(output) else output.detach()[:count].clone()  # which lets go of the others
-        hooks.on_result(output, hooks.Bound(_gradient_comes, kept, tokens, look))
+        hooks.on_result(output, hooks.Bound(_gradient_comes, kept, self._axes, tokens, look))
 
     def _count_indices(self, output: Tensor, nodes: Sequence[Any], names: Mapping[int, str]) -> dict[str, Tensor]:
         """Count which rows of embeddings a pass has asked for; return of each: the largest share, rows that were, and how often."""
@@ -206,6 +210,7 @@ class BatchChecks:
         """Yield that labels are alike: how many each pass had, and their one class, NaN of several; of first passes, of others."""
         axis = _class_axis(look, numbers)
         if axis is not None:
+            self._axes = {axis}
             low, high = numbers[f"low {axis}"], numbers[f"high {axis}"]
             self._labels[look.number == 0].append((numbers["reached"], low if low == high else math.nan))
         elif "zeros" in numbers:
@@ -283,10 +288,10 @@ class BatchChecks:
                 elif ahead is not None and ways[_ALONG] is None:
                     turned = self._chosen.judge("samples_mixed", math.inf, 0.0)
                     yield None if turned is None else replace(turned, message=_OTHER_ORDER, advice=_SAME_ORDER)
-        all_count = numbers.get("reached", 0.0) == look.shape[0]  # as labels for each sample do
+        are_all = numbers.get("reached", 0.0) == look.samples  # as labels for each sample do
         for place, shape in enumerate(look.given):
             own, others = numbers[f"own {place}"], numbers[f"others {place}"]
-            if len(look.shape) == 2 and shape[0] != shape[1] and all_count and others > _NOTHING * own:
+            if len(look.shape) == 2 and shape[0] != shape[1] and are_all and others > _NOTHING * own:
                 yield self._told_mixed(others / (own + others))
 
     def _of_sequence(self, numbers: Mapping[str, float], axis: int, place: int, way: int, ahead: int) -> Iterator[Finding | None]:
@@ -358,24 +363,29 @@ def _norm_numbers(nodes: Sequence[Any], names: Mapping[int, str]) -> dict[str, T
     return found
 
 
-def _gradient_comes(output: Tensor, tokens: Sequence[Tensor], look: _Look, gradient: Tensor) -> None:
+def _gradient_comes(output: Tensor, axes: set[int], tokens: Sequence[Tensor], look: _Look, gradient: Tensor) -> None:
     """Note what the *gradient* at an output shows of the targets; *output* is that of its first samples."""
     try:
         if type(gradient) is Tensor and gradient.shape == look.shape:
             with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False):
                 held = gradient.detach()[: len(output)]
-                look.add(numbers_of(output, held, tokens))
+                look.add(numbers_of(output, held, _class_axes(look) & axes, tokens))
                 look.add(squared_numbers(output, held, look.made_by) if len(output) == len(gradient) else {})
     except Exception as error:
         raise_if_foreign(error)
 
 
+def _class_axes(look: _Look) -> set[int]:
+    """Return the axes of an output that may be those of classes."""
+    return {axis for axis in (1, len(look.shape) - 1) if look.shape[axis] > 1}
+
+
 def _class_axis(look: _Look, numbers: Mapping[str, float]) -> int | None:
     """Return the axis of classes, if the gradient at the output is that of a cross-entropy against one label each; else None."""
-    for axis in sorted({1, len(look.shape) - 1}, reverse=True):
+    for axis in sorted(_class_axes(look), reverse=True):
         counted = numbers.get(f"counted {axis}", 0.0)
         is_one = counted > 0 and numbers[f"single {axis}"] >= _MATCHES * counted
-        if is_one and look.shape[axis] > 1 and numbers[f"off {axis}"] <= _OFF:
+        if is_one and numbers[f"off {axis}"] <= _OFF:
             return axis
     return None
 

@@ -14,7 +14,7 @@ from sonde.engine import graph_nodes, holds_graph, walk
 NODES = 5_000
 """Of a graph, that are walked in Python."""
 _FIRST = ("Embedding", "Addmm", "Mm", "Convolution")  # operations that treat each sample, and each place in it, by itself
-_ELEMENTS = 1 << 22  # of outputs, of which the first samples are looked at
+_ELEMENTS = 1 << 18  # of outputs, of which the first samples are looked at
 _TOKENS = 3  # beside the padding of a sample, so that it is no other one that is read
 _NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")  # mix samples, as is meant
 
@@ -102,7 +102,7 @@ def dependence_of(model: nn.Module, output: Tensor, args: Sequence[Any], kwargs:
 
 def samples_of(output: Tensor) -> int:
     """Return how many samples of an *output* are looked at."""
-    return min(len(output), max(2, _ELEMENTS // output[0].numel()))
+    return min(len(output), max(1, _ELEMENTS // output[0].numel()))
 
 
 def middle_of(output: Tensor) -> tuple[int, int]:

@@ -21,7 +21,7 @@ _NEAR = 0.7  # distance of a copy, of its size: initial weights are 1.4 of their
 _SAMPLE, _ENOUGH = 4096, 256  # elements of a frozen weight that are looked at, at most; and the fewest that tell something
 _SURE = 2048  # elements of frozen weights in a row: a training that moves each by a hundredth takes ten of these beyond their bound
 _STD = 0.02  # of the normal numbers that transformers begin with
-_MIXING = (nn.Linear, nn.modules.conv._ConvNd)
+_MIXING = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _MOST = 0.5  # share of the layers without an optimizer; if more are, the others may be what is meant to be trained: a note
 
 

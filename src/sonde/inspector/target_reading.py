@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -13,30 +13,31 @@ from sonde.engine import graph_nodes
 AHEAD = (-1, 0, 1, 2, 3)
 """By how many places labels are compared with the tokens of the input."""
 _ALIKE = 1e-3  # of a number that is the same for all samples, rounding
+_BINARY = 1 << 14  # elements that are compared with targets of 0 and 1
 _SQUARES = (("MseLoss",), ("Mean", "Pow", "Sub"))  # operations of a loss that is the mean of squared errors
 _BOUNDS = {"Sigmoid": (0.0, 1.0), "Tanh": (-1.0, 1.0), "Relu": (0.0, math.inf), "Softmax": (0.0, 1.0), "Softplus": (0.0, math.inf)}
 _BEYOND = 0.05  # of the width of a range, or of the deviation of targets
 
 
-def numbers_of(output: Tensor, gradient: Tensor, tokens: Sequence[Tensor]) -> dict[str, Tensor]:
+def numbers_of(output: Tensor, gradient: Tensor, axes: Iterable[int], tokens: Sequence[Tensor]) -> dict[str, Tensor]:
     """Return what the *gradient* at an *output* says of targets, as numbers by name. No host sync.
 
     Args:
         output, gradient: ``(samples, ...)``, both without a graph.
+        axes: those that may be of classes.
         tokens: what goes into the model, ``(samples, places)`` each.
     """
     found = {"reached": (gradient != 0).flatten(1).any(1).sum()}
-    for axis in {1, output.dim() - 1} if output.shape[1:].numel() > 1 else ():
+    for axis in axes:
         found |= _label_numbers(gradient.movedim(axis, -1), axis, tokens)
-    return found | _binary_numbers(output, gradient)
+    return found | _binary_numbers(output.flatten()[:_BINARY].double(), gradient.flatten()[:_BINARY].double())
 
 
-def _binary_numbers(output: Tensor, gradient: Tensor) -> dict[str, Tensor]:
-    """Return whether the gradient is that of binary cross-entropies, of logits or probabilities, whose targets are all 0, or all 1.
+def _binary_numbers(made: Tensor, held: Tensor) -> dict[str, Tensor]:
+    """Return whether a gradient *held* is that of binary cross-entropies, of logits or probabilities, with targets all 0, or all 1.
 
     Of targets of both kinds: how many times as much those of 1 weigh, for each and all together; 0 where that is not known.
     """
-    made, held = output.double(), gradient.double()
     chance = made.sigmoid()
     is_share = ((made > 0) & (made < 1)).all()
     varies = (chance.max() - chance.min() > 10 * _ALIKE * chance.max()) & (held != 0).all()

@@ -62,6 +62,21 @@ def test_they_are_those_of_the_engine(kind: str, take: Callable[[Tensor], Tensor
     torch.testing.assert_close(rows, model.table.weight.grad)
 
 
+def test_types_that_autocast_has_changed_are_changed_back() -> None:
+    torch.manual_seed(0)
+    model = Reader(nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True))
+    tokens = torch.randint(11, (4, 5))
+    with torch.autocast("cpu", torch.bfloat16):
+        output = model(tokens)
+    (node,) = embeddings(output)
+    with torch.no_grad():
+        found = graph_nodes.gradients_at(output, torch.ones_like(output).cumsum(-1), {node})[node]
+    (output * torch.ones_like(output).cumsum(-1)).sum().backward()  # type: ignore[no-untyped-call]
+    assert model.table.weight.grad is not None
+    rows = torch.zeros(11, 8).index_add_(0, tokens.flatten(), found.flatten(0, 1))
+    torch.testing.assert_close(rows, model.table.weight.grad)
+
+
 def test_what_an_output_does_not_depend_on_is_left_out() -> None:
     table, other = nn.Embedding(5, 4), nn.Embedding(5, 4)
     tokens = torch.randint(5, (3, 2))

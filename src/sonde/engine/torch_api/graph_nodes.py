@@ -132,8 +132,9 @@ def gradients_at(output: Tensor, weight: Tensor, wanted: Collection[Node]) -> di
                 continue
             gradient = returned[place] if place < len(returned) and leaf_of(before) is None else None
             if gradient is not None:
-                wide, there = before._input_metadata[number].shape, held.setdefault(before, {})
-                narrow = gradient if gradient.shape == wide else gradient.sum_to_size(wide)  # of what was broadcast
+                made_of, there = before._input_metadata[number], held.setdefault(before, {})
+                narrow = gradient if gradient.shape == made_of.shape else gradient.sum_to_size(made_of.shape)  # was broadcast
+                narrow = narrow.to(made_of.dtype)
                 there[number] = there[number] + narrow if number in there else narrow
             waits[before] -= 1
             if not waits[before]:
