@@ -36,9 +36,12 @@ _MOVES = (
     "Clamp",
     "ClampMin",
 )
-_REDUCES = ("Mean", "Sum", "Div", "Mul", "Neg", "Rsub", *(_DISTANCES := ("Pow", "Abs", "Norm", "LinalgVectorNorm")))
+_TURNS = ("T", "Transpose")
+_REDUCES = ("Mean", "Sum", "Div", "Mul", "Neg", "Rsub", "Diagonal", *(_DISTANCES := ("Pow", "Abs", "Norm", "LinalgVectorNorm")))
 _TAKES = ("Split", "Unbind", "Slice", "Select", "Index")
 _SQUARES = ("MseLoss", "SmoothL1Loss", "HuberLoss")
+_LINEAR = ("Addmm", "Mm", "Bmm", "Convolution")
+_OF_LOGARITHMS = {"NllLoss": "nll_loss", "NllLoss2D": "nll_loss", "CtcLoss": "ctc_loss"}
 _ELEMENTS = 1 << 20  # of what a softmax is given, whose places are followed
 _MOVE = "move the classes to the last axis before the view: permute(0, 2, 3, 1) or transpose(1, 2), then reshape(-1, classes)"
 _LISTED = "register what is made of layers: nn.ModuleList, nn.ModuleDict or nn.ParameterList in the place of a list or a dict"
@@ -101,6 +104,10 @@ class LossGraph:
                 twice = self._chosen.judge("softmax_twice", math.prod(graph_nodes.shape_of(source)[:1]), math.nan)
                 if twice is not None:
                     yield replace(twice, message=f"{what} is given what a {made.lower()} has made, of shape {_of(source)}")
+            is_divergence = name == "Sub" and len(before) == 1 and graph_nodes.operation_of(before[0]) == "Mul"
+            taken = _behind_moves(graph_nodes.sources_of(before[0])[0]) if is_divergence else source
+            if taken is not None and (is_divergence or name in _OF_LOGARITHMS):
+                yield from self._logarithms("kl_div" if is_divergence else _OF_LOGARITHMS[name], taken, only=is_divergence)
             rows = source if (name, made) == ("Log", "Softmax") else node if name == "LogSoftmax" else None
             if rows is not None and _mixes_axes(rows):
                 scrambled = self._chosen.judge("samples_mixed", math.inf, 0.0)
@@ -113,6 +120,16 @@ class LossGraph:
                 if mixed is not None:
                     message = f"the loss takes a softmax over axis 0 of {_of(rows)}: over the samples, and not over the classes"
                     yield replace(mixed, message=message, value=float(size[0]))
+
+    def _logarithms(self, function: str, taken: Node, *, only: bool) -> Iterator[Finding]:
+        """Yield that a *function* of logarithms of probabilities has *taken* something else: probabilities, or, but with *only*, logits."""
+        made, rows = graph_nodes.operation_of(taken), graph_nodes.shape_of(taken)
+        if made == "Softmax" or (made in _LINEAR and not only):
+            what = "what a softmax has made" if made == "Softmax" else "the outputs of a layer as they are"
+            twice = self._chosen.judge("softmax_twice", math.prod(rows[:1]), math.nan)
+            if twice is not None:
+                message = f"{function} is given {what}, of shape {_of(taken)}, and takes logarithms of probabilities"
+                yield replace(twice, message=message, advice="give it log_softmax of the outputs of the last layer")
 
     def _of_sides(self, nodes: Sequence[Node]) -> Iterator[Finding]:
         """Yield that all of a loss compares two outputs that are both trained.
@@ -233,16 +250,23 @@ def _is_trained_twice(node: Node) -> bool:
     So is a sum of such losses, one minus a cosine, and the cross-entropy of one distribution against another.
     """
     above: set[str] = set()
-    while len(before := graph_nodes.sources_of(node)) == 1 and (name := graph_nodes.operation_of(node)) in _REDUCES:
+    while (name := graph_nodes.operation_of(node)) in _REDUCES:
+        before = graph_nodes.sources_of(node)
+        before = [each for each in before if graph_nodes.shape_of(each) != ()] if name == "Mul" else before  # without a scale
+        if len(before) != 1:
+            break
         above.add(name)
         (node,) = before
+    before = [_behind_moves(each, _TURNS) for each in graph_nodes.sources_of(node)]
     name, made = graph_nodes.operation_of(node), {graph_nodes.operation_of(each) for each in before}
     if len(before) != 2:
         return False
     if name == "Add":
         return all(map(_is_trained_twice, before))
     is_distance = name in _SQUARES or (name == "Sub" and not above.isdisjoint(_DISTANCES) and graph_nodes.shape_of(before[0]) != ())
-    is_distance |= name == "Mul" and (made == {"LogSoftmax", "Softmax"} or (made == {"Div"} and all(map(_is_unit, before))))
+    is_distance |= name == "Mul" and made == {"LogSoftmax", "Softmax"}
+    are_units = made == {"Div"} and all(map(_is_unit, before))
+    is_distance |= are_units and (name == "Mul" or (name == "Mm" and "Diagonal" in above))
     left, right = (set(graph_nodes.nodes_before(_behind_moves(each, _TAKES), _NODES)) for each in before)
     shared = {graph_nodes.operation_of(each) for each in left & right}
     is_apart = shared <= {"AccumulateGrad", "T"} or (left == right and made <= set(_TAKES))
