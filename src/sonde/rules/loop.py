@@ -204,10 +204,9 @@ def loss_unbounded(
     "values and since the first third, or stays at ln(outputs), as a guess; not that of a network that had been trained before, "
     "far below a guess",
     "smdebug, LossNotDecreasing; TheDeepChecker has 5 % of the loss in five checks",
-    "where no finding explains it, look in this order whether labels belong to their samples, whether inputs tell samples apart "
-    "(an augmentation that erases them, a view that mixes them), what stands "
-    "between outputs and loss (a softmax, a temperature, a factor, an eps, shapes that broadcast), whether each part gets a "
-    "gradient, and how far steps move the weights (a thousandth of their size is usual)",
+    "look in this order whether labels belong to their samples, whether inputs tell samples apart (ids, an augmentation, a view "
+    "that mixes them), what stands between outputs and loss (a sign, a softmax, a temperature, a broadcast), which parts get a "
+    "gradient, and how far steps move the weights (a thousandth is usual)",
     needs=("loss",),
     least=STUCK_VALUES,
     about=("loss", "still"),

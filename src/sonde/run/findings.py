@@ -67,8 +67,8 @@ _USUAL_PACE = 3e-4  # update / weight of half of the weights, from which on a le
 _TINY_RATE, _USUAL_RATE, _SLOW = 1e-6, 1e-3, 300  # rates that are small for any optimizer, and for none; steps of a slow training
 _NOT_THE_RATE = (
     "as usual: the learning rate is not too small; look in this order whether labels belong to their samples, whether inputs tell "
-    "samples apart (an augmentation that erases them, a view that mixes them), and at what stands between outputs and loss (a "
-    "softmax, a temperature, an eps, shapes that broadcast)"
+    "samples apart (ids, an augmentation, a view that mixes them), and at what stands between outputs and loss (a sign, a softmax, "
+    "a temperature, a broadcast)"
 )
 _NEVER = 2**62
 _FEW = 8  # steps that are judged one by one, rather than in halves
