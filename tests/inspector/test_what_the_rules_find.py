@@ -613,6 +613,37 @@ def test_initial_weights_are_blamed_for_large_outputs_only_where_they_are_large(
     assert ("initial weights" in told["begins_large"].advice) is (times > 1)
 
 
+def test_an_activation_that_is_called_again_is_no_place_that_enlarges_what_goes_through_it() -> None:
+    """Each layer does, by its weights; the calls together are as large as the last."""
+
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.act, self.last = nn.ReLU(), nn.Linear(16, 3)
+            self.layers = nn.ModuleList([nn.Linear(8 if not place else 16, 16) for place in range(20)])
+            for layer in (*self.layers, self.last):
+                nn.init.normal_(layer.weight, std=1.0)  # type: ignore[arg-type]
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = self.act(layer(x))
+            y: Tensor = self.last(x)
+            return y
+
+    model = Shared()
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.weight.mul_(0.5)  # type: ignore[operator]
+        model.last.weight.mul_(0.5)
+    x, y = torch.randn(64, 8), torch.randint(3, (64,))
+    for rate in (1e-6, 1e-1):
+        loss: Loss = lambda step: functional.cross_entropy(model(x), y)  # noqa: E731
+        told = found(model, SGD(model.parameters(), lr=rate), loss, steps=2, bad_steps=None)
+        assert "weights" in told["begins_large"].advice
+        assert "look there" not in told["begins_large"].advice
+
+
 class _LowRank(nn.Module):
     """A frozen layer and a path of rank 2 beside it, whose matrices are parameters of the module around both."""
 

@@ -594,7 +594,8 @@ class LayerFindings:
         """Return in words the first place that makes what goes through it far larger, and is no weight; ``""`` where none does."""
         history, first, before = self.history, self._first, math.nan
         owners = {path.rpartition(".")[0] for path, _ in self._of_model()}  # modules with parameters of their own
-        for column in [c for c in _in_order(history, "output") if math.isfinite(first[c])]:
+        at = [c for c in _in_order(history, "output") if math.isfinite(first[c]) and self._first_count[c] > 1]  # and no loss
+        for column in [c for c in at if history.calls[c] >= 0]:  # nor the calls of a layer together
             names = (parameter_of(history.sites[column].path, name) for name in ("weight", "bias"))
             weight, bias = (history.column_at(name, "param") for name in names)
             own = sum(first[c] + self._moved(c, first) for c in (weight, bias) if c is not None)

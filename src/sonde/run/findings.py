@@ -211,7 +211,9 @@ class _Judges:
     def _of_first_loss(self, each: Finding) -> Finding:
         """Return a finding about what is too large with what a first loss says that is far larger than the first outputs."""
         (began, _), loss = self._output_sizes(each.model), self._scalars.loss_of(each.model).begun
-        if each.rule in ("target_large", "loss_summed") or not loss >= _FAR_LOSS * max(began * began, 1.0):
+        is_of_classes = math.isfinite(self._chance(each.model))  # whose targets have no scale
+        is_told = is_of_classes or each.rule in ("target_large", "loss_summed")
+        if is_told or not loss >= _FAR_LOSS * max(began * began, 1.0):
             return each
         says = f"a first loss of {short(loss)}, at outputs of size {short(began)}, is that of targets far larger than these"
         return replace(each, advice=f"{says}, or of a sum over samples: look at the scale of the targets first; then {each.advice}")
