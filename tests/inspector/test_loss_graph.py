@@ -42,6 +42,11 @@ def aligned(axis: int) -> Callable[[Tensor, Tensor], Tensor]:
     return loss
 
 
+def turned(y: Tensor) -> Tensor:
+    """Three classes of three places of four samples, classes before places."""
+    return y.reshape(4, 3, 3).transpose(1, 2)
+
+
 def mlp(outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, outputs))
 
@@ -51,7 +56,29 @@ def classes(x: Tensor) -> Tensor:
 
 
 BOTH = "all that the loss compares is trained on both sides: the target moves too, and outputs that are all alike fit"
+LOGARITHMS = "and takes logarithms of probabilities"
+MIXED = "a view between the model and a softmax of 18×2 mixes classes with the other axes"
 LOSSES: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor], str, str]] = {
+    "a divergence of probabilities": (
+        3, lambda y, x: functional.kl_div(y.softmax(-1), x[:, :3].softmax(-1), reduction="batchmean"), "softmax_twice",
+        f"kl_div is given what a softmax has made, of shape 12×3, {LOGARITHMS}",
+    ),
+    "a likelihood of probabilities": (
+        3, lambda y, x: functional.nll_loss(y.softmax(-1), classes(x)), "softmax_twice",
+        f"nll_loss is given what a softmax has made, of shape 12×3, {LOGARITHMS}",
+    ),
+    "a likelihood of outputs": (
+        3, lambda y, x: functional.nll_loss(y, classes(x)), "softmax_twice",
+        f"nll_loss is given the outputs of a layer as they are, of shape 12×3, {LOGARITHMS}",
+    ),
+    "a CTC loss of outputs": (
+        3, lambda y, x: functional.ctc_loss(
+            y.reshape(4, 3, 3), torch.ones(3, 2, dtype=torch.int64).cumsum(1), torch.full((3,), 4), torch.full((3,), 2)
+        ), "softmax_twice", f"ctc_loss is given the outputs of a layer as they are, of shape 12×3, {LOGARITHMS}",
+    ),
+    "a view in the place of a transposition": (
+        3, lambda y, x: functional.cross_entropy(y.view(3, 12).T.reshape(-1, 2), torch.arange(18) % 2), "samples_mixed", MIXED,
+    ),
     "a softmax outside of the model": (
         3, lambda y, x: functional.cross_entropy(y.softmax(-1), classes(x)), "softmax_twice",
         "cross_entropy is given what a softmax has made, of shape 12×3",
@@ -113,6 +140,10 @@ SOUND: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor]]] = {
     "quantiles": (1, lambda y, x: (y - torch.tensor([0.1, 0.5, 0.9])).abs().mean()),
     "variances beside means": (2, lambda y, x: ((y[:, 0] - x[:, 0]).square() * (-y[:, 1]).exp() + y[:, 1]).mean()),
     "an entropy": (3, lambda y, x: (y.softmax(-1) * y.log_softmax(-1)).sum(-1).mean()),
+    "errors of weighted probabilities": (3, lambda y, x: (x[:, :3] - 2 * y.softmax(-1)).square().mean()),
+    "boxes of a grid": (6, lambda y, x: functional.cross_entropy(y.reshape(-1, 3), torch.arange(24) % 3)),
+    "classes in front": (3, lambda y, x: functional.cross_entropy(turned(y), torch.arange(12).reshape(4, 3) % 3)),
+    "positions that are pointed at": (3, lambda y, x: functional.cross_entropy(turned(y).reshape(12, 3), torch.arange(12) % 3)),
     "the same shape": (1, lambda y, x: functional.mse_loss(y, x[:, :1])),
     "distillation": (3, lambda y, x: functional.kl_div(y.log_softmax(-1), x[:, :3].softmax(-1), reduction="batchmean")),
 }  # fmt: skip
@@ -152,6 +183,9 @@ PAIRS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "a cosine": cosine,
     "a cosine by hand": lambda a, b: -(functional.normalize(a, dim=-1) * functional.normalize(b, dim=-1)).sum(-1).mean(),
     "two terms": lambda a, b: (cosine(a, b) + functional.huber_loss(a, b)) / 2,
+    "a matrix of cosines": lambda a, b: (
+        -(functional.normalize(a, dim=-1) @ functional.normalize(b, dim=-1).T).diagonal().mean() / 2
+    ),
     "a divergence": lambda a, b: functional.kl_div(a.log_softmax(-1), b.softmax(-1), reduction="batchmean"),
     "a cross-entropy": lambda a, b: functional.cross_entropy(a, b.softmax(-1)),
 }

@@ -55,7 +55,7 @@ class _Left:
 
 
 class _NeverTrained:
-    """Which frozen weights are exactly as they are initialised: their numbers at one moment, copied without waiting for a device.
+    """Which weights that nothing moves are exactly as initialised: their numbers at one moment, copied without a wait for a device.
 
     They are uniform within 1 / sqrt(inputs), as torch begins, or normal with a deviation of 0.02, where frozen norms are 1 and
     biases 0 throughout: a training moves some element beyond that.
@@ -158,13 +158,14 @@ class LeftOut:
     def end(self, hooks: Sequence[SiteHook], ran: Mapping[str, Ran]) -> None:
         """Judge what was seen, unless that is done."""
         left, self._left = self._left or [], []
-        raw, self._raw = self._raw, None
-        if raw is not None:
-            self._found = (*self._found, *self._never_trained(raw.hooks(), hooks, ran))
+        raw: Sequence[SiteHook] = [] if self._raw is None else self._raw.hooks()
+        self._raw = None
+        self._found = (*self._found, *self._never_trained(raw, hooks, ran))
         if not left:
             return
         loose = [each for each in left if not each.is_held and not each.hook.was_stepped()]
         are_most = len({id(each.hook.module) for each in loose}) > _MOST * self._layers and not _adapts_frozen(loose, hooks)
+        are_most = are_most and not self._must_move(loose, raw, hooks)
         unmoved = self._judged("unmoved", loose, ran)
         cleared = [each for each in left if 2 * each.had > each.steps]
         found = [replace(unmoved, severity="note") if unmoved is not None and are_most else unmoved]
@@ -177,10 +178,22 @@ class LeftOut:
         found += self._unreached(cut, reached, ran)
         self._found = (*self._found, *[each for each in found if each is not None])
 
+    def _must_move(self, loose: Sequence[_Left], raw: Sequence[SiteHook], hooks: Iterable[SiteHook]) -> bool:
+        """Return whether what no optimizer moves is all that could be trained, or most of it was never trained.
+
+        A head on trained layers may be all that is meant to be trained.
+        """
+        left, never = {id(each.hook) for each in loose}, {id(hook) for hook in raw}
+        weights = [each for each in loose if isinstance(each.hook.module, _MIXING) and each.hook.target.dim() > 1]
+        is_raw = [id(each.hook) in never for each in weights]
+        is_all = all(id(hook) in left for hook in hooks if not hook.is_on_module and _is_trained(hook.target))
+        return is_all or (sum(is_raw) > RULES["frozen_raw"].thresholds["few"] and sum(is_raw) > _MOST * len(is_raw))
+
     def _look_at_frozen(self) -> None:
-        """Copy numbers of the frozen weights, if these are plain."""
+        """Copy numbers of the weights that are frozen, or in no optimizer, if these are plain."""
+        still = [*self._frozen, *[each.hook for each in self._left or () if not each.is_held]]
         try:
-            self._raw = _NeverTrained(self._frozen) if self._frozen and self._chosen.is_on("frozen_raw") else None
+            self._raw = _NeverTrained(still) if still and self._chosen.is_on("frozen_raw") else None
         except Exception as error:
             raise_if_foreign(error)
 

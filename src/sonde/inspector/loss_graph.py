@@ -36,7 +36,7 @@ _MOVES = (
     "Clamp",
     "ClampMin",
 )
-_TURNS = ("T", "Transpose")
+_TURNS = ("T", "Transpose", "Permute")
 _REDUCES = ("Mean", "Sum", "Div", "Mul", "Neg", "Rsub", "Diagonal", *(_DISTANCES := ("Pow", "Abs", "Norm", "LinalgVectorNorm")))
 _TAKES = ("Split", "Unbind", "Slice", "Select", "Index")
 _SQUARES = ("MseLoss", "SmoothL1Loss", "HuberLoss")
@@ -90,6 +90,7 @@ class LossGraph:
 
     def _of_function(self, nodes: Sequence[Node]) -> Iterator[Finding]:
         """Yield what is wrong in the *nodes* of the loss function."""
+        seen: set[str] = set()
         for node in nodes:
             name, before = graph_nodes.operation_of(node), graph_nodes.sources_of(node)
             shape = graph_nodes.shape_of(node)
@@ -104,7 +105,9 @@ class LossGraph:
                 twice = self._chosen.judge("softmax_twice", math.prod(graph_nodes.shape_of(source)[:1]), math.nan)
                 if twice is not None:
                     yield replace(twice, message=f"{what} is given what a {made.lower()} has made, of shape {_of(source)}")
-            is_divergence = name == "Sub" and len(before) == 1 and graph_nodes.operation_of(before[0]) == "Mul"
+            seen.add(name)
+            is_sum = name == "Sub" and len(before) == 1 and seen.isdisjoint(_DISTANCES)
+            is_divergence = is_sum and graph_nodes.operation_of(before[0]) == "Mul"
             taken = _behind_moves(graph_nodes.sources_of(before[0])[0]) if is_divergence else source
             if taken is not None and (is_divergence or name in _OF_LOGARITHMS):
                 yield from self._logarithms("kl_div" if is_divergence else _OF_LOGARITHMS[name], taken, only=is_divergence)
@@ -122,7 +125,7 @@ class LossGraph:
                     yield replace(mixed, message=message, value=float(size[0]))
 
     def _logarithms(self, function: str, taken: Node, *, only: bool) -> Iterator[Finding]:
-        """Yield that a *function* of logarithms of probabilities has *taken* something else: probabilities, or, but with *only*, logits."""
+        """Yield that a *function* of logarithms of probabilities has *taken* probabilities, or, but with *only*, logits."""
         made, rows = graph_nodes.operation_of(taken), graph_nodes.shape_of(taken)
         if made == "Softmax" or (made in _LINEAR and not only):
             what = "what a softmax has made" if made == "Softmax" else "the outputs of a layer as they are"

@@ -314,9 +314,9 @@ def labels_several(labels: float, gradient: float, apart: float, size: float, *,
     window=Window(2, 3),
 )
 def overfitting(held_out: float, lowest: float, first: float, loss: float, then: float, *, factor: float = OVERFIT) -> Judged:
-    """Judge the validation loss *held_out*, its *lowest* and its *first* value; the training *loss* was *then* at the lowest.
+    """Judge the validation loss *held_out*, its *lowest* and the *first* value; the training *loss* was *then* at the lowest.
 
-    A rise of less than a twentieth of the first value is none.
+    A rise of less than a twentieth of the first value, that of the training if it is larger, is none.
     """
     rises = (lowest > 0) & (held_out >= np.maximum(factor * lowest, lowest + 0.05 * first))
     yield rises & (held_out > loss) & (loss <= then)

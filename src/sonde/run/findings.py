@@ -283,6 +283,8 @@ class _Judges:
         if each.rule in ("bounded", "labels_several"):
             share = _THIRD if "pull" in each.evidence else _HALF
             return each if self._scalars.loss_of(each.model).stands(share) else None
+        if each.rule == "loss_stuck" and (len(self._rates) > 1 or any(map(math.isnan, self._rates.values()))):
+            return replace(each, severity="note")  # of several optimizers: it may be the sum of losses against each other
         if each.rule in ("rate_grown", "momentum_large"):
             stands = each.rule == "momentum_large" and self._scalars.loss_of(each.model).stands(_HALF, 2)
             return each if stands or self._harms(each, found, each.begun) & _TOO_FAR else None
