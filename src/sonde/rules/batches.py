@@ -63,7 +63,8 @@ def padding_alone(real: float, padding: float) -> Judged:
 @entry(
     "the labels are the next tokens of the input, and outputs depend on these very tokens",
     "Karpathy, A recipe for training neural networks, 2019: use backprop to chart dependencies",
-    "mask the attention to later positions, pad convolutions on the left alone, let no recurrent layer run backwards",
+    "mask the attention to later positions, pad convolutions on the left alone, normalise no position by later ones, and let no "
+    "recurrent layer run backwards",
     needs=("rms:output",),
     severity="bad",
     brings=("overfitting",),

@@ -668,7 +668,7 @@ def decay_of_half() -> Case:
         (future_of_channels_first_and_outputs_last, "future_unseen", "future_seen", "bad"),
         (future_of_channels_last_and_outputs_first, "future_unseen", "future_seen", "bad"),
         (future_of_frames, "future_unseen", "future_seen", "bad"),
-        (targets_not_shifted, "targets_apart", "target_is_input", "warn"),
+        (targets_not_shifted, "targets_apart", "target_shifted", "warn"),
         (own_predictions, "targets_apart", "target_predicted", "bad"),
         (targets_averaged, "targets_used", "target_unused", "warn"),
         (first_sample_alone, "targets_used", "samples_unread", "warn"),

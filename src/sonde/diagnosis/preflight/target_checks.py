@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sonde import rules
 from sonde.answer import Check
 from sonde.diagnosis.preflight.loss_calls import LossCall, LossCalls
 from sonde.diagnosis.preflight.sample_checks import inputs_of, normalise_apart
@@ -39,8 +40,7 @@ def future_unseen(subject: Subject) -> Check:
     if far[0] > far[1]:
         moved = percent(min(far[0], 1.0))
         words = f"the model sees what it is to predict: outputs change by {moved} where only later elements of {name} do"
-        advice = "mask the attention to later positions, pad convolutions on the left only, and normalise no position by later ones"
-        found.append(Finding("future_seen", words, value=far[0], severity="bad", advice=advice))
+        found += _told("future_seen", words, far[0], 1.0)
     said = f"changing later elements of {name}" + ("" if found else " changes no earlier output")
     return Check("future_unseen", said, tuple(found))
 
@@ -57,9 +57,9 @@ def targets_apart(subject: Subject) -> Check:
         advice = "give the labels of the batch as target"
         found.append(Finding("target_predicted", words, severity="bad", advice=advice))
     elif any(_is_copy(subject, call) for call in calls):
-        words = "the targets are the inputs themselves, and the model sees no later ones: it learns to copy"
-        advice = "to predict the next element, shift the targets by one: inputs [:, :-1], targets [:, 1:]"
-        found.append(Finding("target_is_input", words, severity="warn", advice=advice))
+        found += _told(
+            "target_shifted", "the targets are the inputs themselves, and the model sees no later ones: it learns to copy", 0.0
+        )
     given = inputs_of(subject).values()
     are_inputs = any(torch.equal(call.target, held) for call in calls for held in given if held.shape == call.target.shape)
     said = "the inputs, as those of an autoencoder" if are_inputs else "neither inputs nor predictions"
@@ -164,6 +164,12 @@ def _used_by_calls(subject: Subject) -> Check:
             found.append(Finding("target_unused", words, value=abs(after - before), severity="warn"))
     names = " and ".join(dict.fromkeys(call.name for call in calls))
     return Check("targets_used", f"exchanging the targets of {names}" + ("" if found else " changes the loss"), tuple(found))
+
+
+def _told(rule: str, words: str, *numbers: float) -> list[Finding]:
+    """Return what a *rule* finds in *numbers*, in other *words*."""
+    found = rules.judge(rule, *numbers)
+    return [] if found is None else [replace(found, message=words)]
 
 
 # Sequences
