@@ -353,6 +353,25 @@ def test_a_rate_of_zero_is_the_fault_of_the_optimizer() -> None:
     assert "Adam learns it" in found["overfit"].findings[0].message
 
 
+def test_an_optimizer_that_makes_the_loss_larger_is_named() -> None:
+    torch.manual_seed(0)
+    model, x, loss_fn = binary()
+    climbing = torch.optim.SGD(model.parameters(), lr=0.5, maximize=True)
+    found = sonde.preflight(model, x, loss_fn, climbing, checks=["overfit", "learning_rate"])
+    told = [each.advice for check in found.checks for each in check.findings]
+    assert told == ["leave maximize=True out of the optimizer: it makes the loss larger"] * 2
+
+
+@pytest.mark.parametrize("weight", [None, 3.0])
+def test_the_first_loss_of_two_classes_is_compared_with_a_guess(weight: float | None) -> None:
+    """Also where the module of the loss hands a weight of None on; that of weighted classes is another one."""
+    torch.manual_seed(0)
+    model, x, _ = binary()
+    loss_fn = nn.BCEWithLogitsLoss(pos_weight=None if weight is None else torch.tensor(weight))
+    found = sonde.preflight(model, x, lambda out: loss_fn(out, torch.ones_like(out)), checks=["initial_loss"])["initial_loss"]
+    assert found.verdict == ("ok" if weight is None else "unknown")
+
+
 def test_without_a_loss_what_needs_one_is_not_judged() -> None:
     torch.manual_seed(0)
     found = sonde.preflight(nn.Linear(6, 3), torch.randn(4, 6))

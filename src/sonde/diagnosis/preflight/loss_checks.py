@@ -152,7 +152,7 @@ def initial_loss(subject: Subject) -> Check:
                 said = said or f"{short(loss)}; a guess among {call.classes:,} classes has {short(guess)}"
         elif call.name.startswith("binary"):
             loss, guess = call.mean(call.input), math.log(2)
-            if "pos_weight" not in call.kwargs and call.kwargs.get("weight") is None:
+            if call.kwargs.get("pos_weight") is None and call.kwargs.get("weight") is None:
                 found.append(rules.judge("initial_loss", loss, guess))
                 said = said or f"{short(loss)}; a guess has {short(guess)}"
         elif call.name != "kl_div" and call.input.shape == call.target.shape and call.target.numel() > 1:

@@ -113,7 +113,8 @@ def overfit(subject: Subject) -> Check:
     is_learnt = subject.learnt is not None or any(each.severity == "warn" for each in found[1:])
     if given and found and found[0].severity == "bad" and is_learnt:
         advice = (
-            _summed(subject)
+            _maximized(subject)
+            or _summed(subject)
             or frozen_end(subject)
             or "look at the learning rate of the optimizer, and at the parameters that it holds"
         )
@@ -125,6 +126,13 @@ def overfit(subject: Subject) -> Check:
     if best.severity == "warn" and falls:
         best = replace(best, message=f"{best.message}, and still falls: give more steps=", severity="note")
     return Check("overfit", words, (best,))
+
+
+def _maximized(subject: Subject) -> str:
+    """Return the advice about an optimizer that makes the loss larger; ``""`` of another one."""
+    with subject.trial() as trial:
+        is_up = any(group.get("maximize") for group in trial.make_optimizer(subject.optimizer).param_groups)
+    return "leave maximize=True out of the optimizer: it makes the loss larger" if is_up else ""
 
 
 def _summed(subject: Subject) -> str:
@@ -326,7 +334,7 @@ def _against(subject: Subject, rate: float) -> list[Finding]:
         advice = "look for a gradient reversal, a hook or a backward of your own; leave it where a part is to make the loss larger"
         return [Finding("gradient_reversed", words, value=falls[0], severity="warn", advice=advice)]
     if all(fall > _REVERSED * share * abs(before) for fall, share in zip(falls, _SHARES, strict=True)):
-        advice = _summed(subject) or "lower the learning rate; look at the other settings of the optimizer (maximize)"
+        advice = _maximized(subject) or _summed(subject) or "lower the learning rate; look at the other settings of the optimizer"
         words += "; small steps against its gradient lower it"
         return [Finding("step_large", words, value=rate, evidence={"rate": rate}, severity="bad", advice=advice)]
     return []
