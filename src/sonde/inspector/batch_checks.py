@@ -104,7 +104,7 @@ class BatchChecks:
         self._is_on = any(map(chosen.is_on, _RULES))
         self._steps = self._next = 0  # logged steps, and the one that is looked at next
         self._depended = 0  # first passes of a step that were looked at
-        self._may_walk = not communicates(model)  # what ranks share may not run twice
+        self._why = "ranks train it together" if communicates(model) else ""  # graphs are not walked; "" if they are
         self._looks: list[_Look] = []
         self._read = 0  # looks that were judged
         self._has_ended = False
@@ -137,13 +137,13 @@ class BatchChecks:
                     self._look(args, kwargs, held, _Look(*moment, tuple(held.shape), number, made_by, samples_of(held)))
         except Exception as error:
             raise_if_foreign(error)
-            self._may_walk = False
+            self._why = str(error).partition("\n")[0]
 
     def _look(self, args: Sequence[Any], kwargs: Mapping[str, Any], output: Tensor, look: _Look) -> None:
         depends = None
         if look.number == 0:
             self._depended += 1
-            if self._may_walk and self._depended - 1 in _DEPENDS:
+            if not self._why and self._depended - 1 in _DEPENDS:
                 with hooks.no_forwards():
                     depends = dependence_of(self._model, output, args, kwargs)
             nodes = list(graph_nodes.nodes_before(output.grad_fn, NODES))
@@ -183,6 +183,14 @@ class BatchChecks:
             total = counts.sum()
             found |= {f"most {name}": counts.max() / total.clamp(min=1), f"rows {name}": (counts > 0).sum(), f"count {name}": total}
         return found
+
+    def said(self) -> str:
+        """Return in words what could not be read of outputs; ``""`` if nothing is missing."""
+        if self._is_on and self._steps and not self._looks:
+            return (
+                "what targets it is given, and what it depends on, were not read: compiled, of one sample, or not called by itself"
+            )
+        return f"what it depends on was not read: {self._why}" if self._is_on and self._why else ""
 
     def end(self) -> None:
         """Judge the last pass, too: no gradient comes any more."""

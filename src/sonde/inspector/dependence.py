@@ -59,13 +59,18 @@ def dependence_of(model: nn.Module, output: Tensor, args: Sequence[Any], kwargs:
     The graph is walked backwards twice, node by node: no hook runs, and nothing is written or freed. No host sync.
 
     Args:
-        model: has just returned it, and returns it again for the next backward pass.
+        model: has just returned it.
         output: ``(samples, ...)``, two samples or more.
         args, kwargs: what the model was given.
+
+    Raises:
+        RuntimeError: its graph can be walked once alone.
     """
     nodes = list(graph_nodes.nodes_before(output.grad_fn, NODES))
     names = {graph_nodes.operation_of(node) for node in nodes}
-    if len(nodes) > NODES or not names.isdisjoint(_NORMS) or any(map(graph_nodes.is_in_python, nodes)):
+    if any(map(graph_nodes.is_in_python, nodes)):
+        raise RuntimeError("a backward is written in Python, or compiled")
+    if len(nodes) > NODES or not names.isdisjoint(_NORMS):
         return None
     given = [tensor for _, tensor in walk([args, dict(kwargs)])]
     samples = output.shape[0]

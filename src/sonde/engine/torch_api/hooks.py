@@ -395,7 +395,7 @@ def no_forwards() -> Iterator[None]:
 
     def refuse(module: nn.Module, args: Any) -> None:
         if threading.get_ident() == thread:
-            raise RuntimeError(f"{type(module).__name__} is called")
+            raise RuntimeError("an activation checkpoint would run again")
 
     handle = on_any_forward_pre(refuse)
     try:
