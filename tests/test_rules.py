@@ -344,6 +344,8 @@ AT_ITS_LIMIT: list[tuple[Finding | None, bool]] = [
     (rules.judge("few_indices", 0.9, 4.0, 7.0, 10.0), False),
     (rules.judge("few_indices", 0.9, 4.0, 8.0, 10.0, is_sequence=False), False),
     (rules.judge("few_indices", 1.0, 1.0, 40.0, 4000.0), False),
+    (rules.judge("norm_starved", 0.1), True),
+    (rules.judge("norm_starved", 0.2), False),
     (rules.judge("running_off", 1.0, 1.0), True),
     (rules.judge("running_off", 0.9, 4.0), True),
     (rules.judge("running_off", 0.9, 3.9), False),
@@ -500,7 +502,7 @@ def test_every_rule_is_listed_with_its_condition_and_source() -> None:
         "eval_mode", "labels_outside", "loss_broadcast", "softmax_twice", "initial_loss", "initial_error", "cut_off",
         "missing_in_optimizer", "step_lost", "not_overfit", "zeroed_as_good", "input_unused", "samples_mixed",
         "random_output", "target_trained", "padding_counted", "padding_alone", "future_seen", "target_shifted",
-        "outputs_alike", "target_beyond", "weight_of_ones", "few_indices", "running_off",
+        "outputs_alike", "target_beyond", "weight_of_ones", "few_indices", "running_off", "norm_starved",
     }  # fmt: skip
     assert all(each.condition and each.source and each.advice and each.judge.__name__ == name for name, each in rules.RULES.items())
     assert [name for name, each in rules.RULES.items() if "{lr}" in each.advice or "{clip" in each.advice] == []

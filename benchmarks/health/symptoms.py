@@ -78,6 +78,7 @@ RULE_SYMPTOMS = {
     "weight_of_ones": "loss",
     "few_indices": "constant",
     "running_off": "loss",
+    "norm_starved": "constant",
 }
 
 

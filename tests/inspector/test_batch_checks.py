@@ -315,6 +315,22 @@ def test_running_statistics_that_are_not_those_of_batches_are_told(momentum: flo
     assert not is_told or found["running_off"].site == "1:output"
 
 
+@pytest.mark.parametrize(("scale", "is_told"), [(1.0, False), (255.0**-2, True)])
+def test_inputs_that_vary_less_than_the_eps_of_a_normalisation_are_told(scale: float, is_told: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)
+    )
+
+    def loss(_: int) -> Tensor:
+        labels = torch.arange(16) % 2
+        return functional.cross_entropy(model((torch.rand(16, 3, 8, 8) + labels[:, None, None, None]) * scale), labels)
+
+    found = trained(model, loss, steps=8)
+    assert ("norm_starved" in found) is is_told
+    assert not is_told or found["norm_starved"].site == "1:output"
+
+
 class Rated(nn.Module):
     """Rates items by one number each."""
 

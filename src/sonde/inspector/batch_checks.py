@@ -19,7 +19,7 @@ from sonde.words import percent
 
 _RULES = (
     "labels_alike", "padding_counted", "padding_alone", "future_seen", "target_shifted", "samples_mixed", "outputs_alike",
-    "target_beyond", "weight_of_ones", "few_indices", "running_off",
+    "target_beyond", "weight_of_ones", "few_indices", "running_off", "norm_starved",
 )  # fmt: skip
 _EACH = 16  # logged steps that are looked at each; of later ones those whose number has grown by half since the last
 _GROWN = 1.5
@@ -112,7 +112,7 @@ class BatchChecks:
         self._labels: dict[bool, list[tuple[float, float]]] = {True: [], False: []}  # see _of_labels
         self._apart: list[tuple[float, float]] = []  # how far outputs of each step were apart, and their size
         self._tables: dict[str, _Table] = {}  # embeddings by the name of the parameter
-        self._norms: dict[str, list[Finding | None]] = {}  # by the name of a batch normalisation, what was judged
+        self._norms: dict[str, list[Finding | None]] = {}  # by what was read of which batch normalisation, what was judged
         self._axes = {*range(1, _MOST_AXES)}  # that may be of classes, as far as is known
         self._padded = self._mixed = 0  # looks that found the padding read alone, and samples mixed
 
@@ -149,7 +149,7 @@ class BatchChecks:
             nodes = list(graph_nodes.nodes_before(output.grad_fn, NODES))
             names = {id(each): name for name, each in self._model.named_parameters()}
             look.add(self._count_indices(output, nodes, names))
-            look.add(_norm_numbers(nodes, names) if self._steps >= _SETTLED else {})
+            look.add(_norm_numbers(nodes, names, is_settled=self._steps >= _SETTLED))
             rows = output.detach()[:_ROWS].flatten(1)[:, :_COLUMNS].double()
             look.add({"apart": (rows - rows.mean(0)).square().mean().sqrt(), "size": rows.square().mean().sqrt()})
         if depends is not None:
@@ -267,10 +267,14 @@ class BatchChecks:
                     yield replace(found, message=f"{name}: {found.message}", site=f"{name}:param")
 
     def _of_norms(self, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
-        """Yield that running statistics are not those of the batches."""
-        for name in [key.removeprefix("mean ") for key in numbers if key.startswith("mean ")]:
-            judged = self._norms.setdefault(name, [])
-            judged.append(self._chosen.judge("running_off", numbers[f"mean {name}"], numbers[f"variance {name}"]))
+        """Yield that running statistics are not those of the batches, or that eps is more than what goes in varies."""
+        for key in numbers:
+            what, _, name = key.partition(" ")
+            if what not in ("mean", "varies"):
+                continue
+            judged = self._norms.setdefault(key, [])
+            read = (numbers[f"mean {name}"], numbers[f"variance {name}"]) if what == "mean" else (numbers[key],)
+            judged.append(self._chosen.judge("running_off" if what == "mean" else "norm_starved", *read))
             found = judged[-1]
             if found is not None and len(judged) >= _LAST and all(judged[-_LAST:]):
                 yield replace(found, message=f"{name}: {found.message}", site=f"{name}:output")
@@ -357,17 +361,20 @@ def _around(entry: Entry, place: tuple[int, int], number: int) -> dict[str, Tens
     return found
 
 
-def _norm_numbers(nodes: Sequence[Any], names: Mapping[int, str]) -> dict[str, Tensor]:
-    """Return of each batch normalisation how far its running statistics are off those of this batch."""
+def _norm_numbers(nodes: Sequence[Any], names: Mapping[int, str], *, is_settled: bool) -> dict[str, Tensor]:
+    """Return of each batch normalisation the variance that goes in, of its eps, and how far running statistics are off."""
     found: dict[str, Tensor] = {}
     for node in nodes:
         held = graph_nodes.batch_statistics(node)
         leaf = next((one for each in graph_nodes.sources_of(node) if (one := graph_nodes.leaf_of(each)) is not None), None)
         name = names.get(id(leaf), "").rpartition(".")[0]
-        if held is not None and name and held[-1] >= _ELEMENTS:
-            mean, variance, of_batch, own, _ = held
-            off = ((mean.double() - of_batch.double()).square() / own).mean().sqrt()
-            found |= {f"mean {name}": off, f"variance {name}": (variance.double() / own).log().abs().mean().exp()}
+        if held is None or not name or held.count < _ELEMENTS:
+            continue
+        if held.eps:
+            found[f"varies {name}"] = (held.var - held.eps).clamp(min=0).median() / held.eps
+        if is_settled:
+            off = ((held.running_mean - held.mean).square() / held.var).mean().sqrt()
+            found |= {f"mean {name}": off, f"variance {name}": (held.running_var / held.var).log().abs().mean().exp()}
     return found
 
 

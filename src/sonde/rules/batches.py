@@ -184,3 +184,19 @@ def running_off(mean: float, variance: float, *, most: float = 1.0, times: float
     yield value
     off = f"its running mean is {short(mean)} deviations" if mean >= most else f"its running variance is {short(variance)} x"
     yield f"{off} off that of its batches"
+
+
+@entry(
+    "what goes into a batch normalisation varies by a tenth of its eps or less, in half of the channels (of 32 elements or more), "
+    "in three training passes in a row",
+    "torch.nn.BatchNorm2d: (x - mean) / sqrt(variance + eps): where eps is most of that, next to nothing is normalised",
+    "scale what goes in: look for a division that is made twice, a factor, weights that begin small; or lower eps",
+    needs=("rms:output",),
+    brings=("loss_stuck", "update_small", "gradient_vanishing"),
+    about=("input", "lost"),
+)
+def norm_starved(varies: float, *, least: float = 0.1) -> Judged:
+    """Judge the variance that goes into a normalisation, as a share of its eps."""
+    yield varies <= least
+    yield varies
+    yield f"what goes in varies by {short(varies)} of its eps: it is lost"

@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Collection, Iterator
 from types import FrameType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -82,18 +82,34 @@ def moved(node: Node, places: Tensor) -> Tensor | None:
     return places if name in ("Clone", "ToCopy", "Alias") else None
 
 
-def batch_statistics(node: Node) -> tuple[Tensor, Tensor, Tensor, Tensor, int] | None:
-    """Return of a batch normalisation that trains the running mean and variance, those of its batch, and the elements of each.
+class BatchStatistics(NamedTuple):
+    """What a batch normalisation has kept of one pass.
 
-    None for another operation, and where torch does not say them.
+    Attributes:
+        running_mean, running_var: as evaluation uses them, one of each channel.
+        mean, var: those of the batch; the variance with eps.
+        eps: the number that is added.
+        count: elements of each channel.
     """
+
+    running_mean: Tensor
+    running_var: Tensor
+    mean: Tensor
+    var: Tensor
+    eps: float
+    count: int
+
+
+def batch_statistics(node: Node) -> BatchStatistics | None:
+    """Return the statistics of a batch normalisation that trains; None for another operation, and where torch does not say them."""
     names = ("_saved_running_mean", "_saved_running_var", "_saved_result1", "_saved_result2", "_saved_input")
     found = [getattr(node, name, None) for name in names] if getattr(node, "_saved_training", False) else []
     held = [each for each in found if isinstance(each, Tensor) and each.numel()]
     if len(held) < len(names):
         return None
-    mean, variance, of_batch, inverse, given = held
-    return mean, variance, of_batch, inverse.double() ** -2, given.numel() // mean.numel()
+    running_mean, running_var, mean, inverse = [each.double() for each in held[:4]]
+    eps = float(getattr(node, "_saved_eps", 0.0))
+    return BatchStatistics(running_mean, running_var, mean, inverse**-2, eps, held[4].numel() // mean.numel())
 
 
 def is_in_python(node: Node) -> bool:

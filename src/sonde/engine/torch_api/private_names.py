@@ -122,6 +122,7 @@ _TABLE = {
         "BatchNormNode._saved_running_var": _NO_NORM,
         "BatchNormNode._saved_result1": _NO_NORM,
         "BatchNormNode._saved_result2": _NO_NORM,
+        "BatchNormNode._saved_eps": _NO_NORM,
         "torch.autograd.Variable._execution_engine": "the end of a backward pass cannot be seen: no micro-steps",
     },
     "to undo on a copy that no_grad cuts a graph": {
