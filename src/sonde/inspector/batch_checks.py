@@ -368,7 +368,7 @@ def _norm_numbers(nodes: Sequence[Any], names: Mapping[int, str], *, is_settled:
         held = graph_nodes.batch_statistics(node)
         leaf = next((one for each in graph_nodes.sources_of(node) if (one := graph_nodes.leaf_of(each)) is not None), None)
         name = names.get(id(leaf), "").rpartition(".")[0]
-        if held is None or not name or held.count < _ELEMENTS:
+        if held is None or not name or held.elements < _ELEMENTS:
             continue
         if held.eps:
             found[f"varies {name}"] = (held.var - held.eps).clamp(min=0).median() / held.eps

@@ -89,7 +89,7 @@ class BatchStatistics(NamedTuple):
         running_mean, running_var: as evaluation uses them, one of each channel.
         mean, var: those of the batch; the variance with eps.
         eps: the number that is added.
-        count: elements of each channel.
+        elements: of each channel.
     """
 
     running_mean: Tensor
@@ -97,7 +97,7 @@ class BatchStatistics(NamedTuple):
     mean: Tensor
     var: Tensor
     eps: float
-    count: int
+    elements: int
 
 
 def batch_statistics(node: Node) -> BatchStatistics | None:
