@@ -93,5 +93,5 @@ def test_a_tensor_that_has_been_written_into_is_an_error() -> None:
     output = middle.sigmoid()
     with torch.no_grad():
         output.zero_()
-    with pytest.raises(RuntimeError):  # noqa: PT011  # in torch's own words
+    with pytest.raises(RuntimeError):  # in torch's own words
         graph_nodes.gradients_at(output, torch.ones(3, 2, 4), {looked_up.grad_fn})
