@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,6 +34,7 @@ _MATCHES, _DIFFERS = 0.99, 0.9  # share of the labels that are tokens at one pla
 _LABELS = 16  # of a pass, with fewer no place is known
 _OFF = 0.02  # of a gradient in half precision, rounding of its sum
 _NOTHING = 1e-6  # of a gradient, rounding
+_SLOW = 0.005  # momentum of running statistics: a tenth of them is new after 20 passes
 _SETTLED, _ELEMENTS = 50, 32  # logged steps after which running statistics have settled; elements of a channel
 _OFTEN = 10  # looks at the rows of an embedding that are needed
 _MOST_AXES = 8
@@ -52,7 +53,9 @@ class _Look:
         number: which pass of the step it is.
         made_by: the operation that has made the output.
         samples: of the output, that are looked at.
-        given: the shapes of the inputs whose part in the output was measured, tokens first, and how many are tokens.
+        given: the shapes of the inputs whose part in the output was measured, tokens first.
+        tokens: how many of these are tokens; further ones are arguments of the model alone.
+        is_graph: the batch is a graph, whose samples belong together.
         copies: names and numbers, on their way.
     """
 
@@ -64,6 +67,7 @@ class _Look:
     samples: int
     given: list[tuple[int, ...]] = field(default_factory=list)
     tokens: int = 0
+    is_graph: bool = False
     copies: list[tuple[list[str], HostCopy]] = field(default_factory=list)
 
     def add(self, numbers: Mapping[str, Tensor]) -> None:
@@ -149,12 +153,12 @@ class BatchChecks:
             nodes = list(graph_nodes.nodes_before(output.grad_fn, NODES))
             names = {id(each): name for name, each in self._model.named_parameters()}
             look.add(self._count_indices(output, nodes, names))
-            look.add(_norm_numbers(nodes, names, is_settled=self._steps >= _SETTLED))
-            rows = output.detach()[:_ROWS].flatten(1)[:, :_COLUMNS].double()
+            look.add(_norm_numbers(nodes, names, self._slow_norms() if self._steps >= _SETTLED else ()))
+            rows = output.detach()[:_ROWS].reshape(min(len(output), _ROWS), -1)[:, :_COLUMNS].double()
             look.add({"apart": (rows - rows.mean(0)).square().mean().sqrt(), "size": rows.square().mean().sqrt()})
         if depends is not None:
             entries = [*depends.tokens, *depends.inputs]
-            look.given, look.tokens = [tuple(each.given.shape) for each in entries], len(depends.tokens)
+            look.given, look.is_graph = [tuple(each.given.shape) for each in entries], depends.is_graph
             for place, each in enumerate(entries):
                 parts = {"own": each.own, "others": each.others, "real": each.real, "padding": each.padding}
                 look.add({f"{name} {place}": part for name, part in parts.items()} | _around(each, middle_of(output), place))
@@ -162,7 +166,9 @@ class BatchChecks:
         if graph_nodes.operation_of(_behind(output.grad_fn, _BEHIND)) in ("Cat", "Stack"):
             return  # the labels of a positive in front of others, or of pairs, are alike
         tokens = [] if depends is None else [each.given for each in depends.tokens]
-        count = samples_of(output)
+        if look.number == 0 and self._depended - 1 in _DEPENDS:  # of an embedding that is frozen, the arguments tell
+            tokens += [each for _, each in walk([args, dict(kwargs)]) if _are_tokens(each, len(output), tokens)]
+        look.tokens, count = len(tokens), samples_of(output)
         kept = output.detach() if count == len(output) else output.detach()[:count].clone()  # which lets go of the others
         hooks.on_result(output, hooks.Bound(_gradient_comes, kept, self._axes, tokens, look))
 
@@ -183,6 +189,11 @@ class BatchChecks:
             total = counts.sum()
             found |= {f"most {name}": counts.max() / total.clamp(min=1), f"rows {name}": (counts > 0).sum(), f"count {name}": total}
         return found
+
+    def _slow_norms(self) -> set[str]:
+        """Return the names of the batch normalisations whose running statistics hardly move: others are off where inputs move."""
+        known = ((name, getattr(module, "momentum", None)) for name, module in self._model.named_modules())
+        return {name for name, momentum in known if isinstance(momentum, float) and momentum < _SLOW}
 
     def said(self) -> str:
         """Return in words what could not be read of outputs; ``""`` if nothing is missing."""
@@ -288,25 +299,30 @@ class BatchChecks:
         padded = numbers.get(f"padded {axis}", 0.0)
         yield self._chosen.judge("padding_counted", padded) if is_sequence or padded >= _DIFFERS else None
         for place in range(look.tokens):
-            self._padded += numbers[f"real {place}"] <= 0 < numbers[f"padding {place}"]
-            if self._padded > 1:
-                yield self._chosen.judge("padding_alone", numbers[f"real {place}"], numbers[f"padding {place}"])
+            real, padding = (numbers.get(f"{name} {place}", math.nan) for name in ("real", "padding"))
+            is_apart = numbers.get(f"others {place}", 0.0) <= _NOTHING * padding  # where samples are mixed, that is what is wrong
+            self._padded += is_apart and real <= 0 < padding
+            if self._padded > 1 and is_apart:
+                yield self._chosen.judge("padding_alone", real, padding)
             if axis is None:
                 continue
             ways = {way: _ahead(numbers, axis, place, way) for way in (_ALONG, _ACROSS, _TURNED)}
             for way, ahead in ways.items():
                 if ahead is not None and way != _TURNED:
-                    yield from self._of_sequence(numbers, axis, place, way, ahead)
+                    yield from self._of_sequence(numbers, axis, place, way, ahead, is_graph=look.is_graph)
                 elif ahead is not None and ways[_ALONG] is None:
                     turned = self._chosen.judge("samples_mixed", math.inf, 0.0)
                     yield None if turned is None else replace(turned, message=_OTHER_ORDER, advice=_SAME_ORDER)
         are_all = numbers.get("reached", 0.0) == look.samples  # as labels for each sample do
         for place, shape in enumerate(look.given):
             own, others = numbers[f"own {place}"], numbers[f"others {place}"]
-            if len(look.shape) == 2 and shape[0] != shape[1] and are_all and others > _NOTHING * own:
+            is_one = len(look.shape) < 3 and shape[0] != shape[1]  # output for each sample, and its axis is no other's
+            if is_one and are_all and not look.is_graph and others > _NOTHING * own:
                 yield self._told_mixed(others / (own + others))
 
-    def _of_sequence(self, numbers: Mapping[str, float], axis: int, place: int, way: int, ahead: int) -> Iterator[Finding | None]:
+    def _of_sequence(
+        self, numbers: Mapping[str, float], axis: int, place: int, way: int, ahead: int, *, is_graph: bool
+    ) -> Iterator[Finding | None]:
         """Yield what is wrong where labels are tokens of the input at *place*, so many places *ahead*, along the axis *way*."""
         at = f"{place} {way}"
         before, here, following, later, others = (
@@ -316,9 +332,9 @@ class BatchChecks:
         is_counted = bool(numbers.get(f"is counted {axis}"))
         if whole > 0 and ahead == 1 and is_counted:
             yield self._chosen.judge("future_seen", following / whole, before)
-        if whole > 0 and others > _NOTHING * whole and way == _ALONG:
+        if whole > 0 and others > _NOTHING * whole and way == _ALONG and not is_graph:
             yield self._told_mixed(others / (whole + others))
-        if ahead != 1 and whole > 0:
+        if ahead > 1 or (ahead != 1 and whole > 0):
             yield self._chosen.judge("target_shifted", float(ahead), is_causal=ahead != 0 or following + later <= _NOTHING * whole)
 
     def _told_mixed(self, share: float) -> Finding | None:
@@ -333,10 +349,16 @@ def _is_of_samples(tensor: Tensor) -> bool:
     return (
         type(tensor) is Tensor
         and tensor.grad_fn is not None
-        and tensor.dim() > 1
+        and tensor.dim() > 0
         and len(tensor) > 1
         and tensor.is_floating_point()
     )
+
+
+def _are_tokens(given: Tensor, samples: int, known: Sequence[Tensor]) -> bool:
+    """Return whether an argument holds indices, ``(samples, places)``, that are not known yet."""
+    is_new = all(given is not each and given.data_ptr() != each.data_ptr() for each in known)
+    return given.dim() == 2 and len(given) == samples and given.dtype in (torch.int64, torch.int32) and is_new
 
 
 def _behind(node: Any, moves: Sequence[str]) -> Any:
@@ -361,8 +383,8 @@ def _around(entry: Entry, place: tuple[int, int], number: int) -> dict[str, Tens
     return found
 
 
-def _norm_numbers(nodes: Sequence[Any], names: Mapping[int, str], *, is_settled: bool) -> dict[str, Tensor]:
-    """Return of each batch normalisation the variance that goes in, of its eps, and how far running statistics are off."""
+def _norm_numbers(nodes: Sequence[Any], names: Mapping[int, str], slow: Collection[str]) -> dict[str, Tensor]:
+    """Return of each batch normalisation the variance that goes in, of its eps, and of *slow* ones how far they are off."""
     found: dict[str, Tensor] = {}
     for node in nodes:
         held = graph_nodes.batch_statistics(node)
@@ -372,7 +394,7 @@ def _norm_numbers(nodes: Sequence[Any], names: Mapping[int, str], *, is_settled:
             continue
         if held.eps:
             found[f"varies {name}"] = (held.var - held.eps).clamp(min=0).median() / held.eps
-        if is_settled:
+        if name in slow:
             off = ((held.running_mean - held.mean).square() / held.var).mean().sqrt()
             found |= {f"mean {name}": off, f"variance {name}": (held.running_var / held.var).log().abs().mean().exp()}
     return found
@@ -392,7 +414,7 @@ def _gradient_comes(output: Tensor, axes: set[int], tokens: Sequence[Tensor], lo
 
 def _class_axes(look: _Look) -> set[int]:
     """Return the axes of an output that may be those of classes."""
-    return {axis for axis in (1, len(look.shape) - 1) if look.shape[axis] > 1}
+    return {axis for axis in (1, len(look.shape) - 1) if 0 < axis < len(look.shape) and look.shape[axis] > 1}
 
 
 def _class_axis(look: _Look, numbers: Mapping[str, float]) -> int | None:

@@ -47,14 +47,16 @@ class Dependence:
     Attributes:
         tokens: of each embedding of tokens.
         inputs: of each other input.
+        is_graph: the batch is a graph, whose samples belong together.
     """
 
     tokens: list[Entry] = field(default_factory=list)
     inputs: list[Entry] = field(default_factory=list)
+    is_graph: bool = False
 
 
 def dependence_of(model: nn.Module, output: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Dependence | None:
-    """Return what *output* of *model* depends on; None where its graph cannot be walked, or mixes samples on purpose.
+    """Return what *output* of *model* depends on; None where no input is found in its graph, or it normalises over samples.
 
     The graph is walked backwards twice, node by node: no hook runs, and nothing is written or freed. No host sync.
 
@@ -74,7 +76,7 @@ def dependence_of(model: nn.Module, output: Tensor, args: Sequence[Any], kwargs:
         return None
     given = [tensor for _, tensor in walk([args, dict(kwargs)])]
     samples = output.shape[0]
-    if samples < 2 or type(output) is not Tensor or holds_graph(model, given, samples):
+    if samples < 2 or type(output) is not Tensor:
         return None
     entries = {node: taken for node in nodes if (taken := _entering(node, given, samples)) is not None}
     if not entries:
@@ -91,7 +93,7 @@ def dependence_of(model: nn.Module, output: Tensor, args: Sequence[Any], kwargs:
         place = middle_of(output)
         point[place] = weight[place]
         of_place = graph_nodes.gradients_at(output, point, entries.keys())
-    found = Dependence()
+    found = Dependence(is_graph=holds_graph(model, given, samples))
     for node, held in entries.items():
         sizes = _sizes(of_sample.get(node), held)
         own = sample.to(sizes.dtype) @ sizes
@@ -111,8 +113,8 @@ def samples_of(output: Tensor) -> int:
 
 
 def middle_of(output: Tensor) -> tuple[int, int]:
-    """Return a sample and a place in the middle of an *output*, ``(samples, places, ...)``."""
-    return samples_of(output) // 2, output.shape[1] // 2
+    """Return a sample and a place in the middle of an *output*, ``(samples, places, ...)``; place 0 where it has none."""
+    return samples_of(output) // 2, output.shape[1] // 2 if output.dim() > 1 else 0
 
 
 def _entering(node: Any, given: Sequence[Tensor], samples: int) -> Tensor | None:

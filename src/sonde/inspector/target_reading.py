@@ -27,7 +27,7 @@ def numbers_of(output: Tensor, gradient: Tensor, axes: Iterable[int], tokens: Se
         axes: those that may be of classes.
         tokens: what goes into the model, ``(samples, places)`` each.
     """
-    found = {"reached": (gradient != 0).flatten(1).any(1).sum()}
+    found = {"reached": (gradient != 0).reshape(len(gradient), -1).any(1).sum()}
     for axis in axes:
         found |= _label_numbers(gradient.movedim(axis, -1), axis, tokens)
     return found | _binary_numbers(output.flatten()[:_BINARY].double(), gradient.flatten()[:_BINARY].double())

@@ -173,7 +173,7 @@ def input_unused(inputs: int, unused: int, *, name: str = "", has_layers: bool =
     "the outputs of a sample change where another sample of the batch is exchanged",
     "Karpathy, A recipe for training neural networks, 2019: use backprop to chart dependencies",
     "look for a view or reshape where a transpose is meant, a softmax or mean over the batch axis, batch_first=False",
-    brings=("loss_stuck", "bounded"),
+    brings=("loss_stuck", "bounded", "gradient_zero", "outputs_alike"),
     about=("setup", "lost"),
 )
 def samples_mixed(distance: float, limit: float, *, is_sure: bool = True) -> Judged:
