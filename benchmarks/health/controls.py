@@ -109,7 +109,6 @@ def _pairs() -> list[tuple[str, str, Make]]:
         ("a residual network whose branches begin as zero", "resnet", _of(_zero_branches, "cnn", AdamW, lr=2e-3)),
         ("an Elman network", "rnn", _of(lambda: networks.Recurrent(nn.RNN), "rnn", AdamW, lr=1e-3)),
         ("a GRU of two layers", "rnn", _of(lambda: networks.Recurrent(nn.GRU, num_layers=2, dropout=0.1), "rnn", AdamW, lr=2e-3)),
-        ("an LSTM in both directions, SGD", "rnn", _of(_both_ways, "rnn", SGD, lr=1.0, t_clip=1.0)),
         ("a linear model", "mlp", _of(lambda: networks.mlp(0), "mlp", SGD, lr=0.1)),
         (
             "a label smoothed by 0.1",
@@ -151,12 +150,23 @@ class _BothWays(nn.Module):
         return logits
 
 
-def _both_ways() -> nn.Module:
-    return _BothWays()
-
-
 for _name, _kind, _make in _pairs():
     control(_name, _kind)(_make)
+
+
+@control("an LSTM in both directions, SGD", "rnn")
+def both_ways(seed: int) -> Training:
+    """It reads tokens on both sides, and is asked for those that are hidden: the next one it would see."""
+    training = _of(_BothWays, "rnn", SGD, lr=1.0, t_clip=1.0)(seed)
+    shown, generator = training.batch, torch.Generator().manual_seed(seed)
+
+    def batch() -> tuple[Tensor, Tensor]:
+        tokens, _ = shown()
+        is_hidden = torch.rand(tokens.shape, generator=generator) < 0.3
+        return tokens.masked_fill(is_hidden, 0), tokens.masked_fill(~is_hidden, -100)
+
+    training.batch = batch
+    return training
 
 
 @control("restarts of the learning rate", "mlp")

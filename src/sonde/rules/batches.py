@@ -170,8 +170,8 @@ def few_indices(share: float, used: float, rows: float, indices: float, *, most:
 
 @entry(
     "the running mean of a batch normalisation with a momentum below 0.005 is off that of its batches by their deviation or more, "
-    "or its variance is 4 x off, on average over channels of 32 elements or more, in three training passes in a row after 50 logged "
-    "steps",
+    "or its variance is 4 x off, on average over channels of 32 elements or more, in three training passes in a row, "
+    "after 50 logged steps",
     "torch.nn.BatchNorm2d: running = (1 - momentum) x running + momentum x batch; in evaluation the running ones are used",
     "in evaluation this layer returns something else: set its momentum to 0.1",
     needs=("rms:output",),
