@@ -535,13 +535,15 @@ class Findings:
         """Whether a finding is new.
 
         A NaN counts once a later step was seen: until then an earlier place of its step may come. A step that is too large counts
-        once a later one has come as a whole: its loss tells whether the step was good. What others tell of counts once a step is
-        whole.
+        once a later one has come as a whole: its loss tells whether the step was good. What others tell of, and what a loss that
+        has come down excuses, counts once a step is whole.
         """
         if each.identity in self._known or at_end:
             return each.identity not in self._known
         if each.rule in _BY_OTHERS:
             return is_whole
+        if "converged" in RULES[each.rule].unless and not is_whole:
+            return False  # the loss of a step comes behind its rows
         if "helped" not in RULES[each.rule].unless:
             return (each.rule != "nonfinite" or each.step < self._last_rows) and self._judges.falls(each) is not None
         return is_whole and each.step < self._last_rows and self._judges.has_helped(each) is not None
