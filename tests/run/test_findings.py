@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from torch import nn
 
 import sonde
 from sonde.errors import ArgumentError
-from sonde.inspector import Inspector, watch
+from sonde.inspector import Inspector, Sink, watch
 from sonde.rows import RowBlock
 from sonde.rules import RULES, Finding
 from sonde.run import Layout, memory_run, open_run, start_run
@@ -429,3 +430,25 @@ def test_targets_that_are_far_larger_than_outputs_are_found_where_the_loss_does_
     found = {each.rule: each for each in sonde.check(writer.run()).findings}
     assert ("target_large" in found) is is_found
     assert not is_found or (found["target_large"].first_step, found["target_large"].site) == (0, "0:output")
+
+
+def test_what_a_loss_excuses_waits_for_the_loss_of_its_step() -> None:
+    """A loss is pushed behind the step whose rows have come; a gradient is zero, and right so, once the loss is."""
+    with memory_run() as writer:
+        for step in range(6):
+            writer.append("moments", Layout(["0.weight:grad", "0.weight:param"]), {"rms": [0.0, 1.0]}, step=step)
+    for lost in (0.0, 2.0):
+        findings = Findings()
+
+        class Judge(Sink):
+            """Judges each step when its rows come, and its loss behind them."""
+
+            def write(self, rows: Any, findings: Findings = findings, lost: float = lost) -> None:
+                block = rows.block()
+                findings.judge([block])
+                for _, step in block.moments[:, :2].tolist():
+                    findings.judge([], [("loss", 2.0 if step < 2 else lost, 0, int(step))])
+
+        writer.run().send_to(Judge())
+        findings.end()
+        assert ("gradient_zero" in {each.rule for each in findings.judged()}) is (lost > 0)
