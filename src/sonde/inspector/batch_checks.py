@@ -108,7 +108,7 @@ class BatchChecks:
         self._is_on = any(map(chosen.is_on, _RULES))
         self._steps = self._next = 0  # logged steps, and the one that is looked at next
         self._depended = 0  # first passes of a step that were looked at
-        self._why = "ranks train it together" if communicates(model) else ""  # graphs are not walked; "" if they are
+        self._may_walk = not communicates(model)  # what ranks share may not run twice
         self._looks: list[_Look] = []
         self._read = 0  # looks that were judged
         self._has_ended = False
@@ -141,14 +141,14 @@ class BatchChecks:
                     self._look(args, kwargs, held, _Look(*moment, tuple(held.shape), number, made_by, samples_of(held)))
         except Exception as error:
             raise_if_foreign(error)
-            self._why = str(error).partition("\n")[0]
+            self._may_walk = False
 
     def _look(self, args: Sequence[Any], kwargs: Mapping[str, Any], output: Tensor, look: _Look) -> None:
         depends = None
         if look.number == 0:
             self._depended += 1
-            if not self._why and self._depended - 1 in _DEPENDS:
-                with hooks.no_forwards():
+            if self._may_walk and self._depended - 1 in _DEPENDS:
+                with torch.autograd.graph.disable_saved_tensors_hooks("an activation checkpoint would run again"):
                     depends = dependence_of(self._model, output, args, kwargs)
             nodes = list(graph_nodes.nodes_before(output.grad_fn, NODES))
             names = {id(each): name for name, each in self._model.named_parameters()}
@@ -194,14 +194,6 @@ class BatchChecks:
         """Return the names of the batch normalisations whose running statistics hardly move: others are off where inputs move."""
         known = ((name, getattr(module, "momentum", None)) for name, module in self._model.named_modules())
         return {name for name, momentum in known if isinstance(momentum, float) and momentum < _SLOW}
-
-    def said(self) -> str:
-        """Return in words what could not be read of outputs; ``""`` if nothing is missing."""
-        if self._is_on and self._steps and not self._looks:
-            return (
-                "what targets it is given, and what it depends on, were not read: compiled, of one sample, or not called by itself"
-            )
-        return f"what it depends on was not read: {self._why}" if self._is_on and self._why else ""
 
     def end(self) -> None:
         """Judge the last pass, too: no gradient comes any more."""
@@ -393,7 +385,8 @@ def _norm_numbers(nodes: Sequence[Any], names: Mapping[int, str], slow: Collecti
         if held is None or not name or held.elements < _ELEMENTS:
             continue
         if held.eps:
-            found[f"varies {name}"] = (held.var - held.eps).clamp(min=0).median() / held.eps
+            var = (held.var - held.eps).clamp(min=0)  # what is the same for all samples is no matter of its scale
+            found[f"varies {name}"] = torch.where((var > 0) & (held.mean.square() <= held.eps), var / held.eps, math.inf).median()
         if name in slow:
             off = ((held.running_mean - held.mean).square() / held.var).mean().sqrt()
             found |= {f"mean {name}": off, f"variance {name}": (held.running_var / held.var).log().abs().mean().exp()}

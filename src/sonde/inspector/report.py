@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,7 @@ def coverage_of(
     attached: bool,
     joins: bool = False,
     apart: Mapping[tuple[str, Site], str] | None = None,
-    beside: Callable[[Measurement, Site], str] = lambda measurement, site: "",
+    between: Mapping[int, str] | None = None,
 ) -> Coverage:
     """Return the coverage of all measurements as one, with a line for each site, whatever its number of families.
 
@@ -103,7 +103,7 @@ def coverage_of(
         attached: whether the hooks are in.
         joins: whether rows join those of other ranks: then a row of a parameter is of all its parts.
         apart: by family and site, why rows that join those of other ranks have not joined them.
-        beside: what is to be said of a site that was seen, as of updates that parameters change between steps, too.
+        between: by the id of a measurement, what is to be said of updates: that parameters change between steps, too.
     """
     lines: dict[Site, Covered] = {}
     events: dict[tuple[str, Site], int] = {}  # of a site with several leaves: those of the leaf that was there most often
@@ -127,9 +127,9 @@ def coverage_of(
             known = lines.get(line.site)
             if known is None or known.count < count:
                 lines[line.site] = Covered(line.site, count, reason)
-            told = beside(measurement, line.site) if count else ""
-            if told and told not in lines[line.site].reason:
-                both = filter(None, [told, lines[line.site].reason])
+            moved = (between or {}).get(id(measurement), "")
+            if moved and line.site.port == "update" and count and moved not in lines[line.site].reason:
+                both = filter(None, [moved, lines[line.site].reason])
                 lines[line.site] = replace(lines[line.site], reason="; ".join(both))
             if why is not None:
                 so_far = lines[line.site]

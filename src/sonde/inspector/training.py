@@ -28,7 +28,6 @@ from sonde.inspector.watched_model import WatchedModel
 from sonde.rules import RULES, Finding
 from sonde.run import LastError, Record, Run
 from sonde.schedule import Every, Schedule, seconds_of, with_interval
-from sonde.site import Site
 from sonde.stats import Joining
 from sonde.warn import warn_user
 from sonde.words import many
@@ -343,15 +342,14 @@ class WatchedTraining:
         joins = merging is not None and merging.joins
         seen = self._writer.seen(waits=waits)
         apart = {} if merging is None else dict(merging.apart)
-        rows = {id(each): watched.rows for watched in self.watched for each in watched.rows.measurements}
-
-        def beside(measurement: Measurement, site: Site) -> str:
-            of = rows[id(measurement)]
-            is_returned = site.port == "output" and not site.path
-            return of.between.said() if site.port == "update" else of.batches.said() if is_returned else ""
-
+        between = {
+            id(each): said
+            for watched in self.watched
+            for said in [watched.rows.between.said()]
+            for each in watched.rows.measurements
+        }
         return coverage_of(
-            self.measurements(), seen, self._writer.ended, attached=self.attached, joins=joins, apart=apart, beside=beside
+            self.measurements(), seen, self._writer.ended, attached=self.attached, joins=joins, apart=apart, between=between
         )
 
     @property

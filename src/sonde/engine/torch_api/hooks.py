@@ -388,22 +388,6 @@ def on_any_forward(hook: Callable[..., Any]) -> Handle:
     return Handle.of(register_module_forward_hook(hook, always_call=True))
 
 
-@contextlib.contextmanager
-def no_forwards() -> Iterator[None]:
-    """Raise RuntimeError where this thread calls a module, as an activation checkpoint does whose tensors are read."""
-    thread = threading.get_ident()
-
-    def refuse(module: nn.Module, args: Any) -> None:
-        if threading.get_ident() == thread:
-            raise RuntimeError("an activation checkpoint would run again")
-
-    handle = on_any_forward_pre(refuse)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
 def on_node(node: Node, hook: Callable[..., Any]) -> None:
     """Before the backward of an autograd node call ``hook(gradients)``. The hook lives as long as the node."""
     node.register_prehook(partial(apart, hook))
