@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,15 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from sonde.engine import autograd_state, communicates, graph_nodes, hooks, raise_if_foreign, walk
-from sonde.inspector.dependence import NODES, Entry, dependence_of, middle_of, padded, samples_of
-from sonde.inspector.target_reading import AHEAD, numbers_of, squared_numbers
+from sonde.inspector.dependence import NODES, dependence_of, is_graph_operation, is_statistic, padded, samples_of
+from sonde.inspector.target_reading import AHEAD, numbers_of, range_numbers
 from sonde.rules import DEAD_SAMPLES, Chosen, Finding
 from sonde.stats import HostCopy
 from sonde.words import percent
 
 _RULES = (
     "labels_alike", "padding_counted", "padding_alone", "future_seen", "target_shifted", "samples_mixed", "outputs_alike",
-    "target_beyond", "weight_of_ones", "few_indices", "running_off", "norm_starved",
+    "input_unread", "target_beyond", "target_own", "terms_uneven", "begins_large", "weight_of_ones", "few_indices", "running_off",
+    "norm_starved",
 )  # fmt: skip
 _EACH = 16  # logged steps that are looked at each; of later ones those whose number has grown by half since the last
 _GROWN = 1.5
@@ -34,6 +36,14 @@ _MATCHES, _DIFFERS = 0.99, 0.9  # share of the labels that are tokens at one pla
 _LABELS = 16  # of a pass, with fewer no place is known
 _OFF = 0.02  # of a gradient in half precision, rounding of its sum
 _NOTHING = 1e-6  # of a gradient, rounding
+_OUTPUTS = 6  # of one pass
+_OWN, _VARIED = 1e-10, 0.05  # of a gradient that is no multiple of outputs, rounding; of the size of outputs that vary
+_DIFFERENCES = ("Sub", "Rsub", "Abs", "Pow", "Mul")  # what makes an error, which may be what is returned
+_SCALED = ("Mm", "Mul", "Div", "Bmm", "UnsafeView", "Add", "Sub")  # by which logits are made that no layer has made
+_SCALES = "look at what multiplies the outputs: a temperature, a scale, a missing 1 / sqrt(size)"
+_SQUARE = 8  # samples whose similarities are a table of classes
+_ALIKE = 1e-5  # of the size of outputs, rounding
+_UNLIKE = 0.8  # as far as any two are samples apart that stand next to each other, and are in no order
 _SLOW = 0.005  # momentum of running statistics: a tenth of them is new after 20 passes
 _SETTLED, _ELEMENTS = 50, 32  # logged steps after which running statistics have settled; elements of a channel
 _OFTEN = 10  # looks at the rows of an embedding that are needed
@@ -41,6 +51,24 @@ _MOST_AXES = 8
 _KEPT, _LAST = 6, 3  # looks at distances that are needed; of these the last
 _SHAPES = ("View", "UnsafeView", "Squeeze", "Unsqueeze", "ToCopy", "Clone")
 _BEHIND = (*_SHAPES, "Div", "Mul")
+
+
+@dataclass(frozen=True)
+class _Depends:
+    """What of a dependence is known at once.
+
+    Attributes:
+        inputs: of each whose part in the output was measured, tokens first: its shape, and whether it is an argument as it is.
+        sought: it was asked which operation mixes samples.
+        operations: those that may have: their name, and the modules they stand behind and before.
+        is_graph, is_cut: as :class:`~sonde.inspector.dependence.Dependence` has them.
+    """
+
+    inputs: list[tuple[tuple[int, ...], bool]]
+    sought: bool
+    operations: list[tuple[str, str, str]]
+    is_graph: bool
+    is_cut: bool
 
 
 @dataclass
@@ -53,9 +81,9 @@ class _Look:
         number: which pass of the step it is.
         made_by: the operation that has made the output.
         samples: of the output, that are looked at.
-        given: the shapes of the inputs whose part in the output was measured, tokens first.
-        tokens: how many of these are tokens; further ones are arguments of the model alone.
-        is_graph: the batch is a graph, whose samples belong together.
+        outputs: the names of those that are looked at; of further ones, whether their targets are in their range.
+        depends: what the output depends on, if that was measured.
+        tokens: how many arguments are tokens; first those whose part in the output was measured.
         copies: names and numbers, on their way.
     """
 
@@ -65,9 +93,9 @@ class _Look:
     number: int
     made_by: str
     samples: int
-    given: list[tuple[int, ...]] = field(default_factory=list)
+    outputs: list[str]
+    depends: _Depends | None = None
     tokens: int = 0
-    is_graph: bool = False
     copies: list[tuple[list[str], HostCopy]] = field(default_factory=list)
 
     def add(self, numbers: Mapping[str, Tensor]) -> None:
@@ -117,8 +145,15 @@ class BatchChecks:
         self._apart: list[tuple[float, float]] = []  # how far outputs of each step were apart, and their size
         self._tables: dict[str, _Table] = {}  # embeddings by the name of the parameter
         self._norms: dict[str, list[Finding | None]] = {}  # by what was read of which batch normalisation, what was judged
+        self._sides: dict[
+            tuple[int, int], list[float]
+        ] = {}  # by output and pass of a step: the sign of all errors, 0 where they differ
+        self._own: list[bool] = []  # whether the gradient of each pass was a multiple of the outputs
+        self._parts: list[
+            tuple[int, int, float]
+        ] = []  # the outputs with the largest and the least gradient, and how far these differ
         self._axes = {*range(1, _MOST_AXES)}  # that may be of classes, as far as is known
-        self._padded = self._mixed = 0  # looks that found the padding read alone, and samples mixed
+        self._padded = self._mixed = self._unread = 0  # looks that found the padding read alone, samples mixed, and no input read
 
     @property
     def looks(self) -> bool:
@@ -134,34 +169,35 @@ class BatchChecks:
     def look(self, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any, moment: tuple[int, int], number: int) -> None:
         """Look at what a training pass has returned, which is the one with this *number* of its step."""
         try:
-            held = next((each for _, each in walk(output) if _is_of_samples(each)), None)
-            if held is not None and not autograd_state.is_transformed():
+            returned = {name: each for name, each in walk(output) if _is_of_samples(each)}
+            if returned and not autograd_state.is_transformed():
+                held, *others = returned.values()
                 with torch.inference_mode(False), torch.no_grad(), torch.autocast(held.device.type, enabled=False):
-                    made_by = graph_nodes.operation_of(_behind(held.grad_fn, _SHAPES))
-                    self._look(args, kwargs, held, _Look(*moment, tuple(held.shape), number, made_by, samples_of(held)))
+                    look = _Look(*moment, tuple(held.shape), number, _made_by(held), samples_of(held), list(returned)[:_OUTPUTS])
+                    self._look(args, kwargs, held, others, look)
+                    for at, each in enumerate(others[: _OUTPUTS - 1], start=1):
+                        hooks.on_result(each, hooks.Bound(_gradient_of_other, each.detach(), at, _made_by(each), look))
         except Exception as error:
             raise_if_foreign(error)
             self._may_walk = False
 
-    def _look(self, args: Sequence[Any], kwargs: Mapping[str, Any], output: Tensor, look: _Look) -> None:
+    def _look(self, args: Sequence[Any], kwargs: Mapping[str, Any], output: Tensor, others: Sequence[Tensor], look: _Look) -> None:
         depends = None
         if look.number == 0:
             self._depended += 1
+            sought = self._depended > 1
             if self._may_walk and self._depended - 1 in _DEPENDS:
                 with torch.autograd.graph.disable_saved_tensors_hooks("an activation checkpoint would run again"):
-                    depends = dependence_of(self._model, output, args, kwargs)
+                    depends = dependence_of(self._model, output, others, args, kwargs, seeks=sought)
+            if depends is not None:
+                inputs = [(tuple(each.given.shape), each.is_argument) for each in (*depends.tokens, *depends.inputs)]
+                look.depends = _Depends(inputs, sought, list(depends.mixed_by), depends.is_graph, depends.is_cut)
+                look.add(dict(depends.numbers()) | {f"mixed {at}": each for at, each in enumerate(depends.mixed_by.values())})
             nodes = list(graph_nodes.nodes_before(output.grad_fn, NODES))
             names = {id(each): name for name, each in self._model.named_parameters()}
             look.add(self._count_indices(output, nodes, names))
             look.add(_norm_numbers(nodes, names, self._slow_norms() if self._steps >= _SETTLED else ()))
-            rows = output.detach()[:_ROWS].reshape(min(len(output), _ROWS), -1)[:, :_COLUMNS].double()
-            look.add({"apart": (rows - rows.mean(0)).square().mean().sqrt(), "size": rows.square().mean().sqrt()})
-        if depends is not None:
-            entries = [*depends.tokens, *depends.inputs]
-            look.given, look.is_graph = [tuple(each.given.shape) for each in entries], depends.is_graph
-            for place, each in enumerate(entries):
-                parts = {"own": each.own, "others": each.others, "real": each.real, "padding": each.padding}
-                look.add({f"{name} {place}": part for name, part in parts.items()} | _around(each, middle_of(output), place))
+            look.add(_distances(output, [each for _, each in walk([args, dict(kwargs)])]))
         self._looks.append(look)
         if graph_nodes.operation_of(_behind(output.grad_fn, _BEHIND)) in ("Cat", "Stack"):
             return  # the labels of a positive in front of others, or of pairs, are alike
@@ -170,7 +206,8 @@ class BatchChecks:
             tokens += [each for _, each in walk([args, dict(kwargs)]) if _are_tokens(each, len(output), tokens)]
         look.tokens, count = len(tokens), samples_of(output)
         kept = output.detach() if count == len(output) else output.detach()[:count].clone()  # which lets go of the others
-        hooks.on_result(output, hooks.Bound(_gradient_comes, kept, self._axes, tokens, look))
+        place = None if depends is None else (depends.sample, depends.place)
+        hooks.on_result(output, hooks.Bound(_gradient_comes, kept, self._axes, tokens, place, look))
 
     def _count_indices(self, output: Tensor, nodes: Sequence[Any], names: Mapping[int, str]) -> dict[str, Tensor]:
         """Count which rows of embeddings a pass has asked for; return of each: the largest share, rows that were, and how often."""
@@ -222,6 +259,10 @@ class BatchChecks:
         axis = _class_axis(look, numbers)
         if axis is not None:
             self._axes = {axis}
+            if look.step == self._looks[0].step and look.number == 0 and look.made_by in _SCALED:
+                begun = numbers[f"loss {axis}"], math.log(look.shape[axis]), numbers["size"]
+                found = self._chosen.judge("begins_large", *begun)
+                yield None if found is None else replace(found, advice=_SCALES, quantity="output")
             low, high = numbers[f"low {axis}"], numbers[f"high {axis}"]
             self._labels[look.number == 0].append((numbers["reached"], low if low == high else math.nan))
         elif "zeros" in numbers:
@@ -239,19 +280,46 @@ class BatchChecks:
             yield self._chosen.judge("labels_alike", counts, float(len(firsts)), float(len(classes)))
 
     def _of_distances(self, look: _Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
-        """Yield that outputs have come to be alike."""
-        if "apart" in numbers and math.isfinite(numbers["size"]):
-            self._apart.append((numbers["apart"], numbers["size"]))
-            if len(self._apart) >= _KEPT:
-                judged = [self._chosen.judge("outputs_alike", *each, self._apart[0][0]) for each in self._apart[-_LAST:]]
-                yield replace(judged[-1], first_step=look.step) if judged[-1] is not None and all(judged) else None
+        """Yield that outputs are alike, from the first pass on, or have come to be."""
+        if "apart" not in numbers or not math.isfinite(numbers["size"]):
+            return
+        self._apart.append((numbers["apart"], numbers["size"]))
+        if len(self._apart) >= _KEPT:
+            judged = [self._chosen.judge("outputs_alike", *each, self._apart[0][0]) for each in self._apart[-_LAST:]]
+            yield replace(judged[-1], first_step=look.step) if judged[-1] is not None and all(judged) else None
+            is_one = numbers.get("differ", 0.0) > 0 and numbers["size"] > 0
+            if is_one and all(apart <= _ALIKE * size for apart, size in self._apart):
+                yield self._chosen.judge("input_unread", numbers["apart"], numbers["size"])
 
     def _of_range(self, look: _Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
-        """Yield that targets are beyond what outputs can be, or weigh too much."""
-        if "beyond" in numbers:
-            range_of = numbers["beyond"], numbers["least"], numbers["largest"]
-            yield self._chosen.judge("target_beyond", *range_of, what=look.made_by.lower())
-        yield self._chosen.judge("weight_of_ones", numbers.get("times", 0.0), numbers.get("together", 0.0))
+        """Yield that targets are beyond what outputs can be, are made of these, or weigh too much."""
+        judge = self._chosen.judge
+        for at, name in enumerate(look.outputs):
+            what = look.made_by.lower() if at == 0 else "activation"
+            site = f"(root):output{name if at else ''}"
+            found = judge(
+                "target_beyond", *(numbers.get(f"{each} {at}", math.nan) for each in ("beyond", "least", "largest")), what=what
+            )
+            yield found if found is None else replace(found, site=site)
+            sides = self._sides.setdefault((at, look.number), [])
+            sides.append(numbers.get(f"side {at}", 0.0))
+            if len(sides) > _EACH and abs(sum(sides)) == len(sides):
+                found = judge("target_beyond", 1.0, math.nan, math.nan, what=what, side=-sides[0])
+                yield found if found is None else replace(found, site=site)
+        yield judge("target_beyond", numbers.get("target share", 0.0), 0.0, numbers.get("target", 0.0), what="binary cross-entropy")
+        yield judge("weight_of_ones", numbers.get("times", 0.0), numbers.get("together", 0.0))
+        if "across" in numbers:
+            is_own = numbers["across"] <= _OWN and look.made_by not in _DIFFERENCES
+            self._own.append(is_own and numbers.get("apart", math.inf) > _VARIED * numbers.get("size", 0.0))
+            yield judge("target_own", float(len(self._own))) if all(self._own) else None
+        parts = [numbers.get(f"part {at}", 0.0) for at in range(len(look.outputs))]
+        largest, least = (each(range(len(parts)), key=parts.__getitem__) for each in (max, min))
+        if look.number == 0 and parts[least] > 0 and math.isfinite(parts[largest]):
+            self._parts.append((largest, least, parts[largest] / parts[least]))
+            first = self._parts[0]
+            if len(self._parts) >= _KEPT and all(each[:2] == first[:2] for each in self._parts[:_EACH]):
+                times = min(each for *_, each in self._parts[:_EACH])
+                yield judge("terms_uneven", times, one=look.outputs[largest], other=look.outputs[least])
 
     def _of_indices(self, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that an embedding is asked for few of its rows."""
@@ -301,19 +369,30 @@ class BatchChecks:
             ways = {way: _ahead(numbers, axis, place, way) for way in (_ALONG, _ACROSS, _TURNED)}
             for way, ahead in ways.items():
                 if ahead is not None and way != _TURNED:
-                    yield from self._of_sequence(numbers, axis, place, way, ahead, is_graph=look.is_graph)
+                    yield from self._of_sequence(numbers, axis, place, way, ahead, look.depends)
                 elif ahead is not None and ways[_ALONG] is None:
                     turned = self._chosen.judge("samples_mixed", math.inf, 0.0)
                     yield None if turned is None else replace(turned, message=_OTHER_ORDER, advice=_SAME_ORDER)
+        if look.depends is not None:
+            yield from self._of_samples(look, look.depends, numbers)
+
+    def _of_samples(self, look: _Look, depends: _Depends, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that samples are mixed, or that no input is read."""
         are_all = numbers.get("reached", 0.0) == look.samples  # as labels for each sample do
-        for place, shape in enumerate(look.given):
-            own, others = numbers[f"own {place}"], numbers[f"others {place}"]
+        for place, (shape, is_argument) in enumerate(depends.inputs):
+            own, near = numbers[f"own {place}"], numbers.get(f"near {place}", math.nan)
             is_one = len(look.shape) < 3 and shape[0] != shape[1]  # output for each sample, and its axis is no other's
-            if is_one and are_all and not look.is_graph and others > _NOTHING * own:
-                yield self._told_mixed(others / (own + others))
+            is_one &= len(shape) > 2 or not near < _UNLIKE  # and it is no sequence without a batch
+            if is_one and are_all and (is_argument or (own > 0 and shape[0] == look.shape[0])):
+                yield self._told_mixed(place, depends, numbers)
+        parts = [numbers[f"{name} {place}"] for place in range(len(depends.inputs)) for name in ("own", "others")]
+        is_blank = not any(parts) and numbers.get("differ", 0.0) > 0
+        self._unread += depends.sought and is_blank
+        if self._unread > 1 and is_blank and (depends.is_cut or numbers["apart"] <= _ALIKE * numbers["size"]):
+            yield self._chosen.judge("input_unread", numbers["apart"], numbers["size"], is_cut=depends.is_cut)
 
     def _of_sequence(
-        self, numbers: Mapping[str, float], axis: int, place: int, way: int, ahead: int, *, is_graph: bool
+        self, numbers: Mapping[str, float], axis: int, place: int, way: int, ahead: int, depends: _Depends | None
     ) -> Iterator[Finding | None]:
         """Yield what is wrong where labels are tokens of the input at *place*, so many places *ahead*, along the axis *way*."""
         at = f"{place} {way}"
@@ -324,16 +403,32 @@ class BatchChecks:
         is_counted = bool(numbers.get(f"is counted {axis}"))
         if whole > 0 and ahead == 1 and is_counted:
             yield self._chosen.judge("future_seen", following / whole, before)
-        if whole > 0 and others > _NOTHING * whole and way == _ALONG and not is_graph:
-            yield self._told_mixed(others / (whole + others))
+        if whole > 0 and others > _NOTHING * whole and way == _ALONG and depends is not None:
+            yield self._told_mixed(place, depends, numbers)
         if ahead > 1 or (ahead != 1 and whole > 0):
-            yield self._chosen.judge("target_shifted", float(ahead), is_causal=ahead != 0 or following + later <= _NOTHING * whole)
+            is_causal = ahead != 0 or following + later <= _NOTHING * whole
+            is_picked = numbers.get(f"pieces {axis}", 0.0) > 1  # some places here and there, as of masked tokens
+            yield self._chosen.judge("target_shifted", float(ahead), is_causal=is_causal, is_picked=is_picked)
 
-    def _told_mixed(self, share: float) -> Finding | None:
-        found = self._chosen.judge("samples_mixed", share, _NOTHING)
+    def _told_mixed(self, place: int, depends: _Depends, numbers: Mapping[str, float]) -> Finding | None:
+        """Return that samples are mixed, by which operation and where, if two looks have found it so."""
+        own, others = numbers[f"own {place}"], numbers[f"others {place}"]
+        mixing = [each for at, each in enumerate(depends.operations) if numbers[f"mixed {at}"]]
+        is_meant = bool(mixing) and all(is_graph_operation(name) for name, *_ in mixing)
+        are_less = all(is_statistic(name) for name, *_ in mixing) and numbers[f"most {place}"] < _DIFFERS * own
+        if depends.is_graph or is_meant or others <= _NOTHING * own or (depends.sought and bool(mixing) and are_less):
+            return None
         self._mixed += 1
-        message = f"samples of a batch are mixed: {percent(share)} of the gradient of one sample's outputs comes to other samples"
-        return None if found is None or self._mixed < 2 else replace(found, message=message)
+        found = self._chosen.judge("samples_mixed", others / (own + others), _NOTHING)
+        if found is None or self._mixed < 2 or not depends.sought:
+            return None
+        message = f"samples of a batch are mixed: {percent(found.value)} of the gradient of one sample's outputs goes to others"
+        if not mixing:
+            return replace(found, message=message)
+        name, before, behind = mixing[-1]
+        site = _common(before, behind)
+        where = f"in {site}" if site else "between " + " and ".join(each or "the outputs" for each in (before, behind))
+        return replace(found, message=f"{message}, by its {name.lower()} {where}", site=site and f"{site}:output")
 
 
 def _is_of_samples(tensor: Tensor) -> bool:
@@ -360,19 +455,20 @@ def _behind(node: Any, moves: Sequence[str]) -> Any:
     return node
 
 
-def _around(entry: Entry, place: tuple[int, int], number: int) -> dict[str, Tensor]:
-    """Return how much an output at *place* depends on tokens before, at and behind it, along the second axis (0) or the first."""
-    found: dict[str, Tensor] = {}
-    sizes = entry.spread
-    if sizes is None or place[1] >= sizes.shape[1]:
-        return found
-    for way, (table, at) in enumerate(((sizes, place), (sizes.T, place[::-1]))):
-        row, after = table[at[0]], at[1] + 1
-        parts = (row[: at[1]], row[at[1] : after], row[after : after + 1], row[after + 1 :])
-        named = zip(("before", "here", "next", "later"), parts, strict=True)
-        found |= {f"{name} {number} {way}": part.sum() for name, part in named}
-        found[f"beside {number} {way}"] = sizes.sum() - row.sum()
-    return found
+def _common(one: str, other: str) -> str:
+    """Return the name of the innermost module that holds both; ``""`` for the root."""
+    parts = zip(one.split("."), other.split("."), strict=False)
+    return ".".join(first for first, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], parts))
+
+
+def _distances(output: Tensor, given: Iterable[Tensor]) -> dict[str, Tensor]:
+    """Return how far the outputs of samples are apart, their size, and whether any two samples of what was *given* differ."""
+    rows = output.detach()[:_ROWS].reshape(min(len(output), _ROWS), -1)[:, :_COLUMNS].double()
+    numbers = {"apart": (rows - rows.mean(0)).square().mean().sqrt(), "size": rows.square().mean().sqrt()}
+    held = [each for each in given if each.dim() > 0 and type(each) is Tensor and each.layout == torch.strided and len(each) > 1]
+    held = [each for each in held if len(each) == len(output)] or held  # of graphs, those of their nodes
+    differ = [(each[1:_ROWS] != each[:1]).any() for each in held]
+    return numbers | ({"differ": torch.stack(differ).any()} if differ else {})
 
 
 def _norm_numbers(nodes: Sequence[Any], names: Mapping[int, str], slow: Collection[str]) -> dict[str, Tensor]:
@@ -386,23 +482,50 @@ def _norm_numbers(nodes: Sequence[Any], names: Mapping[int, str], slow: Collecti
             continue
         if held.eps:
             var = (held.var - held.eps).clamp(min=0)  # what is the same for all samples is no matter of its scale
-            found[f"varies {name}"] = torch.where((var > 0) & (held.mean.square() <= held.eps), var / held.eps, math.inf).median()
+            found[f"varies {name}"] = torch.where(
+                (var > _NOTHING * held.eps) & (held.mean.square() <= held.eps), var / held.eps, math.inf
+            ).median()
         if name in slow:
             off = ((held.running_mean - held.mean).square() / held.var).mean().sqrt()
             found |= {f"mean {name}": off, f"variance {name}": (held.running_var / held.var).log().abs().mean().exp()}
     return found
 
 
-def _gradient_comes(output: Tensor, axes: set[int], tokens: Sequence[Tensor], look: _Look, gradient: Tensor) -> None:
+def _gradient_comes(
+    output: Tensor, axes: set[int], tokens: Sequence[Tensor], place: tuple[Tensor, Tensor] | None, look: _Look, gradient: Tensor
+) -> None:
     """Note what the *gradient* at an output shows of the targets; *output* is that of its first samples."""
     try:
         if type(gradient) is Tensor and gradient.shape == look.shape:
             with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False):
                 held = gradient.detach()[: len(output)]
-                look.add(numbers_of(output, held, _class_axes(look) & axes, tokens))
-                look.add(squared_numbers(output, held, look.made_by) if len(output) == len(gradient) else {})
+                look.add(numbers_of(output, held, _class_axes(look) & axes, tokens, place))
+                look.add({"part 0": held.double().square().sum().sqrt()})
+                if len(output) == len(gradient):
+                    look.add(_of_output(0, range_numbers(output, held, look.made_by)))
     except Exception as error:
         raise_if_foreign(error)
+
+
+def _gradient_of_other(output: Tensor, number: int, made_by: str, look: _Look, gradient: Tensor) -> None:
+    """Note the size of the *gradient* at one more *output*, and what it shows of its targets."""
+    try:
+        if type(gradient) is Tensor and gradient.shape == output.shape:
+            with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False):
+                held = gradient.detach()
+                look.add({f"part {number}": held.double().square().sum().sqrt()})
+                look.add(_of_output(number, range_numbers(output, held, made_by)))
+    except Exception as error:
+        raise_if_foreign(error)
+
+
+def _of_output(number: int, numbers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{name} {number}": each for name, each in numbers.items()}
+
+
+def _made_by(output: Tensor) -> str:
+    """Return the operation that has made the elements of *output*."""
+    return graph_nodes.operation_of(_behind(output.grad_fn, _SHAPES))
 
 
 def _class_axes(look: _Look) -> set[int]:
@@ -417,7 +540,8 @@ def _class_axis(look: _Look, numbers: Mapping[str, float]) -> int | None:
         is_one = counted > 0 and numbers[f"single {axis}"] >= _MATCHES * counted
         if is_one and numbers[f"off {axis}"] <= _OFF:
             return axis
-    return None
+    is_square = len(look.shape) == 2 and look.shape[0] == look.shape[1] and look.shape[0] >= _SQUARE
+    return 1 if is_square and numbers.get("single 1", 0.0) >= look.shape[0] - 1 else None  # as of pairs, asked for both ways
 
 
 def _ahead(numbers: Mapping[str, float], axis: int, place: int, way: int) -> int | None:

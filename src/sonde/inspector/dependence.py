@@ -1,8 +1,8 @@
-"""Measure what the outputs of a training pass depend on: other samples, later tokens, padding. No module runs for it."""
+"""Measure what the outputs of a training pass depend on: other samples, later places, padding. No module runs for it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,12 @@ NODES = 5_000
 _FIRST = ("Embedding", "Addmm", "Mm", "Convolution")  # operations that treat each sample, and each place in it, by itself
 _ELEMENTS = 1 << 18  # of outputs, of which the first samples are looked at
 _TOKENS = 3  # beside the padding of a sample, so that it is no other one that is read
-_NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")  # mix samples, as is meant
+_NEAR = 300  # nodes behind an operation, among which a parameter is looked for
+_NOTHING = 1e-6  # of a gradient, rounding
+_STATISTICS = ("Mean", "Sum", "Var", "Std", "VarMean", "StdMean", "LinalgVectorNorm", "Norm")  # as of a normalisation by hand
+_GRAPHS = ("IndexSelect", "IndexAdd", "Index", "IndexPut", "Gather", "Scatter", "ScatterAdd", "ScatterReduce", "SparseMm")
+_TURNS = ("T", "Transpose", "Permute", "ToCopy")
+_PRODUCTS = ("Mm", "Bmm", "Addmm", "Baddbmm")
 
 
 @dataclass(frozen=True)
@@ -25,86 +30,174 @@ class Entry:
 
     Attributes:
         given: the input, ``(samples, places, ...)``.
-        spread: how much an output in the middle depends on each place of each sample, ``(samples, places)``; None where the output
-            has no places.
-        own, others: how much all outputs of one sample depend on itself, and on other samples. Elements of float64.
-        real, padding: of that sample, how much they depend on tokens but for the one that has most, which may be where the output
-            is read, and on what is the same token at the end of its row.
+        sizes: how much the output that is looked at depends on each place of each sample, ``(samples, places)``, float64.
+        is_argument: it is an argument of the model, and not made of one.
     """
 
     given: Tensor
-    spread: Tensor | None
-    own: Tensor
-    others: Tensor
-    real: Tensor
-    padding: Tensor
+    sizes: Tensor
+    is_argument: bool = True
 
 
 @dataclass
 class Dependence:
-    """What an output depends on.
+    """What an output of one sample depends on, in one place if outputs have places of tokens.
 
     Attributes:
+        sample, place: which, each an integer on the device: that with the most padding, and the middle before it; else the middle.
         tokens: of each embedding of tokens.
         inputs: of each other input.
         is_graph: the batch is a graph, whose samples belong together.
+        is_cut: the output depends on no input, another one does.
+        mixed_by: by an operation, and the modules it stands behind and before, whether it was one that mixed samples.
     """
 
+    sample: Tensor
+    place: Tensor
     tokens: list[Entry] = field(default_factory=list)
     inputs: list[Entry] = field(default_factory=list)
     is_graph: bool = False
+    is_cut: bool = False
+    mixed_by: dict[tuple[str, str, str], Tensor] = field(default_factory=dict)
+
+    def numbers(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the numbers of each entry, tokens first, by their name and the number of the entry.
+
+        ``own``, ``others``: how much the output depends on its own sample, and on other ones; ``most``: on one of these.
+        ``real``, ``padding``: on tokens of its own but for the one that has most, which may be where the output is read, and on
+        what is the same token at the end of its row. ``before``, ``here``, ``next``, ``later``, ``beside``: on tokens before, at
+        and behind its place, along the second axis (0) or the first (1), and on those of other samples. ``near``: how far samples
+        that stand next to each other are apart, of what any two are.
+        """
+        for number, entry in enumerate([*self.tokens, *self.inputs]):
+            sizes, is_own = entry.sizes, torch.arange(len(entry.sizes), device=self.sample.device) == self.sample
+            own = _row(sizes, self.sample)
+            whole = sizes.sum(1)
+            yield f"own {number}", own.sum()
+            yield f"others {number}", whole.sum() - own.sum()
+            yield f"most {number}", (whole * ~is_own).max()
+            if entry.given.is_floating_point():
+                rows = entry.given.detach().reshape(len(sizes), -1)[:, :_ELEMENTS].double()
+                yield f"near {number}", (rows[1:] - rows[:-1]).square().mean() / (2 * rows.var(0).mean())
+                continue
+            padding = _row(padded(entry.given), self.sample) * own
+            real = own - padding
+            yield f"real {number}", real.sum() - real.max()
+            yield f"padding {number}", padding.sum()
+            for way, table, row, at in ((0, sizes, self.sample, self.place), (1, sizes.T, self.place, self.sample)):
+                line = _row(table, row.clamp(max=len(table) - 1))
+                ahead = torch.arange(len(line), device=at.device) - at
+                for name, is_there in (("before", ahead < 0), ("here", ahead == 0), ("next", ahead == 1), ("later", ahead > 1)):
+                    yield f"{name} {number} {way}", (line * is_there).sum()
+                yield f"beside {number} {way}", table.sum() - line.sum()
 
 
-def dependence_of(model: nn.Module, output: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Dependence | None:
-    """Return what *output* of *model* depends on; None where no input is found in its graph, or it normalises over samples.
+def dependence_of(
+    model: nn.Module, output: Tensor, others: Sequence[Tensor], args: Sequence[Any], kwargs: Mapping[str, Any], *, seeks: bool
+) -> Dependence | None:
+    """Return what *output* of *model* depends on; None where no input is found in its graph, nor in that of *others*.
 
-    The graph is walked backwards twice, node by node: no hook runs, and nothing is written or freed. No host sync.
+    The graph is walked backwards once, node by node: no hook runs, and nothing is written or freed. No host sync. A batch
+    normalisation counts as if its statistics were fixed.
 
     Args:
         model: has just returned it.
         output: ``(samples, ...)``, two samples or more.
+        others: that were returned with it.
         args, kwargs: what the model was given.
+        seeks: also which operation mixes samples.
 
     Raises:
         RuntimeError: its graph can be walked once alone.
     """
     nodes = list(graph_nodes.nodes_before(output.grad_fn, NODES))
-    names = {graph_nodes.operation_of(node) for node in nodes}
     if any(map(graph_nodes.is_in_python, nodes)):
         raise RuntimeError("a backward is written in Python, or compiled")
-    if len(nodes) > NODES or not names.isdisjoint(_NORMS):
+    samples = output.shape[0]
+    if len(nodes) > NODES or samples < 2 or type(output) is not Tensor:
         return None
     given = [tensor for _, tensor in walk([args, dict(kwargs)])]
-    samples = output.shape[0]
-    if samples < 2 or type(output) is not Tensor:
-        return None
-    entries = {node: taken for node in nodes if (taken := _entering(node, given, samples)) is not None}
+    entries = _entries(nodes, given, samples)
+    is_cut = not entries and any(_entries(list(graph_nodes.nodes_before(each.grad_fn, NODES)), given, samples) for each in others)
+    entries = entries if entries or is_cut else {node: (held, False) for node in nodes for held in _made_of_data(node, samples)}
+    tokens = [held for held, _ in entries.values() if not held.is_floating_point()]
+    sample, place = _looked_at(tokens, output)
+    found = Dependence(sample, place, is_graph=holds_graph(model, given, samples), is_cut=is_cut)
     if not entries:
-        return None
-    tokens = [held for held in entries.values() if not held.is_floating_point()]
-    sample = _one_sample(tokens[0] if tokens else None, samples, output.device)
+        return found if is_cut else None
     weight = torch.arange(1, output.numel() + 1, device=output.device, dtype=output.dtype).cos().reshape(output.shape)
-    chosen = sample.reshape(-1, *[1] * (output.dim() - 1)).to(weight.dtype)
-    of_sample = graph_nodes.gradients_at(output, weight * chosen, entries.keys())
-    has_places = output.dim() > 2 and bool(tokens)
-    of_place: dict[Any, Tensor] = {}
-    if has_places:
-        point = torch.zeros_like(weight)
-        place = middle_of(output)
-        point[place] = weight[place]
-        of_place = graph_nodes.gradients_at(output, point, entries.keys())
-    found = Dependence(is_graph=holds_graph(model, given, samples))
-    for node, held in entries.items():
-        sizes = _sizes(of_sample.get(node), held)
-        own = sample.to(sizes.dtype) @ sizes
-        is_token = not held.is_floating_point()
-        padding = sample.to(sizes.dtype) @ padded(held).to(sizes.dtype) * own if is_token else torch.zeros_like(own)
-        spread = _sizes(of_place.get(node), held) if has_places and is_token else None
-        tokens_alone = own - padding
-        real = tokens_alone.sum() - tokens_alone.max()
-        entry = Entry(held, spread, own.sum(), sizes.sum() - own.sum(), real, padding.sum())
-        (found.tokens if is_token else found.inputs).append(entry)
+    weight = weight * _one_of(sample, output, 0)
+    if output.dim() > 2 and tokens:
+        weight = weight * _one_of(place, output, 1)
+    mixes = _Mixes(model, sample, samples) if seeks else None
+    gradients = graph_nodes.gradients_at(output, weight, entries.keys(), mixes)
+    for node, (held, is_argument) in entries.items():
+        entry = Entry(held, _sizes(gradients.get(node), held, samples), is_argument)
+        (found.inputs if held.is_floating_point() else found.tokens).append(entry)
+    found.mixed_by = {} if mixes is None else mixes.found
     return found
+
+
+class _Mixes:
+    """Finds, while a graph is walked with the gradient of one sample, the operations behind which it is one of others, too."""
+
+    def __init__(self, model: nn.Module, sample: Tensor, samples: int) -> None:
+        self.found: dict[tuple[str, str, str], Tensor] = {}
+        self._names = {id(each): name.rpartition(".")[0] for name, each in model.named_parameters()}
+        self._sample, self._samples = sample, samples
+        self._ahead: dict[Any, str] = {}  # of an operation, the module of the parameter that was met last on the way to it
+
+    def __call__(self, node: Any, came: graph_nodes.Given, passed: graph_nodes.Given) -> None:
+        """Note whether the gradient that *came* to an operation is of one sample, and what it *passed* on is not."""
+        own = self._module_of(node)
+        here = own or self._ahead.get(node, "")
+        self._ahead |= dict.fromkeys([each for each, _ in passed], here)
+        before, behind = self._are_several(came), self._are_several(passed)
+        if behind is not None:
+            name = graph_nodes.operation_of(node)
+            is_constant = name in _PRODUCTS and any(each is None for each, _ in node.next_functions)  # as by an adjacency matrix
+            key = ("" if is_constant else name, own or self._module_near(node, _NEAR), here)
+            mixes = behind if before is None else behind & ~before
+            self.found[key] = self.found[key] | mixes if key in self.found else mixes
+
+    def _module_of(self, node: Any) -> str:
+        """Return the name of the module whose parameter the operation takes; ``""`` for none."""
+        taken = [each for source in graph_nodes.sources_of(node) for each in (source, *self._turned(source))]
+        leaves = map(graph_nodes.leaf_of, taken)
+        return next((self._names[id(each)] for each in leaves if id(each) in self._names), "")
+
+    def _turned(self, node: Any) -> list[Any]:
+        """Return what an operation has turned or cast, as a layer does its weight."""
+        return graph_nodes.sources_of(node) if graph_nodes.operation_of(node) in _TURNS else []
+
+    def _module_near(self, node: Any, most: int) -> str:
+        """Return the name of the module whose parameter is the nearest behind *node*; ``""`` if none is among so many nodes."""
+        leaves = (graph_nodes.leaf_of(each) for each in graph_nodes.nodes_before(node, most))
+        return next((self._names[id(each)] for each in leaves if id(each) in self._names), "")
+
+    def _are_several(self, gradients: graph_nodes.Given) -> Tensor | None:
+        """Return whether one of *gradients* is not of one sample alone, along any axis; None where no axis is of samples."""
+        known = [each for _, gradient in gradients if (each := self._is_of_several(gradient)) is not None]
+        return torch.stack(known).any() if known else None
+
+    def _is_of_several(self, gradient: Tensor) -> Tensor | None:
+        found = []
+        for axis, size in enumerate(gradient.shape):
+            if size and size % self._samples == 0:
+                sizes = gradient.detach().abs().double().movedim(axis, 0).reshape(size, -1).sum(1)
+                for each in (sizes.reshape(self._samples, -1).sum(1), sizes.reshape(-1, self._samples).sum(0)):
+                    found.append(each.sum() - _row(each, self._sample) > _NOTHING * each.sum())
+        return torch.stack(found).all() if found else None
+
+
+def is_graph_operation(name: str) -> bool:
+    """Return whether an operation that mixes samples does so as graphs do: by indices, or by a matrix that is not trained."""
+    return name in _GRAPHS or not name
+
+
+def is_statistic(name: str) -> bool:
+    """Return whether an operation that mixes samples may be that of a normalisation: samples then matter less than the own one."""
+    return name in _STATISTICS
 
 
 def samples_of(output: Tensor) -> int:
@@ -112,9 +205,9 @@ def samples_of(output: Tensor) -> int:
     return min(len(output), max(1, _ELEMENTS // output[0].numel()))
 
 
-def middle_of(output: Tensor) -> tuple[int, int]:
-    """Return a sample and a place in the middle of an *output*, ``(samples, places, ...)``; place 0 where it has none."""
-    return samples_of(output) // 2, output.shape[1] // 2 if output.dim() > 1 else 0
+def _entries(nodes: Iterable[Any], given: Sequence[Tensor], samples: int) -> dict[Any, tuple[Tensor, bool]]:
+    """Return which of *given* enters the graph at which of *nodes*."""
+    return {node: (held, True) for node in nodes if (held := _entering(node, given, samples)) is not None}
 
 
 def _entering(node: Any, given: Sequence[Tensor], samples: int) -> Tensor | None:
@@ -127,19 +220,43 @@ def _entering(node: Any, given: Sequence[Tensor], samples: int) -> Tensor | None
             return held if held.dim() == 2 and held.shape[0] == samples and held.shape[1] > 1 else None
         for each in given:
             is_same = each.data_ptr() == held.data_ptr() and each.numel() == held.numel() and each.is_contiguous()
-            if is_same and held.is_contiguous() and each.dim() > 2 and each.shape[0] == samples and each.is_floating_point():
+            if is_same and held.is_contiguous() and each.dim() > 1 and each.shape[0] == samples and each.is_floating_point():
                 return each
     return None
 
 
-def _one_sample(tokens: Tensor | None, samples: int, device: torch.device) -> Tensor:
-    """Return which sample is looked at, as a vector of zeros and a one: that with the most padding, else one in the middle."""
-    place = torch.full((), samples // 2, device=device)
-    if tokens is not None:
-        run = padded(tokens).sum(1)
-        run = run * (tokens.shape[1] - run >= _TOKENS)
-        place = torch.where(run.max() > 0, run.argmax(), place)
-    return (torch.arange(samples, device=device) == place).double()
+def _made_of_data(node: Any, samples: int) -> list[Tensor]:
+    """Return what enters the graph at *node* without a gradient, ``(samples x places, ...)``, as made of an argument: one or none."""
+    if graph_nodes.operation_of(node) not in _FIRST[1:]:
+        return []
+    held = [each for each in graph_nodes.taken_by(node) if each.dim() > 1 and each.shape[0] % samples == 0]
+    return [each for each in held if each.is_floating_point() and not each.requires_grad and samples not in each.shape[1:]][:1]
+
+
+def _looked_at(tokens: Sequence[Tensor], output: Tensor) -> tuple[Tensor, Tensor]:
+    """Return which sample is looked at, and which place of it."""
+    device, count = output.device, samples_of(output)
+    sample = torch.full((), count // 2, device=device)
+    places = output.shape[1] if output.dim() > 1 else 1
+    place = torch.full((), places // 2, device=device)
+    if not tokens:
+        return sample, place
+    given = next((each for each in tokens if each.shape[1] == places), tokens[0])
+    run = padded(given)[:count].sum(1)
+    run = run * (given.shape[1] - run >= _TOKENS)
+    sample = torch.where(run.max() > 0, run.argmax(), sample)
+    return sample, torch.where(run.max() > 0, (given.shape[1] - run.max()) // 2, place).clamp(max=places - 1)
+
+
+def _row(table: Tensor, number: Tensor) -> Tensor:
+    """Return the row with this *number*, without a host sync."""
+    return table.index_select(0, number.reshape(1))[0]
+
+
+def _one_of(place: Tensor, output: Tensor, axis: int) -> Tensor:
+    """Return a tensor of one at *place* along an axis, and zeros, that broadcasts to *output*."""
+    shape = [-1 if each == axis else 1 for each in range(output.dim())]
+    return (torch.arange(output.shape[axis], device=output.device) == place).to(output.dtype).reshape(shape)
 
 
 def padded(tokens: Tensor) -> Tensor:
@@ -153,9 +270,8 @@ def padded(tokens: Tensor) -> Tensor:
     return is_end * ((run > 1) & (run < tokens.shape[1]))
 
 
-def _sizes(gradient: Tensor | None, given: Tensor) -> Tensor:
+def _sizes(gradient: Tensor | None, given: Tensor, samples: int) -> Tensor:
     """Return how large a *gradient* is at each place of each sample of what was *given*: ``(samples, places)``, float64."""
-    samples = given.shape[0]
     places = given.shape[1] if not given.is_floating_point() else 1
     if gradient is None:
         return torch.zeros(samples, places, dtype=torch.float64, device=given.device)

@@ -19,24 +19,35 @@ _BOUNDS = {"Sigmoid": (0.0, 1.0), "Tanh": (-1.0, 1.0), "Relu": (0.0, math.inf), 
 _BEYOND = 0.05  # of the width of a range, or of the deviation of targets
 
 
-def numbers_of(output: Tensor, gradient: Tensor, axes: Iterable[int], tokens: Sequence[Tensor]) -> dict[str, Tensor]:
+def numbers_of(
+    output: Tensor, gradient: Tensor, axes: Iterable[int], tokens: Sequence[Tensor], looked_at: tuple[Tensor, Tensor] | None = None
+) -> dict[str, Tensor]:
     """Return what the *gradient* at an *output* says of targets, as numbers by name. No host sync.
+
+    *reached*: samples with any; *across*: the share of it that is no multiple of the output; of classes, binary targets: see there.
 
     Args:
         output, gradient: ``(samples, ...)``, both without a graph.
         axes: those that may be of classes.
         tokens: what goes into the model, ``(samples, places)`` each.
+        looked_at: the sample and the place of which it is told whether its label counts.
     """
-    found = {"reached": (gradient != 0).reshape(len(gradient), -1).any(1).sum()}
+    made, held = output.flatten().double(), gradient.flatten().double()
+    both, of_made, of_held = (made * held).sum(), made.square().sum(), held.square().sum()
+    found = {
+        "reached": (gradient != 0).reshape(len(gradient), -1).any(1).sum(),
+        "across": torch.where(of_made * of_held > 0, 1 - both.square() / (of_made * of_held), 1.0),
+    }
     for axis in axes:
-        found |= _label_numbers(gradient.movedim(axis, -1), axis, tokens)
-    return found | _binary_numbers(output.flatten()[:_BINARY].double(), gradient.flatten()[:_BINARY].double())
+        found |= _label_numbers(output.movedim(axis, -1), gradient.movedim(axis, -1), axis, tokens, looked_at)
+    return found | _binary_numbers(made[:_BINARY], held[:_BINARY])
 
 
 def _binary_numbers(made: Tensor, held: Tensor) -> dict[str, Tensor]:
     """Return whether a gradient *held* is that of binary cross-entropies, of logits or probabilities, with targets all 0, or all 1.
 
-    Of targets of both kinds: how many times as much those of 1 weigh, for each and all together; 0 where that is not known.
+    Of targets of both kinds: how many times as much those of 1 weigh, for each and all together, and what they are if they are
+    no 1, and their share; 0 where that is not known.
     """
     chance = made.sigmoid()
     is_share = ((made > 0) & (made < 1)).all()
@@ -47,12 +58,16 @@ def _binary_numbers(made: Tensor, held: Tensor) -> dict[str, Tensor]:
     of_one, of_zero = torch.where(is_one, held / (chance - 1), math.nan), torch.where(is_one, math.nan, held / chance)
     is_each = varies & (_spread(of_one) <= _ALIKE) & (_spread(of_zero) <= _ALIKE)
     times = torch.where(is_each, of_one.nanmean() / of_zero.nanmean(), 0.0).nan_to_num(0.0)
+    target = torch.where(is_one, chance - held / of_zero.nanmean(), math.nan)  # of the others, as those of 0 say
+    is_other = varies & (_spread(of_zero) <= _ALIKE) & (_spread(target) <= _ALIKE) & (_spread(of_one) > 10 * _ALIKE)
     all_of_one = times * is_one.sum() / (~is_one).sum().clamp(min=1)
     return {
         "zeros": varies & zeros & (held > 0).all(),
         "ones": varies & ones & (held < 0).all(),
         "times": times,
         "together": all_of_one,
+        "target": torch.where(is_other, target.nanmean(), 0.0).nan_to_num(0.0),
+        "target share": is_one.double().mean(),
     }
 
 
@@ -66,11 +81,16 @@ def _is_alike(numbers: Tensor) -> Tensor:
     return numbers.max() - numbers.min() <= _ALIKE * numbers.abs().max()
 
 
-def _label_numbers(gradient: Tensor, axis: int, tokens: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Return what a *gradient*, classes last, says of labels: that of a cross-entropy is below zero at the label alone.
+def _label_numbers(
+    output: Tensor, gradient: Tensor, axis: int, tokens: Sequence[Tensor], looked_at: tuple[Tensor, Tensor] | None
+) -> dict[str, Tensor]:
+    """Return what a *gradient* at an *output*, classes last, says of labels.
 
-    So many rows are *counted*; some have a *single* such class; *off* is what the classes add up to, of the size of all;
-    *low* and *high* are the smallest and the largest label. Of labels of sequences follows how many are each of the *tokens*.
+    That of a cross-entropy is below zero at the label alone.
+
+    So many rows are *counted*; some have a *single* such class; *off* is what the classes add up to, of the size of all; *loss* is
+    their cross-entropy, *low* and *high* are the smallest and the largest label. Of labels of sequences follows how many are each
+    of the *tokens*.
     """
     is_counted = (gradient != 0).any(-1)
     labels = gradient.argmin(-1)
@@ -79,11 +99,15 @@ def _label_numbers(gradient: Tensor, axis: int, tokens: Sequence[Tensor]) -> dic
         "counted": count,
         "single": (((gradient < 0).sum(-1) == 1) & is_counted).sum(),
         "off": gradient.sum(-1).abs().sum() / gradient.abs().sum().clamp(min=1e-30),
+        "loss": -output.double().log_softmax(-1).gather(-1, labels[..., None])[..., 0].mean(),
         "low": torch.where(is_counted, labels, gradient.shape[-1]).min(),
         "high": torch.where(is_counted, labels, -1).max(),
     }
     if labels.dim() == 2:
-        found["is counted"] = is_counted[labels.shape[0] // 2, labels.shape[1] // 2]
+        if looked_at is not None:
+            row, column = (each.reshape(1) for each in looked_at)
+            found["is counted"] = is_counted.index_select(0, row).index_select(1, column.clamp(max=labels.shape[1] - 1)).any()
+        found["pieces"] = (is_counted[:, 1:] & ~is_counted[:, :-1]).double().sum(1).mean()
         usual = torch.where(is_counted, labels, -1).flatten().mode().values  # as padding: no place is told by it
         tells = is_counted & (labels != usual)
         found["telling"] = tells.sum()
@@ -104,6 +128,8 @@ def _match(labels: Tensor, counted: Tensor, tokens: Tensor, ahead: int) -> Tenso
     if rows != tokens.shape[0] or end - start < 2 or abs(places - tokens.shape[1]) > 1:
         return torch.full((), -1.0, device=labels.device)
     given = tokens[:, start + ahead : end + ahead]
+    if ahead > 0:  # the last label of a row ends a sequence: it need not be in what goes in
+        counted = counted & (counted.flip(1).cumsum(1).flip(1) > 1)
     is_counted = counted[:, start:end]
     return ((labels[:, start:end] == given) & is_counted).sum() / is_counted.sum().clamp(min=1)
 
@@ -118,13 +144,22 @@ def _padded(labels: Tensor, counted: Tensor) -> Tensor:
     return (run * (run > 1)).sum()
 
 
-def squared_numbers(output: Tensor, gradient: Tensor, made_by: str) -> dict[str, Tensor]:
+def range_numbers(output: Tensor, gradient: Tensor, made_by: str) -> dict[str, Tensor]:
+    """Return what a *gradient* says of targets that an activation cannot reach, and if errors are absolute, their one sign."""
+    if made_by not in _BOUNDS:
+        return {}
+    size = gradient.abs()
+    is_one_sided = _is_alike(size) & (size.max() > 0) & (gradient.sign().sum().abs() == gradient.numel())
+    return {"side": is_one_sided * gradient.sign().flatten()[0]} | _squared_numbers(output, gradient, made_by)
+
+
+def _squared_numbers(output: Tensor, gradient: Tensor, made_by: str) -> dict[str, Tensor]:
     """Return the share of the targets that an activation cannot reach, and their range, where the loss is a mean of squared errors.
 
     The gradient is 2 / elements of each error; a loss that is scaled, or the sum of several, is not read.
     """
     sent = graph_nodes.sent_backward()[:1]
-    if made_by not in _BOUNDS or not sent or sent[0].grad_fn is None or sent[0].numel() != 1:
+    if not sent or sent[0].grad_fn is None or sent[0].numel() != 1:
         return {}
     ahead = graph_nodes.nodes_before(sent[0].grad_fn, 3)
     names = tuple([graph_nodes.operation_of(node) for node in ahead])

@@ -81,21 +81,26 @@ def future_seen(share: float, past: float, *, least: float = 1e-6) -> Judged:
 @entry(
     "the labels are tokens of the input at the same place or before it, which the model sees, or two places or more behind it",
     "transformers shifts labels inside of its models; a loop of one's own gives inputs [:, :-1] and targets [:, 1:]",
-    "shift the targets once: by one place, in the model or outside of it",
+    "shift the targets once, by one place, in the model or outside of it; of a model that fills gaps, give it the masked tokens",
     needs=("rms:output",),
     brings=("overfitting",),
     about=("setup", "lost"),
 )
-def target_shifted(ahead: float, *, is_causal: bool = True) -> Judged:
-    """Judge how many places *ahead* of its output a label stands in the input; *is_causal*: outputs see no later tokens."""
+def target_shifted(ahead: float, *, is_causal: bool = True, is_picked: bool = False) -> Judged:
+    """Judge how many places *ahead* of its output a label stands in the input.
+
+    *is_causal*: outputs see no later tokens; *is_picked*: labels count at some places here and there.
+    """
     yield (ahead < 1) | (ahead > 1)
     yield ahead
-    if ahead < 1:
+    if ahead == 0 and is_picked and not is_causal:
+        yield "the targets, at chosen places, are the very tokens that go in: these are not masked, and the model copies them"
+    elif ahead < 1:
         where = "the inputs themselves" if ahead == 0 else "tokens that stand before"
         yield f"the targets are {where}, which the model sees: it learns to copy"
     else:
         yield f"the targets are the tokens {ahead:.0f} places ahead: shifted more than once"
-    yield "warn" if is_causal else "note"
+    yield "warn" if is_causal or is_picked else "note"
 
 
 @entry(
@@ -117,18 +122,80 @@ def outputs_alike(apart: float, size: float, first: float, *, spread: float = 0.
 
 
 @entry(
-    "5 % of the targets of a mean squared error or more are beyond what the activation that makes the outputs can return",
+    "outputs are the same for all samples, though inputs differ, in the first six training passes or more, or because no gradient "
+    "of them comes to an input; or none comes from the first output, and from others does",
+    "our own",
+    "look at what stands between the input and the outputs: a mean or maximum over samples, a detach or no_grad, noise in the "
+    "place of a sample, a product with zero, what is subtracted from itself, samples that are taken for places (batch_first)",
+    needs=("rms:output",),
+    brings=("outputs_alike", "loss_stuck", "gradient_zero", "rank_collapse", "constant", "all_zero"),
+    about=("output", "lost"),
+)
+def input_unread(apart: float, size: float, *, is_cut: bool = False) -> Judged:
+    """Judge outputs of this *size*, so far *apart*; *is_cut*: a gradient comes to an input from other outputs alone."""
+    yield np.greater_equal(size, 0)
+    yield apart
+    if is_cut:
+        yield "no gradient comes from what the model returns first to what it is given, but for other outputs"
+    else:
+        yield "what the model returns is the same for all samples, though what it is given differs"
+
+
+@entry(
+    "5 % of the targets of a mean squared error or more are beyond what the activation that makes the outputs can return, or all "
+    "of an absolute error are on one side of it in 16 passes, or those of a binary cross-entropy are beyond 1",
     "the range of the activation: sigmoid and softmax 0 to 1, tanh -1 to 1, ReLU and softplus 0 and more",
     "leave the last activation out, or scale the targets into its range",
     needs=("rms:output",),
     brings=("bounded", "loss_stuck", "dead", "flat"),
     about=("setup", "lost"),
 )
-def target_beyond(share: float, least: float, largest: float, *, most: float = 0.05, what: str = "activation") -> Judged:
-    """Judge the *share* of the targets, from the *least* to the *largest*, that outputs cannot reach; *what* makes them."""
-    yield share >= most
+def target_beyond(
+    share: float, least: float, largest: float, *, most: float = 0.05, what: str = "activation", side: float = 0.0
+) -> Judged:
+    """Judge the *share* of the targets, from the *least* to the *largest*, that outputs cannot reach; *what* makes them.
+
+    *side*: of an absolute error, whether all targets are above the outputs (1) or below (-1).
+    """
+    yield (share >= most) & ((side != 0) | np.not_equal(largest, 0))
     yield share
-    yield f"{percent(share)} of the targets, {short(least)} to {short(largest)}, are beyond what the last {what} can return"
+    if side:
+        where = "above" if side > 0 else "below"
+        yield f"all targets of an absolute error, in all passes, are {where} what the last {what} returns"
+    elif what == "binary cross-entropy":
+        yield f"{percent(share)} of the targets of a binary cross-entropy are {short(largest)}, and not 0 or 1"
+    else:
+        yield f"{percent(share)} of the targets, {short(least)} to {short(largest)}, are beyond what the last {what} can return"
+
+
+@entry(
+    "in ten training passes or more the gradient at outputs that vary is a multiple of these outputs, of eight elements or more",
+    "our own: of a squared error the gradient is the output less its target, which then is zero, or a part of the output",
+    "look at what the loss compares: targets that are all zero, a prediction in the place of its target",
+    needs=("rms:output",),
+    brings=("outputs_alike", "gradient_vanishing", "gradient_zero", "weight_shrinking", "update_small", "output_small"),
+    about=("setup", "lost"),
+)
+def target_own(passes: float, *, often: float = 10.0) -> Judged:
+    """Judge so many *passes* whose gradient is a multiple of the outputs."""
+    yield passes >= often
+    yield passes
+    yield "the gradient at the outputs is a multiple of the outputs: their targets are zero, or made of them"
+
+
+@entry(
+    "the gradient at one output is 3,000 x that at another or more, in the first six training passes or more",
+    "Kendall et al., Multi-task learning using uncertainty to weigh losses, 2018: the weights of terms; the factor is our own",
+    "weigh the terms of the loss so that their gradients are of one size: look at a weight, a sum for a mean, units of a target",
+    needs=("rms:output",),
+    about=("setup", "large"),
+)
+def terms_uneven(times: float, *, most: float = 3e3, one: str = "one", other: str = "another") -> Judged:
+    """Judge how many *times* as large the gradient at *one* output is as that at the *other*."""
+    yield times >= most
+    yield times
+    most_at, least_at = one.strip(".[]"), other.strip(".[]")
+    yield f"the gradient at the output {most_at} is {short(times)} x that at {least_at}: the loss hears one term alone"
 
 
 @entry(

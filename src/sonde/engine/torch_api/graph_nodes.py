@@ -6,7 +6,7 @@ import math
 import sys
 import threading
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import FrameType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -15,6 +15,9 @@ from torch import Tensor
 
 Node: TypeAlias = Any
 """A node of autograd's graph, which keeps its place behind a backward pass."""
+Given: TypeAlias = list[tuple[Node, Tensor]]
+"""Gradients, each with the operation that made what it is the gradient of."""
+_BATCH_NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
 
 
 def operation_of(node: Node) -> str:
@@ -112,50 +115,95 @@ def batch_statistics(node: Node) -> BatchStatistics | None:
     return BatchStatistics(running_mean, running_var, mean, inverse**-2, eps, held[4].numel() // mean.numel())
 
 
+def is_batch_norm(node: Node) -> bool:
+    """Return whether the operation normalises over samples."""
+    return operation_of(node) in _BATCH_NORMS
+
+
 def is_in_python(node: Node) -> bool:
     """Return whether the backward of the operation is written in Python, or is compiled code: it may not run twice."""
     return isinstance(node, torch.autograd.function.BackwardCFunction)
 
 
-def gradients_at(output: Tensor, weight: Tensor, wanted: Collection[Node]) -> dict[Node, Tensor]:
+def leading_to(nodes: Iterable[Node], wanted: Collection[Node]) -> set[Node]:
+    """Return those of *nodes* that were made of one in *wanted*, which are among them."""
+    made_of: dict[Node, list[Node]] = {}
+    for node in nodes:
+        for before in sources_of(node):
+            made_of.setdefault(before, []).append(node)
+    found, waiting = set(wanted), list(wanted)
+    while waiting:
+        new = [each for each in made_of.get(waiting.pop(), ()) if each not in found]
+        found.update(new)
+        waiting += new
+    return found
+
+
+def gradients_at(
+    output: Tensor, weight: Tensor, wanted: Collection[Node], see: Callable[[Node, Given, Given], None] | None = None
+) -> dict[Node, Tensor]:
     """Return the gradient of ``(output * weight).sum()`` at what each of the operations in *wanted* made, which is one tensor.
 
     Nodes are called one by one, and not by autograd's engine: no hook of anybody runs, no ``.grad`` is written, nothing is freed.
-    An operation that the output does not depend on is not in what is returned.
+    A batch normalisation counts as if its statistics were fixed. An operation that the output does not depend on is not in what
+    is returned.
+
+    Args:
+        output, weight: of the same shape.
+        wanted: operations.
+        see: called with each operation that is walked, the gradients that came to it, and those that it gives back, each with the
+            operation that made what it is the gradient of.
 
     Raises:
         RuntimeError: a tensor that is needed has been written into.
     """
     start: Node = output.grad_fn
     order = [] if start is None else list(nodes_before(start))
+    leading = leading_to(order, [each for each in order if each in wanted])
     waits: dict[Node, int] = {}
     for node in order:
-        for before in node.next_functions:
+        for before in node.next_functions if node in leading and node not in wanted else ():
             waits[before[0]] = waits.get(before[0], 0) + 1
     held: dict[Node, dict[int, Tensor]] = {start: {output.output_nr: weight}}
     found: dict[Node, Tensor] = {}
-    ready: list[Node] = [start] if order else []
+    ready: list[Node] = [start] if start in leading else []
     while ready:
         node = ready.pop()
         given = held.pop(node, {})
-        if node in wanted and given:
-            found[node] = next(iter(given.values()))
-        arguments = [given.get(place) for place in range(len(node._input_metadata))]
-        made = node(*arguments) if given and node not in wanted and leaf_of(node) is None and len(found) < len(wanted) else ()
-        returned = made if isinstance(made, tuple) else (made,)
+        if node in wanted:
+            if given:
+                found[node] = next(iter(given.values()))
+            continue
+        returned = _called(node, given) if given else ()
+        passed: Given = []
         for place, (before, number) in enumerate(node.next_functions):
-            if before is None:
+            if before not in leading:
                 continue
-            gradient = returned[place] if place < len(returned) and leaf_of(before) is None else None
+            gradient = returned[place] if place < len(returned) else None
             if gradient is not None:
                 made_of, there = before._input_metadata[number], held.setdefault(before, {})
                 narrow = gradient if gradient.shape == made_of.shape else gradient.sum_to_size(made_of.shape)  # was broadcast
                 narrow = narrow.to(made_of.dtype)
                 there[number] = there[number] + narrow if number in there else narrow
+                passed.append((before, narrow))
             waits[before] -= 1
             if not waits[before]:
                 ready.append(before)
+        if see is not None and given:
+            see(node, [(node, each) for each in given.values()], passed)
     return found
+
+
+def _called(node: Node, given: Mapping[int, Tensor]) -> tuple[Tensor | None, ...]:
+    """Return the gradients of what an operation took, from those of what it made, by their places."""
+    inverse = getattr(node, "_saved_result2", None)
+    if is_batch_norm(node) and getattr(node, "_saved_training", True) and isinstance(inverse, Tensor) and inverse.numel():
+        affine = getattr(node, "_saved_weight", None)
+        scale = inverse if affine is None else inverse * affine.detach()
+        gradient = given[0]
+        return ((gradient * scale.reshape(1, -1, *[1] * (gradient.dim() - 2))).to(gradient.dtype),)
+    made = node(*[given.get(place) for place in range(len(node._input_metadata))])
+    return made if isinstance(made, tuple) else (made,)
 
 
 def sent_backward() -> list[Tensor]:
