@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from sonde.engine import autograd_state, communicates, graph_nodes, hooks, raise_if_foreign, walk
-from sonde.inspector.dependence import NODES, dependence_of, is_graph_operation, is_statistic, padded, samples_of
-from sonde.inspector.target_reading import AHEAD, numbers_of, range_numbers
+from sonde.inspector.dependence import NODES, dependence_of, is_graph_operation, is_statistic, layers_in_a_row, padded, samples_of
+from sonde.inspector.target_reading import AHEAD, column_numbers, numbers_of, range_numbers, scale_numbers
 from sonde.rules import DEAD_SAMPLES, Chosen, Finding
 from sonde.stats import HostCopy
 from sonde.words import percent
 
 _RULES = (
-    "labels_alike", "padding_counted", "padding_alone", "future_seen", "target_shifted", "samples_mixed", "outputs_alike",
-    "input_unread", "target_beyond", "target_own", "terms_uneven", "begins_large", "weight_of_ones", "few_indices", "running_off",
-    "norm_starved",
+    "labels_alike", "label_seen", "padding_counted", "padding_alone", "future_seen", "target_shifted", "target_beyond",
+    "target_own", "samples_mixed", "outputs_alike", "input_unread", "all_linear", "terms_uneven", "penalty_alone",
+    "generator_misled", "begins_large", "weight_of_ones", "few_indices", "running_off", "norm_starved",
 )  # fmt: skip
 _EACH = 16  # logged steps that are looked at each; of later ones those whose number has grown by half since the last
 _GROWN = 1.5
@@ -31,11 +34,15 @@ PASSES = 4
 _ROWS, _COLUMNS = 64, 1024  # of outputs, whose distances are measured
 _ALONG, _ACROSS, _TURNED = 0, 1, 2  # tokens as (samples, places), as (places, samples), and labels of outputs in the other order
 _OTHER_ORDER = "the loss compares the outputs of one place with the targets of another: one goes by samples, the other by places"
+_TRANSPOSED = "transpose or permute its axes, where view or reshape is called"
 _SAME_ORDER = "look for a transposition before a view that is made of outputs and not of targets, or the other way round"
 _MATCHES, _DIFFERS = 0.99, 0.9  # share of the labels that are tokens at one place, and that are not at any other
 _LABELS = 16  # of a pass, with fewer no place is known
 _OFF = 0.02  # of a gradient in half precision, rounding of its sum
 _NOTHING = 1e-6  # of a gradient, rounding
+_LINEAR = 3  # layers in a row
+_MOST_CLASSES = 256
+_SPARE = 8  # samples more than there are classes
 _OUTPUTS = 6  # of one pass
 _OWN, _VARIED = 1e-10, 0.05  # of a gradient that is no multiple of outputs, rounding; of the size of outputs that vary
 _DIFFERENCES = ("Sub", "Rsub", "Abs", "Pow", "Mul")  # what makes an error, which may be what is returned
@@ -81,6 +88,9 @@ class _Look:
         number: which pass of the step it is.
         made_by: the operation that has made the output.
         samples: of the output, that are looked at.
+        viewed: what goes in, and the shape of which it is a view, if its axes are those of that tensor in another order.
+        taken: the first argument's storage, and whether a gradient comes to it.
+        is_linear: nothing but layers with weights, three or more in a row, has made the output.
         outputs: the names of those that are looked at; of further ones, whether their targets are in their range.
         depends: what the output depends on, if that was measured.
         tokens: how many arguments are tokens; first those whose part in the output was measured.
@@ -94,6 +104,9 @@ class _Look:
     made_by: str
     samples: int
     outputs: list[str]
+    viewed: tuple[str, tuple[int, ...], tuple[int, ...]] | None = None
+    taken: tuple[StorageWeakRef, bool] | None = None
+    is_linear: bool = False
     depends: _Depends | None = None
     tokens: int = 0
     copies: list[tuple[list[str], HostCopy]] = field(default_factory=list)
@@ -129,10 +142,11 @@ class BatchChecks:
         chosen: the rules that are applied.
         model: the model.
         name: its name in the sites; ``""`` where there is one model.
+        part: the module of it whose passes these are; ``"(root)"`` for the model.
     """
 
-    def __init__(self, chosen: Chosen, model: nn.Module, name: str) -> None:
-        self._chosen, self._model, self._name = chosen, model, f"{name}/" if name else ""
+    def __init__(self, chosen: Chosen, model: nn.Module, name: str, part: str = "(root)") -> None:
+        self._chosen, self._model, self._name, self._part = chosen, model, f"{name}/" if name else "", part
         self._is_on = any(map(chosen.is_on, _RULES))
         self._steps = self._next = 0  # logged steps, and the one that is looked at next
         self._depended = 0  # first passes of a step that were looked at
@@ -148,12 +162,17 @@ class BatchChecks:
         self._sides: dict[
             tuple[int, int], list[float]
         ] = {}  # by output and pass of a step: the sign of all errors, 0 where they differ
+        self._fades: dict[int, list[tuple[float, float]]] = {}  # by further output: its size, and what is no multiple of it
+        self._columns: dict[int, list[float]] = {}  # by input: the column that tells the label, NaN for none
+        self._kinds: deque[tuple[StorageWeakRef, bool, float]] = deque(maxlen=2 * PASSES)  # what passes took, and their one label
+        self._misled: list[bool] = []  # whether samples that are made were given one label in both of their passes
         self._own: list[bool] = []  # whether the gradient of each pass was a multiple of the outputs
         self._parts: list[
             tuple[int, int, float]
         ] = []  # the outputs with the largest and the least gradient, and how far these differ
         self._axes = {*range(1, _MOST_AXES)}  # that may be of classes, as far as is known
         self._padded = self._mixed = self._unread = 0  # looks that found the padding read alone, samples mixed, and no input read
+        self._viewed = 0  # and an input whose axes a view has exchanged
 
     @property
     def looks(self) -> bool:
@@ -174,6 +193,9 @@ class BatchChecks:
                 held, *others = returned.values()
                 with torch.inference_mode(False), torch.no_grad(), torch.autocast(held.device.type, enabled=False):
                     look = _Look(*moment, tuple(held.shape), number, _made_by(held), samples_of(held), list(returned)[:_OUTPUTS])
+                    first = next((each for _, each in walk([args, dict(kwargs)]) if type(each) is Tensor), None)
+                    if first is not None and first.layout == torch.strided:
+                        look.taken = StorageWeakRef(first.untyped_storage()), first.requires_grad  # type: ignore[no-untyped-call]
                     self._look(args, kwargs, held, others, look)
                     for at, each in enumerate(others[: _OUTPUTS - 1], start=1):
                         hooks.on_result(each, hooks.Bound(_gradient_of_other, each.detach(), at, _made_by(each), look))
@@ -185,6 +207,7 @@ class BatchChecks:
         depends = None
         if look.number == 0:
             self._depended += 1
+            look.viewed = _viewed([*walk(list(args)), *walk(dict(kwargs))])
             sought = self._depended > 1
             if self._may_walk and self._depended - 1 in _DEPENDS:
                 with torch.autograd.graph.disable_saved_tensors_hooks("an activation checkpoint would run again"):
@@ -194,6 +217,7 @@ class BatchChecks:
                 look.depends = _Depends(inputs, sought, list(depends.mixed_by), depends.is_graph, depends.is_cut)
                 look.add(dict(depends.numbers()) | {f"mixed {at}": each for at, each in enumerate(depends.mixed_by.values())})
             nodes = list(graph_nodes.nodes_before(output.grad_fn, NODES))
+            look.is_linear = layers_in_a_row(nodes) >= _LINEAR
             names = {id(each): name for name, each in self._model.named_parameters()}
             look.add(self._count_indices(output, nodes, names))
             look.add(_norm_numbers(nodes, names, self._slow_norms() if self._steps >= _SETTLED else ()))
@@ -207,7 +231,8 @@ class BatchChecks:
         look.tokens, count = len(tokens), samples_of(output)
         kept = output.detach() if count == len(output) else output.detach()[:count].clone()  # which lets go of the others
         place = None if depends is None else (depends.sample, depends.place)
-        hooks.on_result(output, hooks.Bound(_gradient_comes, kept, self._axes, tokens, place, look))
+        features = [each for _, each in walk([args, dict(kwargs)]) if _are_features(each, len(output))]
+        hooks.on_result(output, hooks.Bound(_gradient_comes, kept, self._axes, tokens, features, place, look))
 
     def _count_indices(self, output: Tensor, nodes: Sequence[Any], names: Mapping[int, str]) -> dict[str, Tensor]:
         """Count which rows of embeddings a pass has asked for; return of each: the largest share, rows that were, and how often."""
@@ -248,7 +273,7 @@ class BatchChecks:
             judged += [*self._of_range(look, numbers), *self._of_indices(numbers), *self._of_norms(numbers)]
             for each in (one for one in judged if one is not None):
                 said = f"{self._name.removesuffix('/')}: {each.message}" if self._name else each.message
-                placed = each.at(self._name + (each.site or "(root):output"), look.epoch, look.step, said)
+                placed = each.at(self._name + (each.site or f"{self._part}:output"), look.epoch, look.step, said)
                 since = self._looks[0].step if each.first_step is None else each.first_step
                 self._found.setdefault(each.rule, replace(placed, first_step=since))
             look.copies.clear()
@@ -267,6 +292,7 @@ class BatchChecks:
             self._labels[look.number == 0].append((numbers["reached"], low if low == high else math.nan))
         elif "zeros" in numbers:
             same = 0.0 if numbers["zeros"] else 1.0 if numbers["ones"] else math.nan
+            yield from self._of_kinds(look, same)
             self._labels[look.number == 0].append((numbers["reached"], same))
         else:
             return
@@ -296,7 +322,7 @@ class BatchChecks:
         judge = self._chosen.judge
         for at, name in enumerate(look.outputs):
             what = look.made_by.lower() if at == 0 else "activation"
-            site = f"(root):output{name if at else ''}"
+            site = f"{self._part}:output{name if at else ''}"
             found = judge(
                 "target_beyond", *(numbers.get(f"{each} {at}", math.nan) for each in ("beyond", "least", "largest")), what=what
             )
@@ -308,6 +334,20 @@ class BatchChecks:
                 yield found if found is None else replace(found, site=site)
         yield judge("target_beyond", numbers.get("target share", 0.0), 0.0, numbers.get("target", 0.0), what="binary cross-entropy")
         yield judge("weight_of_ones", numbers.get("times", 0.0), numbers.get("together", 0.0))
+        yield from self._of_columns(numbers)
+        for at in range(1, len(look.outputs)):
+            fades = self._fades.setdefault(at, [])
+            if f"size {at}" in numbers:
+                fades.append((numbers[f"size {at}"], numbers[f"across {at}"]))
+            if len(fades) > _EACH:
+                own = statistics.median(each for _, each in fades[_LAST:])
+                judged = [
+                    judge("penalty_alone", size / fades[0][0], own, what=look.outputs[at])
+                    for size, _ in fades[-_LAST:]
+                    if fades[0][0]
+                ]
+                yield judged[-1] if judged and all(judged) else None
+        yield judge("all_linear", float(look.is_linear))
         if "across" in numbers:
             is_own = numbers["across"] <= _OWN and look.made_by not in _DIFFERENCES
             self._own.append(is_own and numbers.get("apart", math.inf) > _VARIED * numbers.get("size", 0.0))
@@ -320,6 +360,26 @@ class BatchChecks:
             if len(self._parts) >= _KEPT and all(each[:2] == first[:2] for each in self._parts[:_EACH]):
                 times = min(each for *_, each in self._parts[:_EACH])
                 yield judge("terms_uneven", times, one=look.outputs[largest], other=look.outputs[least])
+
+    def _of_columns(self, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that a column of the input tells the label."""
+        for at in itertools.takewhile(lambda at: f"within {at}" in numbers, itertools.count()):
+            is_told = numbers[f"within {at}"] <= _NOTHING and numbers[f"spare {at}"] >= _SPARE
+            self._columns.setdefault(at, []).append(numbers[f"column {at}"] if is_told else math.nan)
+            columns = self._columns[at]
+            if len(columns) >= _KEPT and len({*columns}) == 1:
+                yield self._chosen.judge("label_seen", numbers[f"within {at}"], columns[0])
+
+    def _of_kinds(self, look: _Look, label: float) -> Iterator[Finding | None]:
+        """Yield that samples which a generator makes are given one label when it is trained, and when they are told apart."""
+        if look.taken is None or math.isnan(label):
+            return
+        storage, is_made = look.taken
+        same = [each for held, was_made, each in self._kinds if held == storage and was_made != is_made]
+        self._kinds.append((storage, is_made, label))
+        if same:
+            self._misled.append(same[-1] == label)
+            yield self._chosen.judge("generator_misled", float(len(self._misled)), label) if all(self._misled) else None
 
     def _of_indices(self, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that an embedding is asked for few of its rows."""
@@ -356,6 +416,15 @@ class BatchChecks:
         is_sequence = (
             axis is not None and look.tokens and any(_ahead(numbers, axis, each, 0) is not None for each in range(look.tokens))
         )
+        if look.viewed is not None:
+            self._viewed += 1
+            found = self._chosen.judge("samples_mixed", math.inf, 0.0) if self._viewed > 1 else None
+            message, site = (
+                "what goes in is a view of a tensor {1} as {2}: its elements stand at other places",
+                self._part + ":input{0}",
+            )
+            told = [each.format(*look.viewed) for each in (message, site)]
+            yield None if found is None else replace(found, message=told[0], advice=_TRANSPOSED, site=told[1])
         padded = numbers.get(f"padded {axis}", 0.0)
         yield self._chosen.judge("padding_counted", padded) if is_sequence or padded >= _DIFFERS else None
         for place in range(look.tokens):
@@ -455,6 +524,17 @@ def _behind(node: Any, moves: Sequence[str]) -> Any:
     return node
 
 
+def _viewed(given: Iterable[tuple[str, Tensor]]) -> tuple[str, tuple[int, ...], tuple[int, ...]] | None:
+    """Return which tensor is a view of one whose axes it has in another order, though its elements are in the same; both shapes."""
+    for name, each in given:
+        base = each._base
+        if base is not None and base.numel() == each.numel() and base.is_contiguous() and each.is_contiguous():
+            held, made = ([size for size in one.shape if size > 1] for one in (base, each))
+            if held != made and sorted(held) == sorted(made):
+                return name, tuple(base.shape), tuple(each.shape)
+    return None
+
+
 def _common(one: str, other: str) -> str:
     """Return the name of the innermost module that holds both; ``""`` for the root."""
     parts = zip(one.split("."), other.split("."), strict=False)
@@ -492,7 +572,13 @@ def _norm_numbers(nodes: Sequence[Any], names: Mapping[int, str], slow: Collecti
 
 
 def _gradient_comes(
-    output: Tensor, axes: set[int], tokens: Sequence[Tensor], place: tuple[Tensor, Tensor] | None, look: _Look, gradient: Tensor
+    output: Tensor,
+    axes: set[int],
+    tokens: Sequence[Tensor],
+    features: Sequence[Tensor],
+    place: tuple[Tensor, Tensor] | None,
+    look: _Look,
+    gradient: Tensor,
 ) -> None:
     """Note what the *gradient* at an output shows of the targets; *output* is that of its first samples."""
     try:
@@ -500,11 +586,30 @@ def _gradient_comes(
             with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False):
                 held = gradient.detach()[: len(output)]
                 look.add(numbers_of(output, held, _class_axes(look) & axes, tokens, place))
+                if len(output) == len(gradient) and output.numel() // len(output) <= _MOST_CLASSES:
+                    look.add(
+                        {
+                            f"{name} {at}": each
+                            for at, one in enumerate(features)
+                            for name, each in column_numbers(held, one).items()
+                        }
+                    )
                 look.add({"part 0": held.double().square().sum().sqrt()})
                 if len(output) == len(gradient):
                     look.add(_of_output(0, range_numbers(output, held, look.made_by)))
     except Exception as error:
         raise_if_foreign(error)
+
+
+def _are_features(given: Tensor, samples: int) -> bool:
+    """Return whether an argument holds features, ``(samples, features)``."""
+    return (
+        type(given) is Tensor
+        and given.dim() == 2
+        and len(given) == samples
+        and given.is_floating_point()
+        and given.shape[1] <= _COLUMNS
+    )
 
 
 def _gradient_of_other(output: Tensor, number: int, made_by: str, look: _Look, gradient: Tensor) -> None:
@@ -513,7 +618,7 @@ def _gradient_of_other(output: Tensor, number: int, made_by: str, look: _Look, g
         if type(gradient) is Tensor and gradient.shape == output.shape:
             with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False):
                 held = gradient.detach()
-                look.add({f"part {number}": held.double().square().sum().sqrt()})
+                look.add(_of_output(number, {"part": held.double().square().sum().sqrt()} | scale_numbers(output, held)))
                 look.add(_of_output(number, range_numbers(output, held, made_by)))
     except Exception as error:
         raise_if_foreign(error)

@@ -20,6 +20,13 @@ _NEAR = 300  # nodes behind an operation, among which a parameter is looked for
 _NOTHING = 1e-6  # of a gradient, rounding
 _STATISTICS = ("Mean", "Sum", "Var", "Std", "VarMean", "StdMean", "LinalgVectorNorm", "Norm")  # as of a normalisation by hand
 _GRAPHS = ("IndexSelect", "IndexAdd", "Index", "IndexPut", "Gather", "Scatter", "ScatterAdd", "ScatterReduce", "SparseMm")
+_LINEAR = frozenset(
+    (
+        "AccumulateGrad", "Embedding", "Addmm", "Mm", "Convolution", "Add", "Sub", "Neg", "T", "Transpose", "Permute", "View",
+        "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Expand", "Clone", "ToCopy", "Slice", "Select", "Cat", "Stack", "Mean",
+        "Sum", "AvgPool2D", "NativeBatchNorm", "CudnnBatchNorm", "ConstantPadNd",
+    )
+)  # fmt: skip
 _TURNS = ("T", "Transpose", "Permute", "ToCopy")
 _PRODUCTS = ("Mm", "Bmm", "Addmm", "Baddbmm")
 
@@ -190,6 +197,22 @@ class _Mixes:
         return torch.stack(found).all() if found else None
 
 
+def layers_in_a_row(nodes: Sequence[Any]) -> int:
+    """Return how many layers with weights stand in a row, if there is nothing else among *nodes* than what is linear; else 0."""
+    if any(graph_nodes.operation_of(each) not in _LINEAR for each in nodes):
+        return 0
+    depths: dict[Any, int] = {}
+    waiting = [nodes[0]]
+    while waiting:
+        node = waiting[-1]
+        left = [each for each in graph_nodes.sources_of(node) if each not in depths]
+        waiting += left
+        if not left:
+            has_weight = graph_nodes.operation_of(node) in _FIRST[1:]
+            depths[waiting.pop()] = max((depths[each] for each in graph_nodes.sources_of(node)), default=0) + has_weight
+    return depths[nodes[0]]
+
+
 def is_graph_operation(name: str) -> bool:
     """Return whether an operation that mixes samples does so as graphs do: by indices, or by a matrix that is not trained."""
     return name in _GRAPHS or not name
@@ -226,7 +249,7 @@ def _entering(node: Any, given: Sequence[Tensor], samples: int) -> Tensor | None
 
 
 def _made_of_data(node: Any, samples: int) -> list[Tensor]:
-    """Return what enters the graph at *node* without a gradient, ``(samples x places, ...)``, as made of an argument: one or none."""
+    """Return what enters the graph at *node* without a gradient, ``(samples x places, ...)``, made of an argument: one or none."""
     if graph_nodes.operation_of(node) not in _FIRST[1:]:
         return []
     held = [each for each in graph_nodes.taken_by(node) if each.dim() > 1 and each.shape[0] % samples == 0]

@@ -33,14 +33,39 @@ def numbers_of(
         looked_at: the sample and the place of which it is told whether its label counts.
     """
     made, held = output.flatten().double(), gradient.flatten().double()
-    both, of_made, of_held = (made * held).sum(), made.square().sum(), held.square().sum()
     found = {
         "reached": (gradient != 0).reshape(len(gradient), -1).any(1).sum(),
-        "across": torch.where(of_made * of_held > 0, 1 - both.square() / (of_made * of_held), 1.0),
+        "across": scale_numbers(output, gradient)["across"],
     }
     for axis in axes:
         found |= _label_numbers(output.movedim(axis, -1), gradient.movedim(axis, -1), axis, tokens, looked_at)
     return found | _binary_numbers(made[:_BINARY], held[:_BINARY])
+
+
+def scale_numbers(output: Tensor, gradient: Tensor) -> dict[str, Tensor]:
+    """Return the *size* of an *output*, and which share of its *gradient* goes *across* it, and is no multiple of it."""
+    made, held = output.flatten().double(), gradient.flatten().double()
+    of_made, of_held = made.square().sum(), held.square().sum()
+    across = torch.where(of_made * of_held > 0, 1 - (made * held).sum().square() / (of_made * of_held), 1.0)
+    return {"size": made.square().mean().sqrt(), "across": across}
+
+
+def column_numbers(gradient: Tensor, features: Tensor) -> dict[str, Tensor]:
+    """Return how much the *column* of *features* that varies least *within* classes does so, of how it varies at all.
+
+    Classes are read off the *gradient* at outputs, ``(samples, classes)``: that of a cross-entropy is least at the label. Of one
+    output for each sample its sign tells them apart. *spare*: samples more than there are classes.
+    """
+    held = gradient.reshape(len(gradient), -1)
+    labels = held.argmin(1) if held.shape[1] > 1 else (held[:, 0] < 0).long()
+    is_of = torch.nn.functional.one_hot(labels, max(held.shape[1], 2)).to(torch.float64)
+    count, rows = is_of.sum(0), features.detach().double()
+    means = (is_of.T @ rows) / count.clamp(min=1)[:, None]
+    whole = (rows - rows.mean(0)).square().sum(0)
+    share = torch.where(whole > 0, (rows - is_of @ means).square().sum(0) / whole, 1.0)
+    within, column = share.min(0)
+    is_several = (count > 0).sum() > 1
+    return {"within": torch.where(is_several, within, 1.0), "column": column, "spare": len(rows) - (count > 0).sum()}
 
 
 def _binary_numbers(made: Tensor, held: Tensor) -> dict[str, Tensor]:

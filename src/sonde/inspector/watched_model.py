@@ -294,6 +294,7 @@ class WatchedModel:
         self.rows.take_step(self.clock.ended, optimizer, turn, pairs=self.pace.ends_pair)
         self._pass_of = None
         self.rows.batches.end_step()
+        self.rows.parts.end_step()
         if self.rows.between.waits or self.rows.same.looks or self.rows.batches.looks:
             self._look_at_passes()
 

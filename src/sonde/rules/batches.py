@@ -128,7 +128,7 @@ def outputs_alike(apart: float, size: float, first: float, *, spread: float = 0.
     "look at what stands between the input and the outputs: a mean or maximum over samples, a detach or no_grad, noise in the "
     "place of a sample, a product with zero, what is subtracted from itself, samples that are taken for places (batch_first)",
     needs=("rms:output",),
-    brings=("outputs_alike", "loss_stuck", "gradient_zero", "rank_collapse", "constant", "all_zero"),
+    brings=("outputs_alike", "loss_stuck", "gradient_zero", "rank_collapse", "constant", "all_zero", "penalty_alone"),
     about=("output", "lost"),
 )
 def input_unread(apart: float, size: float, *, is_cut: bool = False) -> Judged:
@@ -196,6 +196,67 @@ def terms_uneven(times: float, *, most: float = 3e3, one: str = "one", other: st
     yield times
     most_at, least_at = one.strip(".[]"), other.strip(".[]")
     yield f"the gradient at the output {most_at} is {short(times)} x that at {least_at}: the loss hears one term alone"
+
+
+@entry(
+    "a further output has shrunk to a tenth of its first size or less, in the last three of 16 training passes or more, and most "
+    "of its gradient is a multiple of it, as that of a penalty",
+    "Bowman et al., Generating sentences from a continuous space, 2016: a posterior that is the prior; the numbers are our own",
+    "lower the weight of the penalty (a KL term), or let it grow; look whether anything else reads this output",
+    needs=("rms:output",),
+    brings=("outputs_alike", "output_small", "gradient_vanishing"),
+    about=("setup", "large"),
+)
+def penalty_alone(size: float, across: float, *, least: float = 0.1, most: float = 0.7, what: str = "") -> Judged:
+    """Judge the *size* of an output, of its first, and which share of its gradient is no multiple of it (*across*)."""
+    yield (size <= least) & (across <= most)
+    yield size
+    yield f"the output {what.strip('.[]')} has shrunk to {short(size)} of its first size: a penalty on it outweighs all else"
+
+
+@entry(
+    "a column of the input is the same for all samples of a class, and another for other classes, in all of six training passes "
+    "or more",
+    "Kaufman et al., Leakage in data mining, 2012",
+    "leave that column out, if it is not known where the model is used",
+    needs=("rms:output",),
+    brings=("overfitting",),
+    about=("setup", "lost"),
+)
+def label_seen(within: float, column: float, *, least: float = 1e-6) -> Judged:
+    """Judge how much a *column* varies *within* classes, of how it varies at all."""
+    yield within <= least
+    yield column
+    yield f"column {column:.0f} of the input tells the label: it is the same for all samples of a class"
+
+
+@entry(
+    "in ten steps or more samples that a generator has made are given the same label when it is trained as when a discriminator is",
+    "Goodfellow et al., Generative adversarial nets, 2014, section 3",
+    "give generated samples the label of real ones where the generator is trained",
+    needs=("rms:output",),
+    brings=("loss_rising", "loss_stuck", "outputs_alike"),
+    about=("setup", "lost"),
+)
+def generator_misled(steps: float, label: float, *, often: float = 10.0) -> Judged:
+    """Judge so many *steps* in which the same samples were given one *label* both with and without a gradient to the generator."""
+    yield steps >= often
+    yield steps
+    yield f"the generator is trained to make samples that are told to be {label:.0f}, as its samples are where they are told apart"
+
+
+@entry(
+    "three layers with weights or more, and nothing but linear operations",
+    "Goodfellow et al., Deep learning, 2016, section 6.1: linear layers in a row are one linear layer",
+    "put an activation between the layers",
+    needs=("rms:output",),
+    about=("setup", "lost"),
+)
+def all_linear(is_linear: float) -> Judged:
+    """Judge whether all that stands between input and output is linear."""
+    yield is_linear > 0
+    yield is_linear
+    yield "what the model returns is a linear function of its input: no activation stands between its layers"
 
 
 @entry(

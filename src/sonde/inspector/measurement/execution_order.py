@@ -39,12 +39,18 @@ class Ordering:
         self._returned: dict[str, weakref.ref[Tensor]] = {}
         self._probe: Probe | None = None
         self._clock: Clock | None = None  # while the probe waits for a forward
+        self._is_uncalled = False  # none came in a logged step: parts of the model may be called by themselves
+        self._is_new = False  # the probe was put on after that, for the step that begins
 
     def watch(self, clock: Clock) -> None:
         """Observe which modules run, from the next forward of *clock* until :meth:`stop`."""
         if self._probe is None and self._clock is None and not self.ran:
             self._clock = clock
-            clock.call_before_forward(self._begin)
+            if self._is_uncalled:
+                self._begin()
+                self._is_uncalled, self._is_new = False, self._probe is not None
+            else:
+                clock.call_before_forward(self._begin)
 
     def _begin(self) -> None:
         """Put the probe on as a forward begins, which shows whether the model is called as compiled code."""
@@ -63,6 +69,14 @@ class Ordering:
         self.stop()
         self.ran = {}
 
+    def end_step(self) -> bool:
+        """End a logged step: take the probe off that has seen it; return whether it has seen any module."""
+        if self._is_new and not self.ran:  # the next one has begun already
+            self._is_new = False
+            return False
+        self._is_uncalled = self._clock is not None
+        return self.stop()
+
     def stop(self) -> bool:
         """Take the probe off; return whether it has seen any module."""
         self._wait_no_more()
@@ -72,6 +86,11 @@ class Ordering:
         self._probe = None
         self._returned = {}
         return bool(self.ran)
+
+    def parts(self) -> tuple[str, ...]:
+        """Return the outermost modules that were seen to run, where the model itself was not."""
+        above = {name: [name[:at] for at, sign in enumerate(name) if sign == "."] for name in self.ran}
+        return () if "" in self.ran else tuple(name for name, each in above.items() if self.ran.keys().isdisjoint(each))
 
     def places(self) -> dict[str, int]:
         """Return the place of each module by name; modules that were not seen to run come last."""

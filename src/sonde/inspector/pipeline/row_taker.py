@@ -19,6 +19,7 @@ from sonde.inspector.measurement.execution_order import Ordering
 from sonde.inspector.measurement.measurement import Measurement
 from sonde.inspector.measurement.parameter_rows import ParameterRows
 from sonde.inspector.odd_settings import OddSettings
+from sonde.inspector.part_passes import PartPasses
 from sonde.inspector.pipeline.batch import Batch, BatchBuilder
 from sonde.inspector.same_inputs import SameInputs
 from sonde.inspector.settings import Settings
@@ -54,6 +55,7 @@ class RowTaker:
         settings: what is wrong with those of the optimizers.
         loss_graph: how the first losses were made.
         batches: what outputs of some batches depend on, and their targets.
+        parts: the same of the parts of a model that is never called itself.
         looks: those of these that find something by themselves.
 
     Args:
@@ -72,7 +74,8 @@ class RowTaker:
         self.settings = OddSettings(settings.rules, name)
         self.loss_graph = LossGraph(settings.rules, model, name)
         self.batches = BatchChecks(settings.rules, model, name)
-        self.looks = (self.left_out, self.kept, self.same, self.settings, self.loss_graph, self.batches)
+        self.parts = PartPasses(settings.rules, model, name)
+        self.looks = (self.left_out, self.kept, self.same, self.settings, self.loss_graph, self.batches, self.parts)
         self._send = send
         self._scaling = Scaling(settings.scaler)
         self._ordering = Ordering(model, name)
@@ -103,6 +106,7 @@ class RowTaker:
         self.left_out.end(self._hooks_at("param"), self._ordering.ran)
         self.kept.end()
         self.batches.end()
+        self.parts.end()
         for measurement in self.measurements:
             measurement.attachment.detach()
 
@@ -118,6 +122,9 @@ class RowTaker:
                 measurement.begin_step(pace, in_code=in_code)
         if pace.on:
             self.watch_order()
+            self.parts.begin_step(self._ordering.parts())
+        else:
+            self.parts.rest()
 
     def never_stepped(self, passes: int, epoch: int, step: int) -> None:
         """Judge a model that no optimizer has stepped, where others were: so many *passes* have left it gradients."""
@@ -159,7 +166,7 @@ class RowTaker:
             turn: the number of the optimizer among those of the model.
             pairs: whether to take the rows of pairs of steps too.
         """
-        if self._ordering.stop():
+        if self._ordering.end_step():
             self._places = {}
             for measurement in self.measurements:
                 measurement.forget_order()
