@@ -23,8 +23,8 @@ _GRAPHS = ("IndexSelect", "IndexAdd", "Index", "IndexPut", "Gather", "Scatter", 
 _LINEAR = frozenset(
     (
         "AccumulateGrad", "Embedding", "Addmm", "Mm", "Convolution", "Add", "Sub", "Neg", "T", "Transpose", "Permute", "View",
-        "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Expand", "Clone", "ToCopy", "Slice", "Select", "Cat", "Stack", "Mean",
-        "Sum", "AvgPool2D", "NativeBatchNorm", "CudnnBatchNorm", "ConstantPadNd",
+        "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Expand", "Clone", "ToCopy", "Slice", "Select", "Cat", "Stack",
+        "Mean", "Sum", "AvgPool2D", "NativeBatchNorm", "CudnnBatchNorm", "ConstantPadNd",
     )
 )  # fmt: skip
 _TURNS = ("T", "Transpose", "Permute", "ToCopy")

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from sonde.engine import Event, Probe, observe
-from sonde.inspector.batch_checks import PASSES, BatchChecks
+from sonde.inspector.batch_checks import BatchChecks
+from sonde.inspector.batch_look import PASSES
 from sonde.rules import Chosen, Finding
 
 

@@ -127,7 +127,7 @@ def _label_numbers(
         "loss": -output.double().log_softmax(-1).gather(-1, labels[..., None])[..., 0].mean(),
         "low": torch.where(is_counted, labels, gradient.shape[-1]).min(),
         "high": torch.where(is_counted, labels, -1).max(),
-    }
+    } | _weight_numbers(output, gradient, labels, is_counted)
     if labels.dim() == 2:
         if looked_at is not None:
             row, column = (each.reshape(1) for each in looked_at)
@@ -144,6 +144,18 @@ def _label_numbers(
         if tokens:
             found["padded"] = _padded(labels, is_counted) / count.clamp(min=1)
     return {f"{name} {axis}": each for name, each in found.items()}
+
+
+def _weight_numbers(output: Tensor, gradient: Tensor, labels: Tensor, is_counted: Tensor) -> dict[str, Tensor]:
+    """Return the share of the most frequent label (*top*), and how many *times* as much each of it weighs as one of the others."""
+    usual = torch.where(is_counted, labels, -1).flatten().mode().values
+    slope = (1 - output.double().softmax(-1).gather(-1, labels[..., None])[..., 0]).clamp(min=1e-6)
+    weight = -gradient.double().gather(-1, labels[..., None])[..., 0] / slope
+    is_top, is_other = is_counted & (labels == usual), is_counted & (labels != usual)
+    of_top, of_other = ((weight * each).sum() / each.sum().clamp(min=1) for each in (is_top, is_other))
+    is_each = _spread(torch.where(is_top, weight, math.nan)) <= 10 * _ALIKE  # one of all samples of a class, as no reward is
+    times = torch.where((of_other > 0) & is_other.any() & is_each, of_top / of_other, 1.0)
+    return {"top": is_top.sum() / is_counted.sum().clamp(min=1), "times": times}
 
 
 def _match(labels: Tensor, counted: Tensor, tokens: Tensor, ahead: int) -> Tensor:
@@ -170,12 +182,11 @@ def _padded(labels: Tensor, counted: Tensor) -> Tensor:
 
 
 def range_numbers(output: Tensor, gradient: Tensor, made_by: str) -> dict[str, Tensor]:
-    """Return what a *gradient* says of targets that an activation cannot reach, and if errors are absolute, their one sign."""
-    if made_by not in _BOUNDS:
-        return {}
+    """Return what a *gradient* says of targets: if errors are squared, their range, and if they are absolute, their one sign."""
     size = gradient.abs()
     is_one_sided = _is_alike(size) & (size.max() > 0) & (gradient.sign().sum().abs() == gradient.numel())
-    return {"side": is_one_sided * gradient.sign().flatten()[0]} | _squared_numbers(output, gradient, made_by)
+    side = {"side": is_one_sided * gradient.sign().flatten()[0]} if made_by in _BOUNDS else {}
+    return side | _squared_numbers(output, gradient, made_by)
 
 
 def _squared_numbers(output: Tensor, gradient: Tensor, made_by: str) -> dict[str, Tensor]:
@@ -194,7 +205,8 @@ def _squared_numbers(output: Tensor, gradient: Tensor, made_by: str) -> dict[str
     error = gradient.double() * gradient.numel() / 2
     is_mean = (error.square().mean() - loss).abs() <= _ALIKE * loss
     targets = made - error
-    low, high = _BOUNDS[made_by]
-    margin = _BEYOND * (high - low if math.isfinite(high) else targets.std())
+    low, high = _BOUNDS.get(made_by, (-math.inf, math.inf))
+    margin = _BEYOND * (high - low if math.isfinite(high - low) else targets.std())
     beyond = is_mean * ((targets < low - margin) | (targets > high + margin)).double().mean()
-    return {"beyond": beyond, "least": targets.min(), "largest": targets.max()}
+    is_one = is_mean & (targets.max() - targets.min() <= _ALIKE * output.double().std())
+    return {"beyond": beyond, "least": targets.min(), "largest": targets.max(), "one": is_one}

@@ -275,6 +275,21 @@ def weight_of_ones(times: float, together: float, *, most: float = 20.0) -> Judg
 
 
 @entry(
+    "in a cross-entropy each sample of the most frequent class, half of all or more, weighs 2 x one of the others or more, in ten "
+    "training passes or more",
+    "torch.nn.CrossEntropyLoss: weight, of each class; King and Zeng, Logistic regression in rare events data, 2001",
+    "weigh rare classes more, by the inverse of how often they come, or all the same",
+    needs=("rms:output",),
+    about=("setup", "large"),
+)
+def weight_of_many(times: float, share: float, *, most: float = 2.0, half: float = 0.5) -> Judged:
+    """Judge how many *times* as much a label weighs as others that are rarer; it has this *share* of all."""
+    yield (times >= most) & (share >= half)
+    yield times
+    yield f"each sample of the most frequent class, {percent(share)} of all, weighs {short(times)} x one of the others"
+
+
+@entry(
     "an embedding of 20 rows or more is asked for 5 % of them or less, by ten times as many indices as it has rows; or, of 8 or "
     "more, 90 % of the tokens of sequences are one, without padding; in 10 training passes",
     "our own",

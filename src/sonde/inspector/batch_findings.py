@@ -1,0 +1,334 @@
+"""Judge the numbers of training passes: what outputs depend on, which targets they are given, if they tell samples apart."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from sonde.inspector.batch_look import PASSES, Depends, Look, Table, class_axes
+from sonde.inspector.dependence import is_graph_operation, is_statistic
+from sonde.inspector.target_reading import AHEAD
+from sonde.rules import DEAD_SAMPLES, Chosen, Finding
+from sonde.words import percent
+
+_EACH = 16  # logged steps that are looked at each; of later ones those whose number has grown by half since the last
+_ALONG, _ACROSS, _TURNED = 0, 1, 2  # tokens as (samples, places), as (places, samples), and labels of outputs in the other order
+_OTHER_ORDER = "the loss compares the outputs of one place with the targets of another: one goes by samples, the other by places"
+_TRANSPOSED = "transpose or permute its axes, where view or reshape is called"
+_SAME_ORDER = "look for a transposition before a view that is made of outputs and not of targets, or the other way round"
+_MATCHES, _DIFFERS = 0.99, 0.9  # share of the labels that are tokens at one place, and that are not at any other
+_LABELS = 16  # of a pass, with fewer no place is known
+_OFF = 0.02  # of a gradient in half precision, rounding of its sum
+_NOTHING = 1e-6  # of a gradient, rounding
+_SPARE = 8  # samples more than there are classes
+_OWN, _VARIED = 1e-10, 0.05  # of a gradient that is no multiple of outputs, rounding; of the size of outputs that vary
+_DIFFERENCES = ("Sub", "Rsub", "Abs", "Pow", "Mul")  # what makes an error, which may be what is returned
+_SCALED = ("Mm", "Mul", "Div", "Bmm", "UnsafeView", "Add", "Sub")  # by which logits are made that no layer has made
+_SCALES = "look at what multiplies the outputs: a temperature, a scale, a missing 1 / sqrt(size)"
+_SQUARE = 8  # samples whose similarities are a table of classes
+_ALIKE = 1e-5  # of the size of outputs, rounding
+_UNLIKE = 0.8  # as far as any two are samples apart that stand next to each other, and are in no order
+_OFTEN = 10  # looks at the rows of an embedding that are needed
+_MOST_AXES = 8
+_KEPT, _LAST = 6, 3  # looks at distances that are needed; of these the last
+
+
+class BatchFindings:
+    """Judges training passes, in their order.
+
+    Attributes:
+        axes: of an output those that may be of classes, as far as is known.
+
+    Args:
+        chosen: the rules that are applied.
+        part: the module whose passes these are.
+        tables: its embeddings, by the name of the parameter.
+    """
+
+    def __init__(self, chosen: Chosen, part: str, tables: Mapping[str, Table]) -> None:
+        self._chosen, self._part, self._tables = chosen, part, tables
+        self._first_step: int | None = None
+        self._labels: dict[bool, list[tuple[float, float]]] = {True: [], False: []}  # see _of_labels
+        self._apart: list[tuple[float, float]] = []  # how far outputs of each step were apart, and their size
+        self._norms: dict[str, list[Finding | None]] = {}  # by what was read of which batch normalisation, what was judged
+        # by output and pass of a step: the sign of all errors, 0 where they differ
+        self._sides: dict[tuple[int, int], list[float]] = {}
+        self._fades: dict[int, list[tuple[float, float]]] = {}  # by further output: its size, and what is no multiple of it
+        self._columns: dict[int, list[float]] = {}  # by input: the column that tells the label, NaN for none
+        self._kinds: deque[tuple[StorageWeakRef, bool, float]] = deque(maxlen=2 * PASSES)  # what passes took, and their one label
+        self._misled: list[bool] = []  # whether samples that are made were given one label in both of their passes
+        self._weights: list[Finding | None] = []  # what was judged of the weights of labels
+        self._own: list[bool] = []  # whether the gradient of each pass was a multiple of the outputs
+        # the outputs with the largest and the least gradient, and how far these differ
+        self._parts: list[tuple[int, int, float]] = []
+        self.axes = {*range(1, _MOST_AXES)}  # that may be of classes, as far as is known
+        self._padded = self._mixed = self._unread = 0  # looks that found the padding read alone, samples mixed, and no input read
+        self._viewed = 0  # and an input whose axes a view has exchanged
+
+    def of(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield what one pass shows, beside those before it."""
+        self._first_step = look.step if self._first_step is None else self._first_step
+        yield from self._of_labels(look, numbers)
+        yield from self._of_distances(look, numbers)
+        yield from self._of_dependence(look, numbers)
+        yield from self._of_range(look, numbers)
+        yield from self._of_indices(numbers)
+        yield from self._of_norms(numbers)
+
+    def _of_labels(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that labels are alike: how many each pass had, and their one class, NaN of several; of first passes, of others."""
+        axis = _class_axis(look, numbers)
+        if axis is not None:
+            self.axes = {axis}
+            if look.step == self._first_step and look.number == 0 and look.made_by in _SCALED:
+                begun = numbers[f"loss {axis}"], math.log(look.shape[axis]), numbers["size"]
+                found = self._chosen.judge("begins_large", *begun)
+                yield None if found is None else replace(found, advice=_SCALES, quantity="output")
+            low, high = numbers[f"low {axis}"], numbers[f"high {axis}"]
+            self._labels[look.number == 0].append((numbers["reached"], low if low == high else math.nan))
+            times, top = numbers[f"times {axis}"], numbers[f"top {axis}"]
+            self._weights.append(self._chosen.judge("weight_of_many", times, top))
+            yield self._weights[-1] if len(self._weights) >= _OFTEN and all(self._weights) else None
+        elif "one 0" in numbers:
+            self._labels[look.number == 0].append((numbers["reached"], numbers["least 0"] if numbers["one 0"] else math.nan))
+        elif "zeros" in numbers:
+            same = 0.0 if numbers["zeros"] else 1.0 if numbers["ones"] else math.nan
+            yield from self._of_kinds(look, same)
+            self._labels[look.number == 0].append((numbers["reached"], same))
+        else:
+            return
+        firsts, others = self._labels[True], self._labels[False]
+        classes = {each for _, each in firsts}
+        if any(math.isnan(each) for each in classes) or not firsts:
+            return
+        is_sorted = (
+            len(classes) > 1 and "one 0" not in numbers and axis is not None and all(count >= DEAD_SAMPLES for count, _ in firsts)
+        )
+        if is_sorted or (len(classes) == 1 and classes >= {each for _, each in others}):
+            counts = sum(count for count, _ in (*firsts, *others))
+            yield self._chosen.judge("labels_alike", counts, float(len(firsts)), float(len(classes)))
+
+    def _of_distances(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that outputs are alike, from the first pass on, or have come to be."""
+        if "apart" not in numbers or not math.isfinite(numbers["size"]):
+            return
+        self._apart.append((numbers["apart"], numbers["size"]))
+        if len(self._apart) >= _KEPT:
+            judged = [self._chosen.judge("outputs_alike", *each, self._apart[0][0]) for each in self._apart[-_LAST:]]
+            yield replace(judged[-1], first_step=look.step) if judged[-1] is not None and all(judged) else None
+            is_one = numbers.get("differ", 0.0) > 0 and numbers["size"] > 0
+            if is_one and all(apart <= _ALIKE * size for apart, size in self._apart):
+                yield self._chosen.judge("input_unread", numbers["apart"], numbers["size"])
+
+    def _of_range(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that targets are beyond what outputs can be, are made of these, or weigh too much."""
+        judge = self._chosen.judge
+        for at, name in enumerate(look.outputs):
+            what = look.made_by.lower() if at == 0 else "activation"
+            site = f"{self._part}:output{name if at else ''}"
+            found = judge(
+                "target_beyond", *(numbers.get(f"{each} {at}", math.nan) for each in ("beyond", "least", "largest")), what=what
+            )
+            yield found if found is None else replace(found, site=site)
+            sides = self._sides.setdefault((at, look.number), [])
+            sides.append(numbers.get(f"side {at}", 0.0))
+            if len(sides) > _EACH and abs(sum(sides)) == len(sides):
+                found = judge("target_beyond", 1.0, math.nan, math.nan, what=what, side=-sides[0])
+                yield found if found is None else replace(found, site=site)
+        yield judge("target_beyond", numbers.get("target share", 0.0), 0.0, numbers.get("target", 0.0), what="binary cross-entropy")
+        yield judge("weight_of_ones", numbers.get("times", 0.0), numbers.get("together", 0.0))
+        yield from self._of_columns(numbers)
+        for at in range(1, len(look.outputs)):
+            fades = self._fades.setdefault(at, [])
+            if f"size {at}" in numbers:
+                fades.append((numbers[f"size {at}"], numbers[f"across {at}"]))
+            if len(fades) > _EACH:
+                own = statistics.median(each for _, each in fades[_LAST:])
+                judged = [
+                    judge("penalty_alone", size / fades[0][0], own, what=look.outputs[at])
+                    for size, _ in fades[-_LAST:]
+                    if fades[0][0]
+                ]
+                yield judged[-1] if judged and all(judged) else None
+        yield judge("all_linear", float(look.is_linear))
+        if "across" in numbers:
+            is_own = numbers["across"] <= _OWN and look.made_by not in _DIFFERENCES
+            self._own.append(is_own and numbers.get("apart", math.inf) > _VARIED * numbers.get("size", 0.0))
+            yield judge("target_own", float(len(self._own))) if all(self._own) else None
+        parts = [numbers.get(f"part {at}", 0.0) for at in range(len(look.outputs))]
+        largest, least = (each(range(len(parts)), key=parts.__getitem__) for each in (max, min))
+        if look.number == 0 and parts[least] > 0 and math.isfinite(parts[largest]):
+            self._parts.append((largest, least, parts[largest] / parts[least]))
+            first = self._parts[0]
+            if len(self._parts) >= _KEPT and all(each[:2] == first[:2] for each in self._parts[:_EACH]):
+                times = min(each for *_, each in self._parts[:_EACH])
+                yield judge("terms_uneven", times, one=look.outputs[largest], other=look.outputs[least])
+
+    def _of_columns(self, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that a column of the input tells the label."""
+        for at in itertools.takewhile(lambda at: f"within {at}" in numbers, itertools.count()):
+            is_told = numbers[f"within {at}"] <= _NOTHING and numbers[f"spare {at}"] >= _SPARE
+            self._columns.setdefault(at, []).append(numbers[f"column {at}"] if is_told else math.nan)
+            columns = self._columns[at]
+            if len(columns) >= _KEPT and len({*columns}) == 1:
+                yield self._chosen.judge("label_seen", numbers[f"within {at}"], columns[0])
+
+    def _of_kinds(self, look: Look, label: float) -> Iterator[Finding | None]:
+        """Yield that samples which a generator makes are given one label when it is trained, and when they are told apart."""
+        if look.taken is None or math.isnan(label):
+            return
+        storage, is_made = look.taken
+        same = [each for held, was_made, each in self._kinds if held == storage and was_made != is_made]
+        self._kinds.append((storage, is_made, label))
+        if same:
+            self._misled.append(same[-1] == label)
+            yield self._chosen.judge("generator_misled", float(len(self._misled)), label) if all(self._misled) else None
+
+    def _of_indices(self, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that an embedding is asked for few of its rows."""
+        for name, table in self._tables.items():
+            if f"most {name}" in numbers:
+                table.looks += 1
+                found = self._chosen.judge(
+                    "few_indices",
+                    numbers[f"most {name}"],
+                    numbers[f"rows {name}"],
+                    float(len(table.counts)),
+                    numbers[f"count {name}"],
+                    is_sequence=table.is_sequence,
+                )
+                if found is not None and table.looks >= _OFTEN:
+                    yield replace(found, message=f"{name}: {found.message}", site=f"{name}:param")
+
+    def _of_norms(self, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that running statistics are not those of the batches, or that eps is more than what goes in varies."""
+        for key in numbers:
+            what, _, name = key.partition(" ")
+            if what not in ("mean", "varies"):
+                continue
+            judged = self._norms.setdefault(key, [])
+            read = (numbers[f"mean {name}"], numbers[f"variance {name}"]) if what == "mean" else (numbers[key],)
+            judged.append(self._chosen.judge("running_off" if what == "mean" else "norm_starved", *read))
+            found = judged[-1]
+            if found is not None and len(judged) >= _LAST and all(judged[-_LAST:]):
+                yield replace(found, message=f"{name}: {found.message}", site=f"{name}:output")
+
+    def _of_dependence(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield what outputs depend on that they should not."""
+        axis = _class_axis(look, numbers)
+        is_sequence = (
+            axis is not None and look.tokens and any(_ahead(numbers, axis, each, 0) is not None for each in range(look.tokens))
+        )
+        if look.viewed is not None:
+            self._viewed += 1
+            found = self._chosen.judge("samples_mixed", math.inf, 0.0) if self._viewed > 1 else None
+            message, site = (
+                "what goes in is a view of a tensor {1} as {2}: its elements stand at other places",
+                self._part + ":input{0}",
+            )
+            told = [each.format(*look.viewed) for each in (message, site)]
+            yield None if found is None else replace(found, message=told[0], advice=_TRANSPOSED, site=told[1])
+        padded = numbers.get(f"padded {axis}", 0.0)
+        yield self._chosen.judge("padding_counted", padded) if is_sequence or padded >= _DIFFERS else None
+        for place in range(look.tokens):
+            real, padding = (numbers.get(f"{name} {place}", math.nan) for name in ("real", "padding"))
+            is_apart = numbers.get(f"others {place}", 0.0) <= _NOTHING * padding  # where samples are mixed, that is what is wrong
+            self._padded += is_apart and real <= 0 < padding
+            if self._padded > 1 and is_apart:
+                yield self._chosen.judge("padding_alone", real, padding)
+            if axis is None:
+                continue
+            ways = {way: _ahead(numbers, axis, place, way) for way in (_ALONG, _ACROSS, _TURNED)}
+            for way, ahead in ways.items():
+                if ahead is not None and way != _TURNED:
+                    yield from self._of_sequence(numbers, axis, place, way, ahead, look.depends)
+                elif ahead is not None and ways[_ALONG] is None:
+                    turned = self._chosen.judge("samples_mixed", math.inf, 0.0)
+                    yield None if turned is None else replace(turned, message=_OTHER_ORDER, advice=_SAME_ORDER)
+        if look.depends is not None:
+            yield from self._of_samples(look, look.depends, numbers)
+
+    def _of_samples(self, look: Look, depends: Depends, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that samples are mixed, or that no input is read."""
+        are_all = numbers.get("reached", 0.0) == look.samples  # as labels for each sample do
+        for place, (shape, is_argument) in enumerate(depends.inputs):
+            own, near = numbers[f"own {place}"], numbers.get(f"near {place}", math.nan)
+            is_one = len(look.shape) < 3 and shape[0] != shape[1]  # output for each sample, and its axis is no other's
+            is_one &= len(shape) > 2 or not near < _UNLIKE  # and it is no sequence without a batch
+            if is_one and are_all and (is_argument or (own > 0 and shape[0] == look.shape[0])):
+                yield self._told_mixed(place, depends, numbers)
+        parts = [numbers[f"{name} {place}"] for place in range(len(depends.inputs)) for name in ("own", "others")]
+        is_blank = not any(parts) and numbers.get("differ", 0.0) > 0
+        self._unread += depends.sought and is_blank
+        if self._unread > 1 and is_blank and (depends.is_cut or numbers["apart"] <= _ALIKE * numbers["size"]):
+            yield self._chosen.judge("input_unread", numbers["apart"], numbers["size"], is_cut=depends.is_cut)
+
+    def _of_sequence(
+        self, numbers: Mapping[str, float], axis: int, place: int, way: int, ahead: int, depends: Depends | None
+    ) -> Iterator[Finding | None]:
+        """Yield what is wrong where labels are tokens of the input at *place*, so many places *ahead*, along the axis *way*."""
+        at = f"{place} {way}"
+        before, here, following, later, others = (
+            numbers.get(f"{name} {at}", 0.0) for name in ("before", "here", "next", "later", "beside")
+        )
+        whole = before + here + following + later
+        is_counted = bool(numbers.get(f"is counted {axis}"))
+        if whole > 0 and ahead == 1 and is_counted:
+            yield self._chosen.judge("future_seen", following / whole, before)
+        if whole > 0 and others > _NOTHING * whole and way == _ALONG and depends is not None:
+            yield self._told_mixed(place, depends, numbers)
+        if ahead > 1 or (ahead != 1 and whole > 0):
+            is_causal = ahead != 0 or following + later <= _NOTHING * whole
+            is_picked = numbers.get(f"pieces {axis}", 0.0) > 1  # some places here and there, as of masked tokens
+            yield self._chosen.judge("target_shifted", float(ahead), is_causal=is_causal, is_picked=is_picked)
+
+    def _told_mixed(self, place: int, depends: Depends, numbers: Mapping[str, float]) -> Finding | None:
+        """Return that samples are mixed, by which operation and where, if two looks have found it so."""
+        own, others = numbers[f"own {place}"], numbers[f"others {place}"]
+        mixing = [each for at, each in enumerate(depends.operations) if numbers[f"mixed {at}"]]
+        is_meant = bool(mixing) and all(is_graph_operation(name) for name, *_ in mixing)
+        are_less = all(is_statistic(name) for name, *_ in mixing) and numbers[f"most {place}"] < _DIFFERS * own
+        if depends.is_graph or is_meant or others <= _NOTHING * own or (depends.sought and bool(mixing) and are_less):
+            return None
+        self._mixed += 1
+        found = self._chosen.judge("samples_mixed", others / (own + others), _NOTHING)
+        if found is None or self._mixed < 2 or not depends.sought:
+            return None
+        message = f"samples of a batch are mixed: {percent(found.value)} of the gradient of one sample's outputs goes to others"
+        if not mixing:
+            return replace(found, message=message)
+        name, before, behind = mixing[-1]
+        site = _common(before, behind)
+        where = f"in {site}" if site else "between " + " and ".join(each or "the outputs" for each in (before, behind))
+        return replace(found, message=f"{message}, by its {name.lower()} {where}", site=site and f"{site}:output")
+
+
+def _common(one: str, other: str) -> str:
+    """Return the name of the innermost module that holds both; ``""`` for the root."""
+    parts = zip(one.split("."), other.split("."), strict=False)
+    return ".".join(first for first, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], parts))
+
+
+def _class_axis(look: Look, numbers: Mapping[str, float]) -> int | None:
+    """Return the axis of classes, if the gradient at the output is that of a cross-entropy against one label each; else None."""
+    for axis in sorted(class_axes(look), reverse=True):
+        counted = numbers.get(f"counted {axis}", 0.0)
+        is_one = counted > 0 and numbers[f"single {axis}"] >= _MATCHES * counted
+        if is_one and numbers[f"off {axis}"] <= _OFF:
+            return axis
+    is_square = len(look.shape) == 2 and look.shape[0] == look.shape[1] and look.shape[0] >= _SQUARE
+    return 1 if is_square and numbers.get("single 1", 0.0) >= look.shape[0] - 1 else None  # as of pairs, asked for both ways
+
+
+def _ahead(numbers: Mapping[str, float], axis: int, place: int, way: int) -> int | None:
+    """Return how many places ahead of their output the labels stand in the tokens at *place*; None where they are others."""
+    shares = {ahead: numbers.get(f"match {place} {way} {ahead} {axis}", -1.0) for ahead in AHEAD}
+    best = max(AHEAD, key=lambda ahead: shares[ahead])
+    is_clear = shares[best] >= _MATCHES and all(shares[each] < _DIFFERS for each in AHEAD if each != best)
+    return best if is_clear and numbers[f"telling {axis}"] >= _LABELS else None

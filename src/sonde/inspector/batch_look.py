@@ -1,0 +1,94 @@
+"""Keep what is known of one training pass, whose numbers arrive later."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from sonde.stats import HostCopy
+
+PASSES = 4
+"""Of a step, that are looked at: those of a discriminator on samples of both kinds, and of its generator."""
+
+
+@dataclass(frozen=True)
+class Depends:
+    """What of a dependence is known at once.
+
+    Attributes:
+        inputs: of each whose part in the output was measured, tokens first: its shape, and whether it is an argument as it is.
+        sought: it was asked which operation mixes samples.
+        operations: those that may have: their name, and the modules they stand behind and before.
+        is_graph, is_cut: as :class:`~sonde.inspector.dependence.Dependence` has them.
+    """
+
+    inputs: list[tuple[tuple[int, ...], bool]]
+    sought: bool
+    operations: list[tuple[str, str, str]]
+    is_graph: bool
+    is_cut: bool
+
+
+@dataclass
+class Look:
+    """What is known of one training pass, once its numbers have arrived.
+
+    Attributes:
+        epoch, step: the moment.
+        shape: of the output, samples first.
+        number: which pass of the step it is.
+        made_by: the operation that has made the output.
+        samples: of the output, that are looked at.
+        viewed: what goes in, and the shape of which it is a view, if its axes are those of that tensor in another order.
+        taken: the first argument's storage, and whether a gradient comes to it.
+        is_linear: nothing but layers with weights, three or more in a row, has made the output.
+        outputs: the names of those that are looked at; of further ones, whether their targets are in their range.
+        depends: what the output depends on, if that was measured.
+        tokens: how many arguments are tokens; first those whose part in the output was measured.
+        copies: names and numbers, on their way.
+    """
+
+    epoch: int
+    step: int
+    shape: tuple[int, ...]
+    number: int
+    made_by: str
+    samples: int
+    outputs: list[str]
+    viewed: tuple[str, tuple[int, ...], tuple[int, ...]] | None = None
+    taken: tuple[StorageWeakRef, bool] | None = None
+    is_linear: bool = False
+    depends: Depends | None = None
+    tokens: int = 0
+    copies: list[tuple[list[str], HostCopy]] = field(default_factory=list)
+
+    def add(self, numbers: Mapping[str, Tensor]) -> None:
+        """Begin to copy *numbers* to the host."""
+        self.copies.append((list(numbers), HostCopy.of([each.detach().double() for each in numbers.values()])))
+
+    def read(self) -> dict[str, float]:
+        """Return the numbers. Waits for the device."""
+        return {name: float(one) for names, copy in tuple(self.copies) for name, one in zip(names, copy.unpack(), strict=True)}
+
+
+@dataclass
+class Table:
+    """An embedding in the first passes.
+
+    Attributes:
+        counts: how often each row was asked for, without padding.
+        is_sequence: it is asked for several places of each sample.
+        looks: passes that were judged.
+    """
+
+    counts: Tensor
+    is_sequence: bool
+    looks: int = 0
+
+
+def class_axes(look: Look) -> set[int]:
+    """Return the axes of an output that may be those of classes."""
+    return {axis for axis in (1, len(look.shape) - 1) if 0 < axis < len(look.shape) and look.shape[axis] > 1}
