@@ -96,7 +96,9 @@ class BatchFindings:
             self._weights.append(self._chosen.judge("weight_of_many", times, top))
             yield self._weights[-1] if len(self._weights) >= _OFTEN and all(self._weights) else None
         elif "one 0" in numbers:
-            self._labels[look.number == 0].append((numbers["reached"], numbers["least 0"] if numbers["one 0"] else math.nan))
+            self._labels[look.number == 0].append(
+                (numbers["reached"], float(f"{numbers['least 0']:.3g}") if numbers["one 0"] else math.nan)
+            )
         elif "zeros" in numbers:
             same = 0.0 if numbers["zeros"] else 1.0 if numbers["ones"] else math.nan
             yield from self._of_kinds(look, same)
@@ -180,7 +182,7 @@ class BatchFindings:
                 yield self._chosen.judge("label_seen", numbers[f"within {at}"], columns[0])
 
     def _of_kinds(self, look: Look, label: float) -> Iterator[Finding | None]:
-        """Yield that samples which a generator makes are given one label when it is trained, and when they are told apart."""
+        """Yield that samples which a generator makes are given one label when it is trained and when a discriminator is."""
         if look.taken is None or math.isnan(label):
             return
         storage, is_made = look.taken

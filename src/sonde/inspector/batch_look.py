@@ -42,7 +42,7 @@ class Look:
         number: which pass of the step it is.
         made_by: the operation that has made the output.
         samples: of the output, that are looked at.
-        viewed: what goes in, and the shape of which it is a view, if its axes are those of that tensor in another order.
+        viewed: what goes in, and the shape of the tensor that it is a view of, if its axes are those of that in another order.
         taken: the first argument's storage, and whether a gradient comes to it.
         is_linear: nothing but layers with weights, three or more in a row, has made the output.
         outputs: the names of those that are looked at; of further ones, whether their targets are in their range.

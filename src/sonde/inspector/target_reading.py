@@ -30,7 +30,7 @@ def numbers_of(
         output, gradient: ``(samples, ...)``, both without a graph.
         axes: those that may be of classes.
         tokens: what goes into the model, ``(samples, places)`` each.
-        looked_at: the sample and the place of which it is told whether its label counts.
+        looked_at: the sample and the place whose label counts, or not.
     """
     made, held = output.flatten().double(), gradient.flatten().double()
     found = {
@@ -84,7 +84,8 @@ def _binary_numbers(made: Tensor, held: Tensor) -> dict[str, Tensor]:
     is_each = varies & (_spread(of_one) <= _ALIKE) & (_spread(of_zero) <= _ALIKE)
     times = torch.where(is_each, of_one.nanmean() / of_zero.nanmean(), 0.0).nan_to_num(0.0)
     target = torch.where(is_one, chance - held / of_zero.nanmean(), math.nan)  # of the others, as those of 0 say
-    is_other = varies & (_spread(of_zero) <= _ALIKE) & (_spread(target) <= _ALIKE) & (_spread(of_one) > 10 * _ALIKE)
+    is_other = varies & (_spread(of_zero) <= _ALIKE) & (_spread(target) <= _ALIKE) & (target.nanmean() > 1 + _BEYOND)
+    is_other &= _spread(of_one) > 10 * _ALIKE  # a weight of ones would look alike, but for that
     all_of_one = times * is_one.sum() / (~is_one).sum().clamp(min=1)
     return {
         "zeros": varies & zeros & (held > 0).all(),
@@ -118,15 +119,16 @@ def _label_numbers(
     of the *tokens*.
     """
     is_counted = (gradient != 0).any(-1)
+    is_single = (gradient < 0).sum(-1) == 1
     labels = gradient.argmin(-1)
     count = is_counted.sum()
     found = {
         "counted": count,
-        "single": (((gradient < 0).sum(-1) == 1) & is_counted).sum(),
+        "single": is_single.sum(),
         "off": gradient.sum(-1).abs().sum() / gradient.abs().sum().clamp(min=1e-30),
         "loss": -output.double().log_softmax(-1).gather(-1, labels[..., None])[..., 0].mean(),
-        "low": torch.where(is_counted, labels, gradient.shape[-1]).min(),
-        "high": torch.where(is_counted, labels, -1).max(),
+        "low": torch.where(is_single, labels, gradient.shape[-1]).min(),
+        "high": torch.where(is_single, labels, -1).max(),
     } | _weight_numbers(output, gradient, labels, is_counted)
     if labels.dim() == 2:
         if looked_at is not None:

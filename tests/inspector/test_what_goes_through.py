@@ -1,0 +1,310 @@
+"""What is found in training passes: operations that mix samples, inputs that are not read, parts that are called by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from tests.inspector.test_batch_checks import VOCABULARY, Decoder, against, text, trained
+from torch import Tensor, nn
+from torch.nn import functional
+
+import sonde
+
+ACTS = nn.ReLU
+
+
+class Network(nn.Module):
+    """Two layers, with what *middle* does between them."""
+
+    def __init__(self, middle: Callable[[Tensor], Tensor], norm: nn.Module | None = None) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(8, 12), norm or nn.Identity(), nn.Linear(12, 3)
+        self.middle = middle
+
+    def forward(self, features: Tensor) -> Tensor:
+        made: Tensor = self.last(self.middle(self.norm(self.first(features)).relu()))
+        return made
+
+
+def classes(model: nn.Module, samples: int = 24) -> Callable[[int], Tensor]:
+    def loss(_: int) -> Tensor:
+        x = torch.randn(samples, 8)
+        return functional.cross_entropy(model(x), x[:, :3].argmax(1))
+
+    return loss
+
+
+def own_norm(x: Tensor) -> Tensor:
+    return (x - x.mean(0)) / (x.var(0) + 1e-3).sqrt()
+
+
+def with_deviation(x: Tensor) -> Tensor:
+    return x + x.std(0).mean()
+
+
+@pytest.mark.parametrize("norm", [None, nn.BatchNorm1d(12)])
+@pytest.mark.parametrize(
+    ("middle", "told"),
+    [
+        (lambda x: x, ""),
+        (own_norm, ""),
+        (with_deviation, ""),
+        (lambda x: x.mean(0, keepdim=True).expand_as(x), "between"),
+        (lambda x: x.reshape(12, 24).t().contiguous(), "view"),
+        (lambda x: x.softmax(0), "softmax between"),
+        (lambda x: x.cumsum(0), "cumsum between"),
+    ],
+    ids=["nothing", "a norm by hand", "deviation of a batch", "mean", "view", "softmax", "cumsum"],
+)
+def test_an_operation_that_mixes_samples_is_found(middle: Callable[[Tensor], Tensor], told: str, norm: nn.Module | None) -> None:
+    torch.manual_seed(0)
+    model = Network(middle, norm)
+    found = trained(model, classes(model))
+    assert ("samples_mixed" in found) is bool(told)
+    if told:
+        assert told in found["samples_mixed"].message
+        assert "first" in found["samples_mixed"].message or "norm" in found["samples_mixed"].message
+
+
+def test_the_layer_that_mixes_samples_is_named() -> None:
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens, self.recurrent, self.head = nn.Embedding(VOCABULARY, 8), nn.LSTM(8, 16), nn.Linear(16, 3)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            made: Tensor = self.head(self.recurrent(self.tokens(tokens))[0][:, -1])
+            return made
+
+    torch.manual_seed(0)
+    model = Reader()
+
+    def loss(_: int) -> Tensor:
+        tokens = torch.randint(VOCABULARY, (12, 9))
+        return functional.cross_entropy(model(tokens), tokens.sum(1) % 3)
+
+    assert trained(model, loss)["samples_mixed"].site == "recurrent:output"
+
+
+def test_a_graph_that_comes_in_an_object_is_no_fault() -> None:
+    class Graph:
+        def __init__(self, nodes: Tensor, edges: Tensor) -> None:
+            self.nodes, self.edges = nodes, edges
+
+    class Passing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(8, 12), nn.Linear(12, 3)
+
+        def forward(self, graph: Graph) -> Tensor:
+            x = self.first(graph.nodes).relu()
+            x = torch.zeros_like(x).index_add(0, graph.edges[1], x[graph.edges[0]])
+            made: Tensor = self.last(x)
+            return made
+
+    torch.manual_seed(0)
+    model = Passing()
+
+    def loss(_: int) -> Tensor:
+        nodes = torch.randn(24, 8)
+        return functional.cross_entropy(model(Graph(nodes, torch.randint(24, (2, 60)))), nodes[:, :3].argmax(1))
+
+    assert "samples_mixed" not in trained(model, loss)
+
+
+def test_rows_of_one_sequence_may_be_mixed_and_shuffled_samples_may_not() -> None:
+    torch.manual_seed(0)
+    layer = nn.GRU(8, 12)
+    model = Network(lambda x: layer(x @ torch.eye(12)[:, :8])[0])
+    model.layer = layer
+    walk = torch.randn(600, 8).cumsum(0)
+
+    def sequence(step: int) -> Tensor:
+        x = walk[step * 24 : (step + 1) * 24] / 10
+        return functional.cross_entropy(model(x), (x[:, 0] > x[:, 1]).long())
+
+    assert "samples_mixed" not in trained(model, sequence)
+    assert "samples_mixed" in trained(model, classes(model))
+
+
+@pytest.mark.parametrize("is_viewed", [True, False])
+def test_axes_that_a_view_has_exchanged_are_found(is_viewed: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 6 * 6, 2))
+
+    def loss(_: int) -> Tensor:
+        images = torch.randn(16, 8, 8, 3)
+        given = images.view(16, 3, 8, 8) if is_viewed else images.permute(0, 3, 1, 2).contiguous()
+        return functional.cross_entropy(model(given), (images.mean((1, 2, 3)) > 0).long())
+
+    found = trained(model, loss)
+    assert ("samples_mixed" in found) is is_viewed
+    if is_viewed:
+        assert "(16, 8, 8, 3) as (16, 3, 8, 8)" in found["samples_mixed"].message
+        assert found["samples_mixed"].site == "(root):input[0]"
+
+
+# Inputs that are not read
+
+
+@pytest.mark.parametrize(
+    ("middle", "told"),
+    [(lambda x: x, False), (lambda x: x - x, True), (lambda x: x.amax(0, keepdim=True).expand_as(x), True)],
+    ids=["nothing", "less itself", "maximum"],
+)
+def test_outputs_that_are_the_same_for_all_samples_are_found(middle: Callable[[Tensor], Tensor], told: bool) -> None:
+    torch.manual_seed(0)
+    model = Network(middle)
+    found = trained(model, classes(model))
+    assert ({"input_unread", "samples_mixed"} & set(found) != set()) is told
+
+
+def test_a_head_that_begins_at_zero_is_no_fault() -> None:
+    torch.manual_seed(0)
+    model = Network(lambda x: x)
+    nn.init.zeros_(model.last.weight)
+    assert "input_unread" not in trained(model, classes(model))
+
+
+class Autoencoder(nn.Module):
+    """A variational one; *kind* says what it does with its posterior."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(8, 24), ACTS(), nn.Linear(24, 8))
+        self.decoder = nn.Sequential(nn.Linear(4, 24), ACTS(), nn.Linear(24, 8))
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mean, log_var = self.encoder(x).chunk(2, 1)
+        drawn = torch.randn_like(mean) if self.kind == "noise" else mean + torch.randn_like(mean) * (log_var / 2).exp()
+        return self.decoder(drawn.detach() if self.kind == "detached" else drawn), mean, log_var
+
+
+@pytest.mark.parametrize(("kind", "told"), [("whole", set()), ("noise", {"input_unread"}), ("detached", {"input_unread"})])
+def test_a_reconstruction_that_does_not_depend_on_its_input_is_found(kind: str, told: set[str]) -> None:
+    torch.manual_seed(0)
+    model = Autoencoder(kind)
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(24, 8)
+        made, mean, log_var = model(x)
+        return functional.mse_loss(made, x) + 1e-3 * (mean.square() + log_var.exp() - log_var - 1).mean()
+
+    assert {"input_unread"} & set(trained(model, loss)) == told
+
+
+@pytest.mark.parametrize(("weight", "is_told"), [(1e-3, False), (100.0, True)])
+def test_a_penalty_that_outweighs_all_else_is_found(weight: float, is_told: bool) -> None:
+    torch.manual_seed(0)
+    model = Autoencoder("whole")
+    basis = torch.randn(3, 8)
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(24, 3) @ basis
+        made, mean, log_var = model(x)
+        return functional.mse_loss(made, x) + weight * (mean.square() + log_var.exp() - log_var - 1).mean()
+
+    found = trained(model, loss, steps=120, lr=1e-2)
+    assert ("penalty_alone" in found) is is_told
+
+
+# Masks
+
+
+class Filler(nn.Module):
+    """Fills gaps; of *kind*, its padding mask is right, inverted or missing."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.tokens, self.head, self.kind = nn.Embedding(VOCABULARY, 32), nn.Linear(32, VOCABULARY), kind
+        self.layer = nn.TransformerEncoderLayer(32, 4, 64, 0.0, batch_first=True)
+
+    def forward(self, tokens: Tensor, is_padding: Tensor) -> Tensor:
+        mask = ~is_padding if self.kind == "inverted" else is_padding
+        made: Tensor = self.head(self.layer(self.tokens(tokens), src_key_padding_mask=mask))
+        return made
+
+
+@pytest.mark.parametrize(("kind", "told"), [("right", set()), ("inverted", {"padding_alone"}), ("shown", {"target_shifted"})])
+def test_a_mask_of_what_fills_gaps_is_judged(kind: str, told: set[str]) -> None:
+    torch.manual_seed(0)
+    model = Filler(kind)
+
+    def loss(_: int) -> Tensor:
+        tokens = text(padding=True)
+        is_padding = tokens == 0
+        is_asked = (torch.rand(tokens.shape) < 0.4) & ~is_padding
+        given = tokens if kind == "shown" else tokens.masked_fill(is_asked, VOCABULARY - 1)
+        return against(model(given, is_padding), tokens.masked_fill(~is_asked, -100))
+
+    found = trained(model, loss)
+    assert {"padding_alone", "target_shifted"} & set(found) == told
+    assert kind != "shown" or "not masked" in found["target_shifted"].message
+
+
+def test_a_decoder_whose_input_lacks_the_last_token_is_judged_too() -> None:
+    torch.manual_seed(0)
+    model = Decoder("none")
+
+    def loss(_: int) -> Tensor:
+        tokens = text(padding=True)
+        length = (tokens != 0).sum(1, keepdim=True)
+        is_last = torch.arange(tokens.shape[1]) == length - 1
+        return against(model(tokens.masked_fill(is_last, 0)[:, :-1]), tokens[:, 1:], ignore_index=0)
+
+    assert "future_seen" in trained(model, loss)
+
+
+# Parts
+
+
+class Parts(nn.Module):
+    """Is never called itself."""
+
+    def __init__(self, is_right: bool) -> None:
+        super().__init__()
+        self.tokens, self.recurrent = nn.Embedding(VOCABULARY, 8), nn.LSTM(8, 16, batch_first=is_right)
+        self.head = nn.Linear(16, 3)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("is_right", [True, False])
+def test_parts_that_are_called_by_themselves_are_looked_at(is_right: bool, every: int) -> None:
+    torch.manual_seed(0)
+    model = Parts(is_right)
+
+    def loss(_: int) -> Tensor:
+        tokens = torch.randint(VOCABULARY, (12, 9))
+        return functional.cross_entropy(model.head(model.recurrent(model.tokens(tokens))[0][:, -1]), tokens.sum(1) % 3)
+
+    found = trained(model, loss, steps=40, every=every)
+    assert ("samples_mixed" in found) is not is_right
+    assert is_right or found["samples_mixed"].site == "recurrent:output"
+
+
+def test_between_logged_steps_no_hook_of_a_part_is_left() -> None:
+    torch.manual_seed(0)
+    model = Parts(is_right=True)
+    optimizer = torch.optim.Adam(model.parameters())
+    with sonde.watch(model, optimizer, every=10, to="memory", verbose=False):
+        for step in range(25):
+            tokens = torch.randint(VOCABULARY, (12, 9))
+            made = model.head(model.recurrent(model.tokens(tokens))[0][:, -1])
+            if step not in (0, 10, 20):
+                assert not model.recurrent._forward_hooks
+            optimizer.zero_grad()
+            functional.cross_entropy(made, tokens.sum(1) % 3).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+
+
+# Layers
+
+
+@pytest.mark.parametrize(("act", "is_told"), [(nn.ReLU, False), (nn.Identity, True)])
+def test_layers_without_an_activation_are_found(act: Callable[[], nn.Module], is_told: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), act(), nn.Linear(16, 16), nn.BatchNorm1d(16), act(), nn.Linear(16, 3))
+    assert ("all_linear" in trained(model, classes(model))) is is_told
