@@ -116,6 +116,16 @@ def said(found: Finding | None) -> tuple[str, str, str] | None:
             rules.judge("input_large", 100.0, 1.0),
             ("input_large", "warn", "what goes into it is of size 100, 100 x as large as before"),
         ),
+        (rules.judge("overwritten", 3.0, 1.0), None),
+        (rules.judge("overwritten", math.nan, math.nan, 0.51), None),
+        (
+            rules.judge("overwritten", math.nan, math.nan, 0.01),
+            (
+                "overwritten",
+                "warn",
+                "99 % of each step is taken back before the next one begins: something else writes into it",
+            ),
+        ),
         (rules.judge("unmoved", 4), None),
         (rules.judge("unmoved", 5), ("unmoved", "bad", "gets a gradient, and no optimizer moves it")),
         (rules.judge("gradient_kept", 4), None),

@@ -500,6 +500,39 @@ def test_what_takes_back_a_step_is_no_fault() -> None:
     assert "overwritten" not in {each.rule for each in trained(model, optimizer, clamped, steps=40).findings}
 
 
+@pytest.mark.parametrize(
+    ("what", "every", "is_found"),
+    [
+        ("first", 1, True),
+        ("first", 5, True),
+        ("average", 1, True),
+        ("average", 5, False),  # what is left of the steps between is not known
+        ("unit norm", 1, False),
+        ("every fifth", 1, False),
+        ("evaluated", 1, False),
+    ],
+)
+def test_steps_that_are_taken_back_one_after_the_other_are_the_root(what: str, every: int, is_found: bool) -> None:
+    """By a copy of the first weights, or of an average; not by a projection, slow weights, or an average that is evaluated."""
+    model = mlp()
+    loss, kept = classes(model), [parameter.detach().clone() for parameter in model.parameters()]
+
+    def written(step: int) -> Tensor:
+        with torch.no_grad():
+            for parameter, before in zip(model.parameters(), kept, strict=True):
+                if what in ("average", "evaluated") or step % 5 == 4:
+                    before.lerp_(parameter, 0.0 if what == "first" else 0.05)
+                if what in ("first", "average") or (what == "every fifth" and step % 5 == 4):
+                    parameter.copy_(before)
+                if what == "unit norm" and parameter.dim() > 1:
+                    parameter.div_(torch.linalg.vector_norm(parameter))
+        return loss(step)
+
+    every_root = roots(model, Adam(model.parameters(), 1e-3), written, steps=60 if every == 1 else 120, every=every)
+    assert ("overwritten" in {each.rule for each in every_root}) is is_found
+    assert not is_found or "of each step is taken back" in every_root[0].message
+
+
 def test_one_write_without_harm_is_a_note() -> None:
     model = mlp()
     loss = classes(model)

@@ -21,7 +21,7 @@ from sonde.rules.layer_groups import Groups, among, first_of, joined, medians, p
 from sonde.rules.model_facts import Fact, ModelFacts
 from sonde.rules.place_history import Growth, History
 from sonde.rules.readings import DEEP, PLACES, Reading, Sizes, updates
-from sonde.rules.updates import IDLE, UNMOVED
+from sonde.rules.updates import IDLE, RETURNS, UNMOVED
 from sonde.rules.window import Columns, Mask, Numbers, extended
 from sonde.site import Site
 from sonde.words import short
@@ -37,6 +37,7 @@ _GROWN = 10  # times as large as its first size what goes in did not begin so
 _INPUTS, _EARLY_INPUTS = 32, 3  # sizes of inputs that are remembered, and the fewest that one is compared with
 _ENDED = 20  # logged steps without a gradient, from which on a weight that had one gets none any more
 _WRITES, _APART = 8, 4.0  # moments of writes that are remembered; how far steps between logged ones may differ from these
+_MEAN_STEP, _SAME_SHARE = 1e-6, 0.02  # mean of a step, of the size of its parameter, that is no rounding; how far shares differ
 _SUMS_TO_ZERO = 1e-3  # mean of a gradient, of its size, below which it sums to zero but for rounding
 _NEAR, _AROUND = 0.1, 0.2  # how near a loss and its gradient come to those of a guess, and probabilities to 1/2
 _SIGMOID_OF_HALF = 1 / (1 + math.exp(-0.5))
@@ -117,6 +118,9 @@ class LayerFindings:
         self._written = np.empty((5, 0))  # of each parameter: last step, size and mean, largest update, and logged steps
         self._writes: list[Finding] = []  # each time that parameters were written into
         self._often = chosen.held("overwritten")
+        self._steps_made = np.empty((3, 0))  # of each parameter: last step, its mean before that, and the mean of its update
+        self._returns: list[int] = []  # steps, one after the other, that were taken back
+        self._returned: Finding | None = None
         self.takes_turns = False  # whether parts are trained against each other: each moves in steps of its own, and runs in them
         self._turns: list[Columns] = []  # which updates there were in the first such step, and in the first with others
         self.pace = math.nan  # update / weight of half of the weights, in the last step
@@ -164,6 +168,7 @@ class LayerFindings:
             self._look_for_gaps(values, steps)
             self._look_for_turns(values)
             self._look_for_writes(sizes, steps)
+            self._look_for_returns(sizes, steps)
             self._look_at_steps(sizes, steps)
             self._look_at_updates(sizes, block)
         if not self._looked:
@@ -339,6 +344,38 @@ class LayerFindings:
         found.sort(key=lambda each: (not self.history.matrix[each[0]], self.history.rank(each[0])))
         self._writes += joined(self.history, [(column, replace(each, step=step)) for column, each in found])
 
+    def _look_for_returns(self, sizes: Sizes, steps: Steps) -> None:
+        """Judge whether steps are taken back: but for that, the mean of a parameter has moved by the mean of the last step.
+
+        Where there were steps between, their updates are not known: then all of them must have been taken back.
+        """
+        updates, parameters = sizes.groups.moved
+        if self._returned is not None or not len(updates) or not self._chosen.is_on("overwritten"):
+            return
+        self._steps_made = extended(self._steps_made, len(self.history))
+        mean, made = self.history.of("mean"), self._steps_made[:, parameters]
+        lines = zip(steps.tolist(), sizes.values[:, parameters], mean[:, parameters], mean[:, updates], strict=True)
+        for step, size, after, moved in lines:
+            last, before, by = made
+            left = np.where(np.abs(by) > _MEAN_STEP * size, (after - moved - before) / by, np.nan)
+            known = np.isfinite(left)
+            new = np.stack([np.full(len(size), float(step)), after - moved, moved])
+            made = np.where(np.isfinite(new).all(axis=0), new, made)
+            if known.sum() < 2:
+                continue
+            share = float(np.median(left[known]))
+            alike = known & (np.abs(left - share) <= _SAME_SHARE)
+            is_next = bool((step - last[known] == 1).all()) or abs(share) <= _SAME_SHARE
+            found = self._chosen.judge("overwritten", math.nan, math.nan, share)
+            is_back = found is not None and share >= -_SAME_SHARE and is_next and 2 * alike.sum() > known.sum()
+            self._returns = [*self._returns, step] if is_back else []
+            if is_back and found is not None and len(self._returns) >= RETURNS:
+                columns = sorted(parameters[alike].tolist(), key=lambda c: (not self.history.matrix[c], self.history.rank(c)))
+                told = replace(found, step=step, first_step=self._returns[0])
+                (self._returned,) = joined(self.history, [(column, told) for column in columns])
+                break
+        self._steps_made[:, parameters] = made
+
     def _remember_first(self, values: Numbers, steps: Steps) -> None:
         width = values.shape[1]
         self._firsts = extended(self._firsts, width)
@@ -480,6 +517,7 @@ class LayerFindings:
         yield from self._of_blank_norms()
         yield from (each for each in (self._large_input or self._unscaled,) if each is not None)
         is_often = len(self._often.columns()) > 0
+        yield from [self._returned] if self._returned is not None and not is_often else []
         yield from (each if is_often else replace(each, severity="note") for each in self._writes[: 1 if is_often else _WRITES])
         yield from self._growth()
         yield from self._of_records()

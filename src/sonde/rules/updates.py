@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
+import numpy as np
+
 from sonde.rules.finding import Judged, entry
 from sonde.rules.window import Window
 from sonde.words import percent, short
@@ -25,6 +30,9 @@ may well learn; above the second hardly any element moves."""
 WRITTEN = 3.0
 """Change of a parameter between two logged steps, of the larger of their updates: what is clamped or projected after each step
 takes back a step at most, so that two explain it."""
+RETURNED, RETURNS = 0.5, 10
+"""Share of a step that is left as the next one begins: all of it is, where nothing but steps moves a weight. And in how many logged
+steps, one after the other, less is left, by the same share of most parameters: a clamp takes more of some than of others."""
 UNMOVED = 5
 """Logged steps in which a weight has a gradient, and no optimizer moves it."""
 RANDOM_FEATURES = 2
@@ -140,20 +148,30 @@ def update_lost(share: float, *, some: float = LOST, most: float = LOST_MOST) ->
 
 @entry(
     f"parameters whose size or mean has changed by more than {WRITTEN:g} x their update since the logged step before, from the "
-    "sixth on: a note, but where the loss is 1.2 x as large behind it, or in 3 of 5 logged steps (warn)",
-    "triangle inequality: a step alone moves size and mean of a tensor by its own size at most",
+    "sixth on: a note, but where the loss is 1.2 x as large behind it, or in 3 of 5 logged steps (warn); or of "
+    f"{RETURNS} steps, one after the other, {percent(RETURNED)} or less is left as the next begins, the same of most parameters",
+    "triangle inequality: a step alone moves size and mean of a tensor by its own size at most, and the mean by its own mean",
     "look for what writes into parameters between steps: load_state_dict(), an initialisation, an average that is copied back",
     needs=("rms:update", "rms:param"),
-    evidence=("moved", "update"),
+    evidence=("moved", "update", "left"),
     least=UNMOVED + 1,
     window=Window(3, 5),
     about=("weight", "jump"),
 )
-def overwritten(shift: float, update: float, *, factor: float = WRITTEN) -> Judged:
-    """Judge the *shift* of the size or the mean of a parameter between two steps; *update* is the most that these explain."""
-    yield shift > factor * update
-    yield shift
-    yield f"changed by {short(shift)} in size or mean, where its step is of size {short(update)}: something else wrote into it"
+def overwritten(shift: float, update: float, left: float = math.nan, *, factor: float = WRITTEN, most: float = RETURNED) -> Judged:
+    """Judge the *shift* of the size or the mean of a parameter between two steps; *update* is the most that these explain.
+
+    *left* is the share of a step that is left as the next one begins; NaN where that is not known, or differs.
+    """
+    is_back: Any = np.less_equal(left, most)
+    yield is_back | (shift > factor * update)
+    value: Any = np.where(is_back, left, shift)
+    yield value
+    yield (
+        f"{percent(1 - max(left, 0.0))} of each step is taken back before the next one begins: something else writes into it"
+        if is_back
+        else f"changed by {short(shift)} in size or mean, where its step is of size {short(update)}: something else wrote into it"
+    )
 
 
 @entry(
