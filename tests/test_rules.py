@@ -157,6 +157,11 @@ def said(found: Finding | None) -> tuple[str, str, str] | None:
         ),
         (rules.judge("weight_large", 20.0, 0.1), None),
         (rules.judge("weight_large", 20.0, 0.0), None),
+        (rules.judge("weight_large", 2.9, 0.1, does_harm=True), None),
+        (
+            rules.judge("weight_large", 4.0, 0.1, does_harm=True),
+            ("weight_large", "warn", "begins with weights of size 4, 40 x as large as usual"),
+        ),
         (
             rules.judge("weight_large", 30.0, 0.1),
             ("weight_large", "warn", "begins with weights of size 30, 300 x as large as usual"),

@@ -546,6 +546,25 @@ def test_one_write_without_harm_is_a_note() -> None:
     assert [(each.severity, each.site) for each in every if each.rule == "overwritten"] == [("note", "4.weight:param")]
 
 
+@pytest.mark.parametrize(("std", "rate", "is_found"), [(4.0, 0.05, True), (4.0, 5.0, False), (0.1, 0.05, False)])
+def test_weights_that_begin_large_are_the_root_of_their_own_small_steps(std: float, rate: float, is_found: bool) -> None:
+    """Those of a network of saturated units, which a function makes; not where steps are usual."""
+    torch.manual_seed(0)
+    first, second, last = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 2)
+    model = nn.ModuleList([first, second, last])
+    for layer in (first, second):
+        nn.init.normal_(layer.weight, std=std)
+
+    def loss(step: int) -> Tensor:
+        x = torch.randn(64, 64)
+        out = last(torch.tanh(second(torch.tanh(first(x)))))
+        return functional.cross_entropy(out, (x[:, 0] > 0).long())
+
+    every = {each.rule: each for each in roots(model, SGD(model.parameters(), rate), loss, steps=60)}
+    assert ("weight_large" in every) is is_found
+    assert not is_found or (every["weight_large"].site, "update_small" in every) == ("0.weight:param", False)
+
+
 def test_an_optimizer_that_holds_another_model_moves_nothing() -> None:
     model, other = mlp(), mlp()
     optimizer, loss = Adam(other.parameters()), classes(model)

@@ -20,6 +20,8 @@ OUTPUT_LARGE = 1000.0
 WEIGHT_LARGE = 300.0
 """Size of a weight as training begins, against that of PyTorch's own initialisation, 1 / sqrt(3 inputs). He's initialisation is
 2.5 x as large, and a standard deviation of 1, as in the head of T5, 111 x with 4,096 inputs."""
+WEIGHT_HARMS = 30.0
+"""That of a weight which is told where another finding shows what may come of it: a deviation of 1 has 28 x with 256 inputs."""
 TABLE_LARGE = 20.0
 """Size of an embedding as training begins: PyTorch's own is normal, of size 1."""
 INPUT_LARGE, INPUT_UNSCALED, INPUT_GROWTH = 1000.0, 30.0, 100.0
@@ -123,8 +125,9 @@ def weight_growth(size: float, before: float, *, factor: float = WEIGHT_GROWTH) 
 
 
 @entry(
-    f"a weight that begins {WEIGHT_LARGE:g} x as large as PyTorch's own initialisation; the table of an embedding that runs first, "
-    f"and before no normalisation, {TABLE_LARGE:g} x",
+    f"a weight that begins {WEIGHT_LARGE:g} x as large as PyTorch's own initialisation ({WEIGHT_HARMS:g} x, where another finding "
+    "shows that steps of it are too small, or that outputs are lost); the table of an embedding that "
+    f"runs first, and before no normalisation, {TABLE_LARGE:g} x",
     "our own; He et al., 2015, is 2.5 x as large",
     "scale its initial values by 1 / sqrt(inputs)",
     needs=("rms:param", "rms:update"),
@@ -133,13 +136,20 @@ def weight_growth(size: float, before: float, *, factor: float = WEIGHT_GROWTH) 
     about=("initialisation", "large"),
 )
 def weight_large(
-    size: float, usual: float, tables: float = 0.0, *, factor: float = WEIGHT_LARGE, table: float = TABLE_LARGE
+    size: float,
+    usual: float,
+    tables: float = 0.0,
+    *,
+    factor: float = WEIGHT_LARGE,
+    table: float = TABLE_LARGE,
+    some: float = WEIGHT_HARMS,
+    does_harm: bool = False,
 ) -> Judged:
     """Judge the *size* of a weight at the first logged step; *usual* is that of PyTorch's own initialisation.
 
     *tables* is 1 for the table of an embedding: nothing divides what it gives by the root of its inputs.
     """
-    yield (usual > 0) & (size >= (table * tables + factor * (1 - tables)) * usual)
+    yield (usual > 0) & (size >= (table * tables + (some if does_harm else factor) * (1 - tables)) * usual)
     yield size / usual
     yield f"begins with weights of size {short(size)}, {short(size / usual)} x as large as usual"
 

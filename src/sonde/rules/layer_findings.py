@@ -440,7 +440,7 @@ class LayerFindings:
             fact = self.history.facts[column]
             many = middle and fact.units != 1
             equal = self._chosen.judge("constant_weight", middle, float(std[line, place]), moved) if many else None
-            large = self._chosen.judge("weight_large", size, fact.usual) if 2 * moved < size else None
+            large = self._chosen.judge("weight_large", size, fact.usual, does_harm=True) if 2 * moved < size else None
             if fact.usual and size - moved >= BEGINS_WEIGHT * fact.usual:
                 self._heavy.append((column, (size - moved) / fact.usual))
             found += [(column, replace(each, step=int(self._first_step[column]))) for each in (equal, large) if each is not None]

@@ -270,6 +270,10 @@ class _Judges:
         if each.rule == "input_large" and "before" not in each.evidence and each.value < self.chosen.limit("input_large", "most"):
             harms = {_quantity(other) for other in found if other.severity != "note" and related(each, other)}
             return each if harms & _HARMED else None
+        is_matrix = each.rule == "weight_large" and each.evidence["usual"] < 1  # that of an embedding is 1
+        if is_matrix and each.value < self.chosen.limit("weight_large", "factor"):
+            small = {place for other in found if RULES[other.rule].about == ("update", "small") for place in other.places}
+            return each if ("output", "lost") in self._harms(each, found) or small & set(each.places) else None
         if each.rule == "target_large":
             return each if self._harms(each, found) & _OF_TARGETS or self._scalars.loss_of(each.model).stands(_STANDS, 2) else None
         if each.rule == "loss_summed":
