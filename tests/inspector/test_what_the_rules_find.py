@@ -313,6 +313,25 @@ def test_targets_far_larger_than_one_of_several_outputs_are_told_of_outputs_that
     assert told(1.0) == []
 
 
+@pytest.mark.parametrize("kind", ["first", "reverse", "one step", "last"])
+def test_a_recurrent_layer_of_which_first_steps_alone_are_used_is_told_as_that(kind: str) -> None:
+    torch.manual_seed(0)
+    layer, head = nn.GRU(8, 8, batch_first=True, bidirectional=kind == "reverse"), nn.LazyLinear(2)
+
+    def loss(step: int) -> Tensor:
+        x = torch.randn(32, 1 if kind == "one step" else 5, 8)
+        out = head(layer(x)[0][:, 0 if kind == "first" else -1])
+        return functional.cross_entropy(out, (x[:, :, 0].sum(1) > 0).long())
+
+    loss(0)
+    model = nn.ModuleList([layer, head])
+    every = found(model, Adam(model.parameters(), 1e-3), loss, steps=20)
+    name = "0.weight_hh_l0_reverse" if kind == "reverse" else "0.weight_hh_l0"
+    told = [each.message.partition(":")[::2] for each in every.values() if each.rule == "gradient_zero"]
+    why = " gradient is zero, and that of the weight beside it is not: only first steps, whose state is zero, reach the loss"
+    assert told == [(name, why)] * (kind != "last")
+
+
 def test_a_gradient_that_was_there_before_is_not_cut_by_a_detach() -> None:
     model = mlp()
 

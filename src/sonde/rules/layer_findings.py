@@ -53,6 +53,12 @@ _ALIKE = 1.05  # ratios of updates to gradients that differ by less are one lear
 _LARGE_RATE, _LARGE_STEP = 0.5, 0.03  # learning rates that are no usual ones: of gradients, and of steps of that size
 _MEASURED = 16  # logged steps before a step that it is compared with
 
+_FIRST_STEPS = ", and that of the weight beside it is not: only first steps, whose state is zero, reach the loss"
+_ONE_STEP = (
+    "look in this order at which steps of its output are used (the last one, of a layer that reads both ways, is the first of its "
+    "reverse), at the axis of time (batch_first), and at sequences of one step, or a state that is never passed on"
+)
+
 Steps = npt.NDArray[np.int64]
 
 
@@ -842,6 +848,8 @@ class LayerFindings:
         if rule == "all_zero" and self.history.facts[column].kind in _RELU:
             return self._chosen.judge("dead", numbers[0] / numbers[1])
         found = self._chosen.judge(rule, *numbers)
+        if rule == "gradient_zero" and found is not None and self._learns_beside(column):
+            return replace(found, message=f"{found.message}{_FIRST_STEPS}", advice=_ONE_STEP)
         if rule == "gradient_zero" and found is not None and self._groups is not None and self._groups.first_layer is not None:
             weight, bias = self._groups.first_gradients or (-1, -1)
             output, _, added, _ = self._groups.first_layer
@@ -851,6 +859,12 @@ class LayerFindings:
                 advice = "look at what has changed in the data: an index, a normalisation to 0, a buffer that is no longer filled"
                 return replace(found, message=message, advice=advice, quantity="input")
         return found
+
+    def _learns_beside(self, column: int) -> bool:
+        """Return whether the weight of a state has no gradient, where that of the input of the same layer has one."""
+        site = self.history.sites[column]
+        beside = self.history.column_at(site.path.replace("weight_hh", "weight_ih"), "grad")
+        return beside is not None and bool(self.history.recent[-1, beside] > 0)
 
     def _of_still(self) -> Iterator[Finding]:
         """Weights with a gradient that nothing moves; weights that no gradient reaches."""
