@@ -48,7 +48,7 @@ def found(
                 model.zero_grad()
                 model(x).square().mean().backward()
                 optimizers[number].step()
-    return [each for each in inspector.findings if each.rule in ("unmoved", "unreached", "frozen_raw")]
+    return [each for each in inspector.findings if each.rule in ("unmoved", "unreached", "frozen_raw", "constant_weight")]
 
 
 def test_a_layer_of_no_optimizer_is_unmoved_from_the_first_logged_step_on() -> None:
@@ -160,6 +160,54 @@ def test_of_a_head_that_alone_is_trained_a_note_says_that_the_others_get_gradien
     model[0].requires_grad_(False)
     model[2].requires_grad_(False)
     assert found(model, SGD(model[-1].parameters(), 0.1)) == []
+
+
+class Around(nn.Module):
+    """A layer beside which its input goes on, too, or alone."""
+
+    def __init__(self, layer: nn.Module, *, is_residual: bool) -> None:
+        super().__init__()
+        self.layer, self.is_residual = layer, is_residual
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.layer(x)
+        return made + x if self.is_residual else made
+
+
+@pytest.mark.parametrize("is_residual", [False, True])
+def test_a_frozen_weight_of_zeros_is_told_where_no_gradient_comes_by(is_residual: bool) -> None:
+    layer = nn.Linear(4, 4)
+    nn.init.zeros_(layer.weight).requires_grad_(False)
+    model = deep(Around(layer, is_residual=is_residual))
+    every = found(model, SGD([each for each in model.parameters() if each.requires_grad], 0.1))
+    told = [(each.site, each.severity, each.message) for each in every if each.rule == "constant_weight"]
+    why = "3.layer.weight: is frozen, and zero throughout: no gradient goes through it"
+    assert told == ([] if is_residual else [("3.layer.weight:param", "bad", why)])
+
+
+class Tables(nn.Module):
+    """A classifier of categories, each with a table of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tables, self.head = nn.ModuleList([nn.Embedding(64, 8) for _ in range(4)]), nn.Linear(32, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(
+            torch.cat([table(column.abs().mul(9).long()) for table, column in zip(self.tables, x.T, strict=True)], 1)
+        )
+        return out
+
+
+@pytest.mark.parametrize(("trained", "severity"), [(False, "bad"), (True, "note")])
+def test_tables_that_nothing_moves_are_more_than_a_note_where_they_were_never_trained(trained: bool, severity: str) -> None:
+    model = Tables()
+    with torch.no_grad():
+        for table in model.tables if trained else ():
+            table.weight.add_(torch.rand(8))  # as training leaves them, with features of their own
+    every = found(model, SGD(model.head.parameters(), 0.1))
+    assert [(each.rule, each.severity) for each in every] == [("unmoved", severity)]
 
 
 def test_a_second_optimizer_may_step_rarely() -> None:

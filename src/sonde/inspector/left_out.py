@@ -19,9 +19,11 @@ from sonde.stats import HostCopy, in_memory
 _LOOKS = 2 * int(RULES["unmoved"].thresholds["least"])  # logged steps, from the first on
 _NEAR = 0.7  # distance of a copy, of its size: initial weights are 1.4 of their size apart
 _SAMPLE, _ENOUGH = 4096, 256  # elements of a frozen weight that are looked at, at most; and the fewest that tell something
+_LEAST = {False: _ENOUGH, True: 200}  # of a table, whose normal numbers tell more
 _SURE = 2048  # elements of frozen weights in a row: a training that moves each by a hundredth takes ten of these beyond their bound
 _STD = 0.02  # of the normal numbers that transformers begin with
 _MIXING = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_NOT_FROZEN = "train it (requires_grad_(True)), or give it the weights of a training (load_state_dict())"
 _MOST = 0.5  # share of the layers without an optimizer; if more are, the others may be what is meant to be trained: a note
 
 
@@ -58,14 +60,14 @@ class _NeverTrained:
     """Which weights that nothing moves are exactly as initialised: their numbers at one moment, copied without a wait for a device.
 
     They are uniform within 1 / sqrt(inputs), as torch begins, or normal with a deviation of 0.02, where frozen norms are 1 and
-    biases 0 throughout: a training moves some element beyond that.
+    biases 0 throughout: a training moves some element beyond that. Tables of embeddings are normal with a deviation of 1.
     """
 
     def __init__(self, frozen: Sequence[SiteHook]) -> None:
         known = [hook for hook in frozen if hook.target.is_floating_point() and not hook.target.is_inference()]
         plain = [hook for hook in known if in_memory(hook.target.detach()) is not None]
-        self._weights = [hook for hook in plain if isinstance(hook.module, _MIXING) and hook.target.dim() > 1]
-        self._weights = [hook for hook in self._weights if hook.target.numel() >= _ENOUGH]
+        self._weights = [hook for hook in plain if isinstance(hook.module, (*_MIXING, nn.Embedding)) and hook.target.dim() > 1]
+        self._weights = [hook for hook in self._weights if hook.target.numel() >= _LEAST[isinstance(hook.module, nn.Embedding)]]
         self._others = [hook for hook in plain if hook.target.dim() == 1 and hook.target.numel()] if self._weights else []
         self._versions = {id(hook): version_of(hook.target) for hook in self._weights}
         with torch.inference_mode(False), torch.no_grad():
@@ -78,12 +80,16 @@ class _NeverTrained:
         numbers = self._numbers.unpack()
         is_plain = bool(self._others) and not any(float(each) for each in numbers[len(self._weights) :])
         found = []
-        for hook, (largest, mean, square) in zip(self._weights, numbers[: len(self._weights)], strict=True):
+        for hook, (largest, mean, square, fourth) in zip(self._weights, numbers[: len(self._weights)], strict=True):
             weight, count = hook.target, min(hook.target.numel(), _SAMPLE)
             bound, size, error = math.prod(weight.shape[1:]) ** -0.5, math.sqrt(square), 1 / math.sqrt(count)
             is_within = bound * (1 - 12 / count) <= largest <= bound * (1 + torch.finfo(weight.dtype).eps)
             is_uniform = is_within and abs(size * math.sqrt(3) / bound - 1) <= 2 * error
-            is_normal = abs(size / _STD - 1) <= 3 * error and abs(mean) <= 4 * _STD * error and largest <= 6 * _STD
+            is_table = isinstance(hook.module, nn.Embedding)
+            std = 1.0 if is_table else _STD
+            is_normal = abs(size / std - 1) <= 3 * error and abs(mean) <= 4 * std * error and largest <= 6 * std
+            if is_table:  # tables that are trained may be scaled to that size, and are not normal then
+                is_uniform, is_plain, is_normal = False, True, is_normal and abs(fourth / square**2 - 3) <= 40 * error
             if (is_uniform or (is_plain and is_normal)) and version_of(weight) == self._versions[id(hook)]:
                 found.append(hook)
         return found
@@ -103,6 +109,7 @@ class LeftOut:
         self._left: list[_Left] | None = None
         self._frozen: list[SiteHook] = []  # of parameters that are not trained so far
         self._raw: _NeverTrained | None = None  # what was frozen at the first look
+        self._blank: list[tuple[SiteHook, HostCopy]] = []  # frozen weights: their largest magnitude, and that of a gradient before
         self._looks = 0
         self._first = (0, 0)  # epoch and step of the first look
         self._layers = 0  # that have trainable parameters
@@ -112,7 +119,7 @@ class LeftOut:
     @property
     def looks(self) -> bool:
         """Whether further logged steps matter."""
-        lasts = self._left != [] or self._raw is not None
+        lasts = self._left != [] or self._raw is not None or bool(self._blank)
         return (self._looks < _LOOKS and lasts) or any(hook.target.requires_grad for hook in self._frozen)
 
     def look_at_gradients(self, hooks: Sequence[SiteHook]) -> None:
@@ -135,7 +142,7 @@ class LeftOut:
             self._first = epoch, step
             self._frozen = [hook for hook in hooks if not hook.is_on_module and not hook.target.requires_grad]
             self._left = list(self._first_left(hooks, held))
-            self._look_at_frozen()
+            self._look_at_frozen(hooks, ran)
         elif thawed := [hook for hook in self._frozen if hook.target.requires_grad]:
             self._frozen = [hook for hook in self._frozen if not hook.target.requires_grad]
             self._first, self._looks = (epoch, step), 0
@@ -160,7 +167,7 @@ class LeftOut:
         left, self._left = self._left or [], []
         raw: Sequence[SiteHook] = [] if self._raw is None else self._raw.hooks()
         self._raw = None
-        self._found = (*self._found, *self._never_trained(raw, hooks, ran))
+        self._found = (*self._found, *self._never_trained(raw, hooks, ran), *self._frozen_at_zero())
         if not left:
             return
         loose = [each for each in left if not each.is_held and not each.hook.was_stepped()]
@@ -184,16 +191,17 @@ class LeftOut:
         A head on trained layers may be all that is meant to be trained.
         """
         left, never = {id(each.hook) for each in loose}, {id(hook) for hook in raw}
-        weights = [each for each in loose if isinstance(each.hook.module, _MIXING) and each.hook.target.dim() > 1]
+        weights = [each for each in loose if isinstance(each.hook.module, (*_MIXING, nn.Embedding)) and each.hook.target.dim() > 1]
         is_raw = [id(each.hook) in never for each in weights]
         is_all = all(id(hook) in left for hook in hooks if not hook.is_on_module and _is_trained(hook.target))
         return is_all or (sum(is_raw) > RULES["frozen_raw"].thresholds["few"] and sum(is_raw) > _MOST * len(is_raw))
 
-    def _look_at_frozen(self) -> None:
+    def _look_at_frozen(self, hooks: Sequence[SiteHook], ran: Mapping[str, Ran]) -> None:
         """Copy numbers of the weights that are frozen, or in no optimizer, if these are plain."""
         still = [*self._frozen, *[each.hook for each in self._left or () if not each.is_held]]
         try:
             self._raw = _NeverTrained(still) if still and self._chosen.is_on("frozen_raw") else None
+            self._blank = list(_sizes_around(self._frozen, hooks, ran)) if self._chosen.is_on("constant_weight") else []
         except Exception as error:
             raise_if_foreign(error)
 
@@ -224,6 +232,15 @@ class LeftOut:
         names = [hook.sites["param"].name for each in (row, *[each for each in rows if each is not row]) for _, hook in each]
         told_at = found.at(str(row[0][1].sites["param"]), *self._first, among(names, found.message))
         yield replace(told_at, first_step=self._first[1], severity=found.severity if takes and not is_twin else "note")
+
+    def _frozen_at_zero(self) -> Iterator[Finding]:
+        """Yield a finding about frozen weights that are zero throughout, where no gradient comes to what runs before them."""
+        blank, self._blank = self._blank, []
+        names = [hook.sites["param"] for hook, sizes in blank if not any(float(each) for each in sizes.unpack())]
+        found = self._chosen.judge("constant_weight", 0.0, 0.0) if names else None
+        if found is not None:
+            message = among([each.name for each in names], "is frozen, and zero throughout: no gradient goes through it")
+            yield replace(found.at(str(names[0]), *self._first, message), first_step=self._first[1], advice=_NOT_FROZEN)
 
     def _unreached(self, cut: Sequence[_Left], reached: Sequence[SiteHook], ran: Mapping[str, Ran]) -> Iterator[Finding | None]:
         """Yield a finding about parameters that a gradient must come to, and a note about those that may be unused.
@@ -275,10 +292,28 @@ class LeftOut:
 
 
 def _moments(weight: Tensor) -> Tensor:
-    """Return the largest magnitude, the mean and the mean square of a sample of a *weight*."""
+    """Return the largest magnitude and the means of first, second and fourth powers of a sample of a *weight*."""
     flat = weight.flatten()
     sample = flat[:: max(1, len(flat) // _SAMPLE)][:_SAMPLE].double()
-    return torch.stack([sample.abs().max(), sample.mean(), sample.square().mean()])
+    return torch.stack([sample.abs().max(), sample.mean(), sample.square().mean(), sample.pow(4).mean()])
+
+
+def _sizes_around(
+    frozen: Iterable[SiteHook], hooks: Iterable[SiteHook], ran: Mapping[str, Ran]
+) -> Iterator[tuple[SiteHook, HostCopy]]:
+    """Yield the *frozen* weights, and of each the largest magnitude, with that of the gradient of the trained one before it."""
+    trained = [
+        (place, gradient)
+        for hook in hooks
+        if (gradient := hook.target.grad) is not None and gradient.dim() > 1 and in_memory(gradient) is not None
+        if (place := _place(hook, ran)) is not None
+    ]
+    for hook in frozen:
+        at = _place(hook, ran) if isinstance(hook.module, _MIXING) and hook.target.dim() > 1 else None
+        before = max((each for each in trained if at is not None and each[0] < at), key=lambda two: two[0], default=None)
+        if before is not None and in_memory(hook.target.detach()) is not None:
+            with torch.inference_mode(False), torch.no_grad():
+                yield hook, HostCopy.of([each.detach().abs().max().double() for each in (hook.target, before[1])])
 
 
 def _at_first(hook: SiteHook) -> float:
