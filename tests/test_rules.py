@@ -116,6 +116,8 @@ def said(found: Finding | None) -> tuple[str, str, str] | None:
             rules.judge("input_large", 100.0, 1.0),
             ("input_large", "warn", "what goes into it is of size 100, 100 x as large as before"),
         ),
+        (rules.judge("input_same", 5.0, 1.0, 129.0), None),
+        (rules.judge("input_same", 5.0, 1.0, 128.0), ("input_same", "warn", "what goes in is the same 128 samples, in 5 passes")),
         (rules.judge("overwritten", 3.0, 1.0), None),
         (rules.judge("overwritten", math.nan, math.nan, 0.51), None),
         (

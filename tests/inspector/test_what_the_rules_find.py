@@ -480,6 +480,26 @@ def test_samples_that_differ_in_one_of_several_inputs_are_told_apart() -> None:
     assert "input_same" not in found(model, Adam(model.parameters()), loss, steps=12)
 
 
+@pytest.mark.parametrize(("is_same", "overfits", "is_found"), [(True, True, True), (True, False, False), (False, True, False)])
+def test_a_batch_that_comes_again_in_each_step_is_told_where_nothing_else_is_learnt(
+    is_same: bool, overfits: bool, is_found: bool
+) -> None:
+    """Its inputs are the same numbers in the same places: those of another batch, or in another order, are not."""
+    model, x = mlp(), torch.randn(32, 8)
+    optimizer, y = Adam(model.parameters(), 1e-2), torch.randint(2, (32,))
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False) as inspector:
+        for step in range(60):
+            optimizer.zero_grad()
+            order = torch.arange(32) if is_same else torch.randperm(32)
+            value = functional.cross_entropy(model(x[order].clone()), y[order])
+            value.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            inspector.push_loss(value, train=True)
+            inspector.push_loss(1.0 + 0.1 * max(0, step - 10) if overfits else value, train=False)
+    told = [(each.rule, each.severity, each.message) for each in inspector.findings if each.rule == "input_same"]
+    assert told == [("input_same", "warn", "(root): what goes in is the same 32 samples, in 5 passes")] * is_found
+
+
 def test_inputs_that_are_not_scaled_are_the_root_of_the_harm_that_they_do() -> None:
     model = mlp()
     of: Callable[[int, Tensor], Tensor] = lambda step, x: x * 60 + 128  # noqa: E731

@@ -1,7 +1,8 @@
-"""Notice that nothing tells samples apart: all that goes into a model is one value, or the same for every sample of a batch."""
+"""Notice that nothing tells samples apart: all that goes into a model is one value, the same for every sample, or in every pass."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,12 @@ from torch import Tensor
 from sonde.engine import raise_if_foreign, walk
 from sonde.rules import DEAD_SAMPLES, Chosen, Finding
 from sonde.stats import HostCopy, in_memory
+
+_SAMPLE = 4096  # elements of a tensor whose places count
+_DRAW = (
+    "draw other samples in each step: look for a batch that is made once, before the loop, or by next(iter(loader)) in it, and for "
+    "a seed that is set anew; a full batch that is meant has too few samples"
+)
 
 
 class SameInputs:
@@ -26,6 +33,8 @@ class SameInputs:
         self._chosen = chosen
         self._name = f"{model}/(root)" if model else "(root)"
         self._seen: list[tuple[HostCopy, HostCopy]] = []  # of each pass and tensor: whether samples differ, whether elements do
+        self._prints: list[HostCopy] = []  # of each pass and tensor two sums, which are the same where the tensor is
+        self._samples = 0
         self._has_floats = False
         self._first = (0, 0)  # epoch and step of the first pass
         self._found: tuple[Finding, ...] | None = None if chosen.is_on("input_same") else ()
@@ -55,14 +64,28 @@ class SameInputs:
         elements = [(each != each.flatten()[0]).any().double() for each in tensors]
         self._has_floats = any(each.is_floating_point() for each in tensors)
         self._seen.append((HostCopy.of(samples), HostCopy.of(elements)))
+        self._samples = max(len(each) for each in tensors)
+        self._prints.append(HostCopy.of([_print_of(each) for each in tensors]))
 
     def found(self) -> tuple[Finding, ...]:
         """Return the finding, if there is one so far. Waits for the device, once there were enough passes."""
         if self._found is None and not self.looks:
             samples, elements = ([float(one) for two in self._seen for one in two[at].unpack()] for at in (0, 1))
-            found = self._chosen.judge("input_same", float(len(self._seen)), any(samples), is_blank=not any(elements))
+            first, *others = ([each.tolist() for each in one.unpack()] for one in self._prints)
+            again = float(self._samples) if any(samples) and all(each == first for each in others) else math.nan
+            found = self._chosen.judge("input_same", float(len(self._seen)), any(samples), again, is_blank=not any(elements))
+            found = found if found is None or not any(samples) else replace(found, advice=_DRAW)
             self._found = ()
             if found is not None and (self._has_floats or any(elements)):  # one index throughout is told of the embedding
                 placed = found.at(f"{self._name}:input", *self._first, f"{self._name}: {found.message}")
                 self._found = (replace(placed, first_step=self._first[1]),)
         return self._found or ()
+
+
+def _print_of(tensor: Tensor) -> Tensor:
+    """Return the sum of a *tensor*, and one of some elements times their places."""
+    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    some = real.flatten()[:: max(1, real.numel() // _SAMPLE)].double()
+    return torch.stack(
+        [real.sum(dtype=torch.float64), some @ torch.arange(1.0, len(some) + 1, dtype=torch.float64, device=some.device)]
+    )

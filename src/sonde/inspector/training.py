@@ -366,12 +366,16 @@ class WatchedTraining:
     def _seen_so_far(self) -> Sequence[Finding]:
         """Return what the training knows and no row holds: in the writer thread. What is new of a rule is an alarm."""
         for each in [found for of in self.watched for one in of.rows.looks for found in one.found()]:
-            if (each.identity, each.step) not in self._seen:
+            if (each.identity, each.step) not in self._seen and self._does_harm(each):
                 self._see(each, max(each.step, self._writer.findings.step))
                 self._alarm(self._seen[each.identity, each.step])
         for each in () if self._bad_steps is None else tuple(self._bad_steps.findings):
             self._see(each, each.step)
         return list(self._seen.values())
+
+    def _does_harm(self, each: Finding) -> bool:
+        """Return whether a finding is one by itself: the same samples in each step are meant, unless nothing else is learnt."""
+        return "again" not in each.evidence or any(other.rule == "overfitting" for other in self._writer.findings.judged())
 
     def _see(self, found: Finding, step: int) -> None:
         """Note a finding that no row holds, at *step*, unless that was done."""

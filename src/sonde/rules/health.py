@@ -15,6 +15,8 @@ DEAD_SOME, DEAD_MOST = 0.25, 0.9
 """Share of a layer's units without any output: from the first on it is a note, above the second it is bad."""
 DEAD_SAMPLES = 8
 """A unit is judged from this number of samples and positions on."""
+FEW_SAMPLES = 128
+"""Samples that are all that a model is trained with, and too few."""
 SATURATED_AT, SATURATED_SHARE = 0.99, 0.5
 """Magnitude beyond which a tanh is saturated (a sigmoid: as near to its limits); share of a layer's elements that is a note."""
 CONSTANT = 1e-7
@@ -244,7 +246,7 @@ def one_index(elements: float, width: float, indices: float) -> Judged:
 
 @entry(
     f"all that goes into a model is one value, or the same for each sample of a batch of {DEAD_SAMPLES} or more, in 5 of 5 "
-    "training passes",
+    f"training passes; or the same {FEW_SAMPLES} samples or fewer in each of these, where the training overfits (warn)",
     "a function of its inputs: outputs cannot tell apart what the inputs do not",
     "look at how a batch is made: an index, a normalisation to 0, a buffer that is filled once, images that cannot be read",
     needs=("rms:output",),
@@ -253,12 +255,19 @@ def one_index(elements: float, width: float, indices: float) -> Judged:
     brings=("loss_stuck", "rank_collapse", "gradient_zero", "output_growth", "constant"),
     about=("input", "lost"),
 )
-def input_same(passes: float, differ: float, *, is_blank: bool = False) -> Judged:
-    """Judge so many *passes*, and whether any two samples *differ* in one of them; *is_blank* says that not even elements do."""
-    yield (passes >= 5) & (differ == 0)
+def input_same(
+    passes: float, differ: float, again: float = math.nan, *, few: float = FEW_SAMPLES, is_blank: bool = False
+) -> Judged:
+    """Judge so many *passes*, and whether any two samples *differ* in one of them; *is_blank* says that not even elements do.
+
+    *again* is how many samples each of them has, where these are the same in all passes; NaN where they are not.
+    """
+    yield (passes >= 5) & ((differ == 0) | (again <= few))
     yield passes
     what = "one value throughout" if is_blank else "the same for every sample of a batch"
+    what = f"the same {again:.0f} samples" if differ else what
     yield f"what goes in is {what}, in {passes:.0f} passes"
+    yield "warn" if differ else "bad"
 
 
 @entry(
