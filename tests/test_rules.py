@@ -381,6 +381,11 @@ AT_ITS_LIMIT: list[tuple[Finding | None, bool]] = [
     (rules.judge("overfitting", 1.5, 1.0, 1.0, 1.5, 1.5), False),  # no more than the training loss
     (rules.judge("loss_rising", 1.5, 1.0, 0.8), False),
     (rules.judge("loss_rising", 1.9, 2.0, 0.0), False),  # most of what was won is lost again, and no more
+    (rules.judge("loss_rising", 2.5, 1.0, 1.0, 0.25), True),
+    (rules.judge("loss_rising", 2.5, 1.0, 1.0, 0.25, lately=1.8), False),  # by chance
+    (rules.judge("loss_rising", 1.1, 1.0, 0.4, 0.25), True),
+    (rules.judge("loss_rising", 1.1, 1.0, 0.4, 0.25, rested=0.8), False),
+    (rules.judge("loss_rising", 1.6, 1.0, 1.0, 0.1, rested=0.8, lately=1.0), True),  # no noisy one
     (rules.judge("loss_rising", 1.2, 1.25, 0.1, 0.0, 1.1), True),  # that of a guess again
     (rules.judge("loss_rising", 1.2, 1.5, 0.0, 0.0, 1.1), False),
     (rules.judge("loss_rising", 1.45, 1.0, 0.7), False),  # too little was won

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -1425,6 +1426,19 @@ def test_a_linear_model_may_grow_as_long_as_its_loss_falls() -> None:
         return functional.mse_loss(model(x), x @ weight + 3)
 
     assert found(model, Adam(model.parameters(), 0.05), loss, steps=120) == {}
+
+
+@pytest.mark.parametrize("rises", [False, True])
+def test_a_noisy_loss_rises_where_more_than_a_few_values_say_so(rises: bool) -> None:
+    """Of 20 losses that scatter about one value, two are told at most; of 20 that fall and come back, each one."""
+    told = 0
+    for seed in range(20):
+        random, judged = np.random.default_rng(seed), sonde.rules.ScalarFindings(sonde.rules.Chosen())
+        for step in range(400):
+            level = 0.2 if rises and 60 < step < 150 else 1.6 if rises and step >= 150 else 1.0
+            judged.add("loss", level * math.exp(0.3 * random.normal()), 0, step)
+        told += any(each.rule == "loss_rising" for each in judged.findings(at_end=True))
+    assert told == 20 if rises else told <= 2
 
 
 def noise(model: nn.Module) -> Loss:

@@ -20,6 +20,8 @@ monitor takes 10 x the largest of the first 100 values."""
 RISING, RISING_EARLY, EARLY = 1.5, 3.0, 100
 """Median of the last 5 logged losses against the first ones; against them in the first steps, and how many these are: a codebook,
 or an estimate of one's own, is learnt at the cost of the loss at first."""
+RESTED = 15
+"""Values whose median says where a noisy loss is: the smallest and the largest of many medians of five lie far off it by chance."""
 LOST_AGAIN = 0.8
 """Share of the fall of a loss that is lost where it is that of a guess again."""
 STUCK, STUCK_STEPS, STUCK_LONG = 0.02, 100, 1000
@@ -97,13 +99,13 @@ def no_training_forward(missed: int, logged: int) -> Judged:
 
 @entry(
     f"the loss is {RISING:g} x as large as at the beginning ({RISING_EARLY:g} x in the first {EARLY} steps of more), or has lost "
-    "all that it had won, or is that of a guess again (3 of 5 medians of 5 values)",
+    f"all that it had won, or is that of a guess again (3 of 5 medians of 5 values; of a noisy one also the median of {RESTED})",
     "TheDeepChecker has 2 x the smallest loss, five times",
     "look in this order at the sign of the loss, at what changed in the data, and at targets that the model makes itself (values "
     "of a next state, with a discount of 1 or more or beyond an end); {lr}, or {clip_grad_norm}",
     needs=("loss",),
     severity="bad",
-    evidence=("loss", "first", "lowest", "", "", "", ""),
+    evidence=("loss", "first", "lowest", "", "", "", "", "", "", ""),
     window=Window(3, 5),
     least=LOSS_VALUES,
     about=("loss", "large"),
@@ -119,12 +121,16 @@ def loss_rising(
     chance: float = math.nan,
     about: float = 0.0,
     steps: float = math.inf,
+    rested: float = 0.0,
+    lately: float = math.inf,
+    begun: float = 0.0,
     *,
     factor: float = RISING,
 ) -> Judged:
     """Judge the median *loss* of the last values; *first* is that of the first values, *lowest* the smallest median so far.
 
-    *steps* is how many there were; infinite where no more come.
+    *steps* is how many there were; infinite where no more come. *rested* is the smallest median of more values, *lately* that
+    of the last ones, and *begun* that of the first ones: what is said of a noisy loss holds of these, too.
 
     *scatter* is the standard deviation of the logarithm of single values from one to the next. Logarithms of two medians of five
     values differ by 0.8 of that by chance, and the smallest of twenty medians lies 1.1 of that lower: less than 3 times as much as
@@ -133,13 +139,17 @@ def loss_rising(
     *about* is the standard deviation of the first values: where they are around 0, they have no size to compare with.
     """
     by_chance, by_chance_from_lowest = (np.exp(np.minimum(each * scatter, 700.0)) for each in (2.4, 3.5))
-    far = loss > np.maximum(2.0, by_chance_from_lowest) * lowest
-    guesses_again = (abs(loss - chance) < NEAR_CHANCE * chance) & (loss > LOST_AGAIN * first + (1 - LOST_AGAIN) * lowest)
-    came_back = (lowest < 0.7 * first) & ((loss >= first) | guesses_again) & far
+    is_noisy = by_chance > factor
+    now: Any = np.where(is_noisy, np.fmin(loss, lately), loss)
+    begins: Any = np.where(is_noisy, np.fmax(begun, first), first)
+    far = now > np.maximum(2.0, by_chance_from_lowest) * lowest
+    guesses_again = (abs(loss - chance) < NEAR_CHANCE * chance) & (now > LOST_AGAIN * first + (1 - LOST_AGAIN) * lowest)
+    has_won: Any = np.where(is_noisy, np.maximum(lowest, rested), lowest) < 0.7 * first
+    came_back = has_won & ((now >= first) | guesses_again) & far
     says_something = (first > 0) & (lowest >= 0)  # not a loss around 0, as that of a policy
-    has_size = (first > about) | (loss > first + 3 * about)
+    has_size = (first > about) | (now > first + 3 * about)
     least = np.where(np.less(steps, EARLY), max(factor, RISING_EARLY), factor)
-    is_larger = has_size & (loss > np.maximum(least, by_chance) * first)
+    is_larger = has_size & (now > np.maximum(least, by_chance) * begins)
     yield says_something & (is_larger | came_back)
     yield loss
     yield f"the loss rises: {short(loss)}, where it was {short(first)} at first and {short(lowest)} at best"

@@ -17,6 +17,7 @@ from sonde.rules.loop import (
     LOSS_VALUES,
     NEAR_CHANCE,
     NEGATED_VALUES,
+    RESTED,
     SCORES_END,
     SLOW_RATE,
     SMOOTH,
@@ -41,6 +42,7 @@ _FELL = 0.9  # of its first value, to which a validation loss comes down that fo
 _JUMP = 3.0  # times the median, below which nothing is a spike
 _CHANGES = 33  # of a loss, that tell its scatter
 _MOST = 256  # means that stand for a whole history
+_MANY_MEDIANS = 60  # values, whose medians of five are so many that the smallest and the largest lie far apart by chance
 _CONVERGED = 0.01  # loss, of the first ones, from which on there is little left to learn
 _LEARNT = 0.7  # loss, of the first ones, below which a network is on its way to its targets
 _SLOWLY = 0.8  # loss, of the first ones, below which it falls at whatever rate
@@ -256,7 +258,9 @@ class _Scalar:
 
     def _risen(self, loss: _Loss, steps: float) -> Finding | None:
         lowest, chance = loss.lowest if loss.least >= 0 else loss.least, self.chance_of_model()
-        return self.chosen.judge("loss_rising", loss.smooth, loss.first, lowest, loss.scatter(), chance, loss.first_scatter, steps)
+        known = loss.scatter(), chance, loss.first_scatter, steps
+        more = (loss.rested, loss.lately, loss.early) if loss.count >= _MANY_MEDIANS else ()
+        return self.chosen.judge("loss_rising", loss.smooth, loss.first, lowest, *known, *more)
 
     def risen_at_end(self) -> Finding | None:
         """Return the finding about a loss that has risen by the end of few steps, when no values come."""
@@ -355,6 +359,8 @@ class _Loss:
         smooth: the median of the last values; NaN, too.
         first_scatter: the standard deviation of the first values around it.
         lowest: the smallest such median.
+        rested, lately: the smallest median of more values, and the last one; infinite before there are so many.
+        early: the first one; 0 before that.
         least, highest: the smallest and the largest value.
         begun: the first value.
         steps: the first and the last step.
@@ -369,8 +375,8 @@ class _Loss:
 
     def __init__(self, chosen: Chosen) -> None:
         self.first = self.smooth = self.begun = self.rate = self.best_rate = self.largest_rate = self.moved = math.nan
-        self.first_scatter = 0.0
-        self.lowest = self.least = self._best = math.inf
+        self.first_scatter = self.early = 0.0
+        self.lowest = self.rested = self.lately = self.least = self._best = math.inf
         self.highest = -math.inf
         self.steps = (0, 0)
         self.peak = 0
@@ -381,6 +387,7 @@ class _Loss:
         self._good: set[int] = set()  # steps behind which it fell
         self._worse: set[int] = set()  # steps from which on it was higher
         self._last: deque[float] = deque(maxlen=SMOOTH)
+        self._more: deque[float] = deque(maxlen=RESTED)
         self._rates: deque[float] = deque(maxlen=SMOOTH)
         self._changes: deque[float] = deque(maxlen=_CHANGES)
         self.risen, self.fallen, self.sunk = map(chosen.held, ("loss_rising", "loss_unbounded", "loss_unbounded"))
@@ -456,6 +463,10 @@ class _Loss:
         if self._last and value > 0 and self._last[-1] > 0:
             self._changes.append(abs(math.log(value / self._last[-1])))
         self._last.append(value)
+        self._more.append(value)
+        self.lately = median(self._more) if len(self._more) == RESTED else math.inf
+        self.early = self.early or (self.lately if len(self._more) == RESTED else 0.0)
+        self.rested = min(self.rested, self.lately)
         if len(self._last) == SMOOTH:
             self.smooth = median(self._last)
             if math.isnan(self.first):
