@@ -70,7 +70,18 @@ def test_a_head_that_was_replaced_after_the_optimizer_was_made_is_unmoved() -> N
     model = deep()
     optimizer = SGD(model.parameters(), 0.1)
     model[-1] = nn.Linear(4, 2)
-    assert [each.site for each in found(model, optimizer)] == ["4.weight:param"]
+    (one,) = found(model, optimizer)
+    assert (one.site, one.severity) == ("4.weight:param", "bad")
+    assert one.advice.startswith("the optimizer holds as many parameters that are none of the model's: where a layer was replaced")
+    (other,) = found(model, SGD(but(model, "4."), 0.1))
+    assert "none of the model's" not in other.advice
+
+
+def test_layers_that_were_replaced_are_more_than_a_note_though_they_are_most_of_the_model() -> None:
+    model = deep()
+    optimizer = SGD(model.parameters(), 0.1)
+    model[0], model[2] = nn.Linear(4, 4), nn.Linear(4, 4)
+    assert [(each.rule, each.severity, each.site) for each in found(model, optimizer)] == [("unmoved", "bad", "0.weight:param")]
 
 
 def test_a_run_on_disk_has_the_finding_too(tmp_path: Path) -> None:

@@ -23,6 +23,10 @@ _LEAST = {False: _ENOUGH, True: 200}  # of a table, whose normal numbers tell mo
 _SURE = 2048  # elements of frozen weights in a row: a training that moves each by a hundredth takes ten of these beyond their bound
 _STD = 0.02  # of the normal numbers that transformers begin with
 _MIXING = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_REPLACED = (
+    "the optimizer holds as many parameters that are none of the model's: where a layer was replaced, or moved, make the optimizer "
+    "after that"
+)
 _NOT_FROZEN = "train it (requires_grad_(True)), or give it the weights of a training (load_state_dict())"
 _MOST = 0.5  # share of the layers without an optimizer; if more are, the others may be what is meant to be trained: a note
 
@@ -113,6 +117,7 @@ class LeftOut:
         self._looks = 0
         self._first = (0, 0)  # epoch and step of the first look
         self._layers = 0  # that have trainable parameters
+        self._strange = 0  # parameters that the optimizer of the first look holds, and that are none of the model's
         self._had: set[int] = set()  # ids of the parameters that backward passes of this step have left a gradient
         self._found: tuple[Finding, ...] = ()
 
@@ -139,7 +144,7 @@ class LeftOut:
         if held is None:
             self._left = []
         elif self._left is None:
-            self._first = epoch, step
+            self._first, self._strange = (epoch, step), len(held.difference(id(hook.target) for hook in hooks))
             self._frozen = [hook for hook in hooks if not hook.is_on_module and not hook.target.requires_grad]
             self._left = list(self._first_left(hooks, held))
             self._look_at_frozen(hooks, ran)
@@ -172,8 +177,11 @@ class LeftOut:
             return
         loose = [each for each in left if not each.is_held and not each.hook.was_stepped()]
         are_most = len({id(each.hook.module) for each in loose}) > _MOST * self._layers and not _adapts_frozen(loose, hooks)
-        are_most = are_most and not self._must_move(loose, raw, hooks)
+        was_replaced = len(loose) == self._strange
+        are_most = are_most and not was_replaced and not self._must_move(loose, raw, hooks)
         unmoved = self._judged("unmoved", loose, ran)
+        if unmoved is not None and was_replaced:
+            unmoved = replace(unmoved, advice=f"{_REPLACED}; else {unmoved.advice}")
         cleared = [each for each in left if 2 * each.had > each.steps]
         found = [replace(unmoved, severity="note") if unmoved is not None and are_most else unmoved]
         found.append(self._judged("gradient_cleared", cleared, ran))
