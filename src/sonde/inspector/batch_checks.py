@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +14,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from sonde.engine import autograd_state, communicates, graph_nodes, hooks, raise_if_foreign, walk
 from sonde.inspector.batch_findings import BatchFindings
-from sonde.inspector.batch_look import Depends, Look, Table, class_axes
-from sonde.inspector.dependence import NODES, dependence_of, layers_in_a_row, padded, samples_of
+from sonde.inspector.batch_look import PASSES, Depends, Look, Table, class_axes
+from sonde.inspector.dependence import NODES, dependence_of, is_scrambled, layers_in_a_row, padded, samples_of, scrambled_in
 from sonde.inspector.target_reading import column_numbers, numbers_of, range_numbers, scale_numbers
 from sonde.rules import Chosen, Finding
 
@@ -47,6 +48,8 @@ class BatchChecks:
         part: the module of it whose passes these are; ``"(root)"`` for the model.
     """
 
+    _made: ClassVar[deque[StorageWeakRef]] = deque(maxlen=4 * PASSES)  # what models returned last: some go into others
+
     def __init__(self, chosen: Chosen, model: nn.Module, name: str, part: str = "(root)") -> None:
         self._chosen, self._model, self._name, self._part = chosen, model, f"{name}/" if name else "", part
         self._is_on = any(map(chosen.is_on, _RULES))
@@ -77,11 +80,17 @@ class BatchChecks:
             returned = {name: each for name, each in walk(output) if _is_of_samples(each)}
             if returned and not autograd_state.is_transformed():
                 held, *others = returned.values()
+                given = [*walk(list(args)), *walk(dict(kwargs))]
                 with torch.inference_mode(False), torch.no_grad(), torch.autocast(held.device.type, enabled=False):
-                    look = Look(*moment, tuple(held.shape), number, _made_by(held), samples_of(held), list(returned)[:_OUTPUTS])
-                    first = next((each for _, each in walk([args, dict(kwargs)]) if type(each) is Tensor), None)
-                    if first is not None and first.layout == torch.strided:
-                        look.taken = StorageWeakRef(first.untyped_storage()), first.requires_grad  # type: ignore[no-untyped-call]
+                    is_turned = _are_places_first(held, [each for _, each in given])
+                    shape = tuple((held.transpose(0, 1) if is_turned else held).shape)
+                    look = Look(*moment, shape, number, _made_by(held), samples_of(shape), list(returned)[:_OUTPUTS])
+                    look.is_turned = is_turned
+                    first = next((each for _, each in given if type(each) is Tensor and each.layout == torch.strided), None)
+                    if first is not None:
+                        storage = StorageWeakRef(first.untyped_storage())  # type: ignore[no-untyped-call]
+                        look.taken = storage, first.requires_grad, storage in BatchChecks._made
+                    BatchChecks._made.append(StorageWeakRef(held.untyped_storage()))  # type: ignore[no-untyped-call]
                     self._look(args, kwargs, held, others, look)
                     for at, each in enumerate(others[: _OUTPUTS - 1], start=1):
                         hooks.on_result(each, hooks.Bound(_gradient_of_other, each.detach(), at, _made_by(each), look))
@@ -90,34 +99,39 @@ class BatchChecks:
             self._may_walk = False
 
     def _look(self, args: Sequence[Any], kwargs: Mapping[str, Any], output: Tensor, others: Sequence[Tensor], look: Look) -> None:
-        depends = None
+        given = [*walk(list(args)), *walk(dict(kwargs))]
+        shown = output.detach().transpose(0, 1) if look.is_turned else output.detach()
+        depends, walks = None, False
         if look.number == 0:
             self._depended += 1
-            look.viewed = _viewed([*walk(list(args)), *walk(dict(kwargs))])
-            sought = self._depended > 1
-            if self._may_walk and self._depended - 1 in _DEPENDS:
-                with torch.autograd.graph.disable_saved_tensors_hooks("an activation checkpoint would run again"):
-                    depends = dependence_of(self._model, output, others, args, kwargs, seeks=sought)
-            if depends is not None:
-                inputs = [(tuple(each.given.shape), each.is_argument) for each in (*depends.tokens, *depends.inputs)]
-                look.depends = Depends(inputs, sought, list(depends.mixed_by), depends.is_graph, depends.is_cut)
-                look.add(dict(depends.numbers()) | {f"mixed {at}": each for at, each in enumerate(depends.mixed_by.values())})
+            walks = self._depended - 1 in _DEPENDS
             nodes = list(graph_nodes.nodes_before(output.grad_fn, NODES))
-            look.is_linear = layers_in_a_row(nodes) >= _LINEAR
             names = {id(each): name for name, each in self._model.named_parameters()}
-            look.add(self._count_indices(output, nodes, names))
+            if walks:
+                look.viewed = _viewed(given) or scrambled_in(nodes, [each for _, each in given], names)
+            if walks and self._may_walk:
+                sought = self._depended > 1
+                with torch.autograd.graph.disable_saved_tensors_hooks("an activation checkpoint would run again"):
+                    depends = dependence_of(self._model, output, others, args, kwargs, seeks=sought, is_turned=look.is_turned)
+                if depends is not None:
+                    inputs = [(tuple(each.given.shape), each.is_argument) for each in (*depends.tokens, *depends.inputs)]
+                    look.depends = Depends(inputs, sought, list(depends.mixed_by), depends.is_graph, depends.is_cut)
+                    mixes = {f"mixed {at}": each for at, each in enumerate(depends.mixed_by.values())}
+                    look.add(dict(depends.numbers()) | mixes)
+            look.is_linear = layers_in_a_row(nodes) >= _LINEAR
+            look.add(self._count_indices(shown, nodes, names))
             look.add(_norm_numbers(nodes, names, self._slow_norms() if self._steps >= _SETTLED else ()))
-            look.add(_distances(output, [each for _, each in walk([args, dict(kwargs)])]))
+            look.add(_distances(shown, [each for _, each in given]))
         self._looks.append(look)
         if graph_nodes.operation_of(_behind(output.grad_fn, _BEHIND)) in ("Cat", "Stack"):
             return  # the labels of a positive in front of others, or of pairs, are alike
         tokens = [] if depends is None else [each.given for each in depends.tokens]
-        if look.number == 0 and self._depended - 1 in _DEPENDS:  # of an embedding that is frozen, the arguments tell
-            tokens += [each for _, each in walk([args, dict(kwargs)]) if _are_tokens(each, len(output), tokens)]
-        look.tokens, count = len(tokens), samples_of(output)
-        kept = output.detach() if count == len(output) else output.detach()[:count].clone()  # which lets go of the others
+        if walks:  # of an embedding that is frozen, the arguments tell
+            tokens += [each for _, each in given if _are_tokens(each, len(shown), tokens)]
+        look.tokens = len(tokens)
+        kept = shown if look.samples == len(shown) else shown[: look.samples].clone()  # which lets go of the others
         place = None if depends is None else (depends.sample, depends.place)
-        features = [each for _, each in walk([args, dict(kwargs)]) if _are_features(each, len(output))]
+        features = [each for _, each in given if _are_features(each, len(shown))]
         hooks.on_result(output, hooks.Bound(_gradient_comes, kept, self._findings.axes, tokens, features, place, look))
 
     def _count_indices(self, output: Tensor, nodes: Sequence[Any], names: Mapping[int, str]) -> dict[str, Tensor]:
@@ -187,14 +201,19 @@ def _behind(node: Any, moves: Sequence[str]) -> Any:
     return node
 
 
-def _viewed(given: Iterable[tuple[str, Tensor]]) -> tuple[str, tuple[int, ...], tuple[int, ...]] | None:
-    """Return which tensor is a view of one whose axes it has in another order, though its elements are in the same; both shapes."""
+def _are_places_first(output: Tensor, given: Iterable[Tensor]) -> bool:
+    """Return whether samples are the second axis of *output*, ``(places, samples, ...)``, and the first of what was given."""
+    firsts = {len(each) for each in given if each.dim() > 1}
+    return output.dim() > 2 and output.shape[1] > 1 and output.shape[0] not in firsts and output.shape[1] in firsts
+
+
+def _viewed(given: Iterable[tuple[str, Tensor]]) -> tuple[str, str] | None:
+    """Return which of the tensors that were *given* is a view whose axes are those of another in another order, and from what."""
     for name, each in given:
         base = each._base
-        if base is not None and base.numel() == each.numel() and base.is_contiguous() and each.is_contiguous():
-            held, made = ([size for size in one.shape if size > 1] for one in (base, each))
-            if held != made and sorted(held) == sorted(made):
-                return name, tuple(base.shape), tuple(each.shape)
+        is_whole = base is not None and base.numel() == each.numel() and base.is_contiguous() and each.is_contiguous()
+        if base is not None and is_whole and is_scrambled(base.shape, each.shape):
+            return f"input{name}", f"what goes in is a view of a tensor {tuple(base.shape)} as {tuple(each.shape)}"
     return None
 
 
@@ -239,9 +258,12 @@ def _gradient_comes(
 ) -> None:
     """Note what the *gradient* at an output shows of the targets; *output* is that of its first samples."""
     try:
-        if type(gradient) is Tensor and gradient.shape == look.shape:
+        if type(gradient) is not Tensor:
+            return
+        gradient = gradient.detach().transpose(0, 1) if look.is_turned else gradient.detach()
+        if gradient.shape == look.shape:
             with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False):
-                held = gradient.detach()[: len(output)]
+                held = gradient[: len(output)]
                 look.add(numbers_of(output, held, class_axes(look) & axes, tokens, place))
                 if len(output) == len(gradient) and output.numel() // len(output) <= _MOST_CLASSES:
                     look.add(

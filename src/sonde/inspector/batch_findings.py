@@ -36,6 +36,7 @@ _ALIKE = 1e-5  # of the size of outputs, rounding
 _UNLIKE = 0.8  # as far as any two are samples apart that stand next to each other, and are in no order
 _OFTEN = 10  # looks at the rows of an embedding that are needed
 _MOST_AXES = 8
+_PLACES = 30.0  # times as near to each other outputs with places must have come
 _KEPT, _LAST = 6, 3  # looks at distances that are needed; of these the last
 
 
@@ -61,9 +62,12 @@ class BatchFindings:
         self._sides: dict[tuple[int, int], list[float]] = {}
         self._fades: dict[int, list[tuple[float, float]]] = {}  # by further output: its size, and what is no multiple of it
         self._columns: dict[int, list[float]] = {}  # by input: the column that tells the label, NaN for none
-        self._kinds: deque[tuple[StorageWeakRef, bool, float]] = deque(maxlen=2 * PASSES)  # what passes took, and their one label
+        self._kinds: deque[tuple[StorageWeakRef, bool, bool, float]] = deque(
+            maxlen=2 * PASSES
+        )  # what passes took, and their one label
         self._misled: list[bool] = []  # whether samples that are made were given one label in both of their passes
         self._weights: list[Finding | None] = []  # what was judged of the weights of labels
+        self._several: list[float] = []  # labels of a sample on average, where that is known
         self._own: list[bool] = []  # whether the gradient of each pass was a multiple of the outputs
         # the outputs with the largest and the least gradient, and how far these differ
         self._parts: list[tuple[int, int, float]] = []
@@ -84,6 +88,10 @@ class BatchFindings:
     def _of_labels(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that labels are alike: how many each pass had, and their one class, NaN of several; of first passes, of others."""
         axis = _class_axis(look, numbers)
+        labels = numbers.get(f"labels {len(look.shape) - 1}", 0.0)
+        self._several += [labels] if labels else []
+        if len(self._several) >= _OFTEN:
+            yield self._chosen.judge("labels_several", statistics.mean(self._several), 1.0, math.inf, 0.0, is_read=True)
         if axis is not None:
             self.axes = {axis}
             if look.step == self._first_step and look.number == 0 and look.made_by in _SCALED:
@@ -122,7 +130,10 @@ class BatchFindings:
             return
         self._apart.append((numbers["apart"], numbers["size"]))
         if len(self._apart) >= _KEPT:
-            judged = [self._chosen.judge("outputs_alike", *each, self._apart[0][0]) for each in self._apart[-_LAST:]]
+            more = _PLACES if len(look.shape) > 2 else 1.0  # places first learn what comes anywhere
+            judged = [
+                self._chosen.judge("outputs_alike", more * apart, size, self._apart[0][0]) for apart, size in self._apart[-_LAST:]
+            ]
             yield replace(judged[-1], first_step=look.step) if judged[-1] is not None and all(judged) else None
             is_one = numbers.get("differ", 0.0) > 0 and numbers["size"] > 0
             if is_one and all(apart <= _ALIKE * size for apart, size in self._apart):
@@ -178,16 +189,17 @@ class BatchFindings:
             is_told = numbers[f"within {at}"] <= _NOTHING and numbers[f"spare {at}"] >= _SPARE
             self._columns.setdefault(at, []).append(numbers[f"column {at}"] if is_told else math.nan)
             columns = self._columns[at]
-            if len(columns) >= _KEPT and len({*columns}) == 1:
+            if len(columns) >= _KEPT and all(each == columns[0] for each in columns):
                 yield self._chosen.judge("label_seen", numbers[f"within {at}"], columns[0])
 
     def _of_kinds(self, look: Look, label: float) -> Iterator[Finding | None]:
         """Yield that samples which a generator makes are given one label when it is trained and when a discriminator is."""
         if look.taken is None or math.isnan(label):
             return
-        storage, is_made = look.taken
-        same = [each for held, was_made, each in self._kinds if held == storage and was_made != is_made]
-        self._kinds.append((storage, is_made, label))
+        storage, is_trained, is_made = look.taken
+        others = [each for each in self._kinds if each[1] != is_trained]
+        same = [other for held, was_trained, was_made, other in others if held == storage or (is_made if was_trained else was_made)]
+        self._kinds.append((storage, is_trained, is_made, label))
         if same:
             self._misled.append(same[-1] == label)
             yield self._chosen.judge("generator_misled", float(len(self._misled)), label) if all(self._misled) else None
@@ -230,14 +242,12 @@ class BatchFindings:
         if look.viewed is not None:
             self._viewed += 1
             found = self._chosen.judge("samples_mixed", math.inf, 0.0) if self._viewed > 1 else None
-            message, site = (
-                "what goes in is a view of a tensor {1} as {2}: its elements stand at other places",
-                self._part + ":input{0}",
-            )
-            told = [each.format(*look.viewed) for each in (message, site)]
-            yield None if found is None else replace(found, message=told[0], advice=_TRANSPOSED, site=told[1])
+            where, what = look.viewed
+            site = f"{self._part}:{where}" if where.startswith("input") else where and f"{where}:output"
+            yield found and replace(found, message=f"{what}: its elements stand at other places", advice=_TRANSPOSED, site=site)
         padded = numbers.get(f"padded {axis}", 0.0)
         yield self._chosen.judge("padding_counted", padded) if is_sequence or padded >= _DIFFERS else None
+        yield self._chosen.judge("padding_counted", numbers.get(f"at padding {axis}", 0.0))
         for place in range(look.tokens):
             real, padding = (numbers.get(f"{name} {place}", math.nan) for name in ("real", "padding"))
             is_apart = numbers.get(f"others {place}", 0.0) <= _NOTHING * padding  # where samples are mixed, that is what is wrong
@@ -325,7 +335,7 @@ def _class_axis(look: Look, numbers: Mapping[str, float]) -> int | None:
         if is_one and numbers[f"off {axis}"] <= _OFF:
             return axis
     is_square = len(look.shape) == 2 and look.shape[0] == look.shape[1] and look.shape[0] >= _SQUARE
-    return 1 if is_square and numbers.get("single 1", 0.0) >= look.shape[0] - 1 else None  # as of pairs, asked for both ways
+    return 1 if is_square and numbers.get("single 1", 0.0) >= _DIFFERS * look.shape[0] else None  # as of pairs, asked for both ways
 
 
 def _ahead(numbers: Mapping[str, float], axis: int, place: int, way: int) -> int | None:

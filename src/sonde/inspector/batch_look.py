@@ -42,8 +42,9 @@ class Look:
         number: which pass of the step it is.
         made_by: the operation that has made the output.
         samples: of the output, that are looked at.
-        viewed: what goes in, and the shape of the tensor that it is a view of, if its axes are those of that in another order.
-        taken: the first argument's storage, and whether a gradient comes to it.
+        viewed: where a view has its axes in another order than what it was made of, and what it was.
+        is_turned: samples are the second axis of the output as it is; *shape* has them first.
+        taken: the first argument's storage, whether a gradient comes to it, and whether a model that is watched has made it.
         is_linear: nothing but layers with weights, three or more in a row, has made the output.
         outputs: the names of those that are looked at; of further ones, whether their targets are in their range.
         depends: what the output depends on, if that was measured.
@@ -58,8 +59,9 @@ class Look:
     made_by: str
     samples: int
     outputs: list[str]
-    viewed: tuple[str, tuple[int, ...], tuple[int, ...]] | None = None
-    taken: tuple[StorageWeakRef, bool] | None = None
+    viewed: tuple[str, str] | None = None
+    is_turned: bool = False
+    taken: tuple[StorageWeakRef, bool, bool] | None = None
     is_linear: bool = False
     depends: Depends | None = None
     tokens: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,7 @@ _LINEAR = frozenset(
         "Mean", "Sum", "AvgPool2D", "NativeBatchNorm", "CudnnBatchNorm", "ConstantPadNd",
     )
 )  # fmt: skip
+_VIEWS = ("View", "UnsafeView", "ReshapeAlias")
 _TURNS = ("T", "Transpose", "Permute", "ToCopy")
 _PRODUCTS = ("Mm", "Bmm", "Addmm", "Baddbmm")
 
@@ -100,7 +102,14 @@ class Dependence:
 
 
 def dependence_of(
-    model: nn.Module, output: Tensor, others: Sequence[Tensor], args: Sequence[Any], kwargs: Mapping[str, Any], *, seeks: bool
+    model: nn.Module,
+    output: Tensor,
+    others: Sequence[Tensor],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    seeks: bool,
+    is_turned: bool = False,
 ) -> Dependence | None:
     """Return what *output* of *model* depends on; None where no input is found in its graph, nor in that of *others*.
 
@@ -113,6 +122,7 @@ def dependence_of(
         others: that were returned with it.
         args, kwargs: what the model was given.
         seeks: also which operation mixes samples.
+        is_turned: samples are the second axis of the output, and places the first.
 
     Raises:
         RuntimeError: its graph can be walked once alone.
@@ -120,7 +130,9 @@ def dependence_of(
     nodes = list(graph_nodes.nodes_before(output.grad_fn, NODES))
     if any(map(graph_nodes.is_in_python, nodes)):
         raise RuntimeError("a backward is written in Python, or compiled")
-    samples = output.shape[0]
+    order = list(range(output.dim()))
+    order[:2] = order[:2][::-1] if is_turned else order[:2]
+    samples = output.shape[order[0]]
     if len(nodes) > NODES or samples < 2 or type(output) is not Tensor:
         return None
     given = [tensor for _, tensor in walk([args, dict(kwargs)])]
@@ -128,14 +140,18 @@ def dependence_of(
     is_cut = not entries and any(_entries(list(graph_nodes.nodes_before(each.grad_fn, NODES)), given, samples) for each in others)
     entries = entries if entries or is_cut else {node: (held, False) for node in nodes for held in _made_of_data(node, samples)}
     tokens = [held for held, _ in entries.values() if not held.is_floating_point()]
-    sample, place = _looked_at(tokens, output)
+    if output.dim() == 3 and tokens and not _fits(tokens, output.shape[order[1]]) and _fits(tokens, output.shape[2]):
+        order = [order[0], 2, order[1]]  # classes before places
+    shape = [output.shape[axis] for axis in order]
+    sample, place = _looked_at(tokens, shape, output.device)
     found = Dependence(sample, place, is_graph=holds_graph(model, given, samples), is_cut=is_cut)
     if not entries:
         return found if is_cut else None
-    weight = torch.arange(1, output.numel() + 1, device=output.device, dtype=output.dtype).cos().reshape(output.shape)
-    weight = weight * _one_of(sample, output, 0)
+    weight = torch.arange(1, output.numel() + 1, device=output.device, dtype=output.dtype).cos().reshape(shape)
+    weight = weight * _one_of(sample, weight, 0)
     if output.dim() > 2 and tokens:
-        weight = weight * _one_of(place, output, 1)
+        weight = weight * _one_of(place, weight, 1)
+    weight = weight.permute([order.index(axis) for axis in range(len(order))])
     mixes = _Mixes(model, sample, samples) if seeks else None
     gradients = graph_nodes.gradients_at(output, weight, entries.keys(), mixes)
     for node, (held, is_argument) in entries.items():
@@ -213,6 +229,46 @@ def layers_in_a_row(nodes: Sequence[Any]) -> int:
     return depths[nodes[0]]
 
 
+def is_scrambled(source: Sequence[int], made: Sequence[int]) -> bool:
+    """Return whether a view of a tensor of the shape *source* as *made* stands where axes were to be exchanged.
+
+    Its axes are those of the source in another order; or places are taken for heads, and back again. Two axes that differ by one
+    are no such: a table of distances is turned into one of places so (Transformer-XL).
+    """
+    before, behind = ([size for size in each if size > 1] for each in (source, made))
+    if sorted(before) == sorted(behind) and before != behind:
+        apart = [one - other for one, other in zip(before, behind, strict=True) if one != other]
+        return len(apart) != 2 or abs(apart[0]) != 1
+    few, many = sorted((before, behind), key=len)
+    is_split = (len(few), len(many)) == (3, 4) and many[0] == few[0] and many[1] * many[3] == few[2] and many[2] == few[1]
+    return is_split and many[1] != many[2]
+
+
+def scrambled_in(nodes: Iterable[Any], given: Sequence[Tensor], names: Mapping[int, str]) -> tuple[str, str] | None:
+    """Return behind which module a view stands where axes were to be exchanged, and what it makes.
+
+    Args:
+        nodes: the operations of a graph.
+        given: the arguments of the model.
+        names: of its parameters, by their identity.
+    """
+    for node in nodes:
+        name, before = graph_nodes.operation_of(node), graph_nodes.sources_of(node)
+        pairs: list[tuple[Sequence[int], Sequence[int]]] = []
+        if name in _VIEWS and len(before) == 1:
+            pairs = [(graph_nodes.shape_of(before[0]), graph_nodes.shape_of(node))]
+        elif name in _FIRST[1:]:
+            taken = [each for each in graph_nodes.taken_by(node) if each.is_contiguous() and each.dim() > 2]
+            same = [(one, each) for each in taken for one in given if one.data_ptr() == each.data_ptr()]
+            pairs = [(one.shape, each.shape) for one, each in same if one.is_contiguous() and one.numel() == each.numel()]
+        for source, made in pairs:
+            if is_scrambled(source, made):
+                leaves = map(graph_nodes.leaf_of, graph_nodes.nodes_before(node, _NEAR))
+                near = next((names[id(each)] for each in leaves if id(each) in names), "").rpartition(".")[0]
+                return near, f"a view{' behind ' * bool(near)}{near} makes {tuple(made)} of {tuple(source)}"
+    return None
+
+
 def is_graph_operation(name: str) -> bool:
     """Return whether an operation that mixes samples does so as graphs do: by indices, or by a matrix that is not trained."""
     return name in _GRAPHS or not name
@@ -223,9 +279,14 @@ def is_statistic(name: str) -> bool:
     return name in _STATISTICS
 
 
-def samples_of(output: Tensor) -> int:
-    """Return how many samples of an *output* are looked at."""
-    return min(len(output), max(1, _ELEMENTS // output[0].numel()))
+def samples_of(shape: Sequence[int]) -> int:
+    """Return how many samples of an output of this *shape* are looked at."""
+    return min(shape[0], max(1, _ELEMENTS // max(1, math.prod(shape[1:]))))
+
+
+def _fits(tokens: Sequence[Tensor], places: int) -> bool:
+    """Return whether *tokens* have so many places, or one more or less."""
+    return any(abs(each.shape[1] - places) <= 1 for each in tokens)
 
 
 def _entries(nodes: Iterable[Any], given: Sequence[Tensor], samples: int) -> dict[Any, tuple[Tensor, bool]]:
@@ -256,11 +317,11 @@ def _made_of_data(node: Any, samples: int) -> list[Tensor]:
     return [each for each in held if each.is_floating_point() and not each.requires_grad and samples not in each.shape[1:]][:1]
 
 
-def _looked_at(tokens: Sequence[Tensor], output: Tensor) -> tuple[Tensor, Tensor]:
-    """Return which sample is looked at, and which place of it."""
-    device, count = output.device, samples_of(output)
+def _looked_at(tokens: Sequence[Tensor], shape: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return which sample of an output is looked at, and which place of it."""
+    count = samples_of(shape)
     sample = torch.full((), count // 2, device=device)
-    places = output.shape[1] if output.dim() > 1 else 1
+    places = shape[1] if len(shape) > 1 else 1
     place = torch.full((), places // 2, device=device)
     if not tokens:
         return sample, place

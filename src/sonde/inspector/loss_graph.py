@@ -214,9 +214,15 @@ def _reached(following: dict[Node, list[Node]], begin: set[Node]) -> set[Node]:
 
 def _behind_moves(node: Node, moves: Sequence[str] = _MOVES) -> Node:
     """Return the operation that has made the elements, behind those that change shape, order or type, or add an eps."""
-    while graph_nodes.operation_of(node) in moves and len(before := graph_nodes.sources_of(node)) == 1:
+    while graph_nodes.operation_of(node) in moves and len(before := _made_of(node)) == 1:
         (node,) = before
     return node
+
+
+def _made_of(node: Node) -> list[Node]:
+    """Return the operations that an operation takes the results of, and no leaf beside them, as a bias is."""
+    before = graph_nodes.sources_of(node)
+    return [each for each in before if graph_nodes.leaf_of(each) is None] if len(before) > 1 else before
 
 
 def _mixes_axes(softmax: Node) -> bool:
@@ -225,7 +231,7 @@ def _mixes_axes(softmax: Node) -> bool:
     A Linear makes the classes along the last axis, a convolution along the second.
     """
     moves, node = [], softmax
-    while len(before := graph_nodes.sources_of(node)) == 1:
+    while len(before := _made_of(node)) == 1:
         (node,) = before
         if graph_nodes.operation_of(node) not in _MOVES:
             break

@@ -9,12 +9,16 @@ import torch
 from torch import Tensor
 
 from sonde.engine import graph_nodes
+from sonde.inspector.dependence import padded
 
 AHEAD = (-1, 0, 1, 2, 3)
 """By how many places labels are compared with the tokens of the input."""
 _ALIKE = 1e-3  # of a number that is the same for all samples, rounding
 _BINARY = 1 << 14  # elements that are compared with targets of 0 and 1
 _SQUARES = (("MseLoss",), ("Mean", "Pow", "Sub"))  # operations of a loss that is the mean of squared errors
+_MOST = 0.75  # of the samples; one all of whose classes are labels is not read
+_ERRORS = ("MseLoss", "SmoothL1Loss", "HuberLoss")
+_NEAR = 60  # nodes of a graph next to the loss
 _BOUNDS = {"Sigmoid": (0.0, 1.0), "Tanh": (-1.0, 1.0), "Relu": (0.0, math.inf), "Softmax": (0.0, 1.0), "Softplus": (0.0, math.inf)}
 _BEYOND = 0.05  # of the width of a range, or of the deviation of targets
 
@@ -130,6 +134,8 @@ def _label_numbers(
         "low": torch.where(is_single, labels, gradient.shape[-1]).min(),
         "high": torch.where(is_single, labels, -1).max(),
     } | _weight_numbers(output, gradient, labels, is_counted)
+    if gradient.dim() == 2:
+        found |= _several_numbers(output, gradient)
     if labels.dim() == 2:
         if looked_at is not None:
             row, column = (each.reshape(1) for each in looked_at)
@@ -145,7 +151,24 @@ def _label_numbers(
                 found |= {f"match {place} {way} {ahead}": _match(own, counted, given, ahead) for ahead in AHEAD}
         if tokens:
             found["padded"] = _padded(labels, is_counted) / count.clamp(min=1)
+            found["at padding"] = _at_padding(labels, is_counted, tokens)
     return {f"{name} {axis}": each for name, each in found.items()}
+
+
+def _several_numbers(output: Tensor, gradient: Tensor) -> dict[str, Tensor]:
+    """Return how many labels a sample has on average (*labels*), where one softmax judges several; 0 where that is not known.
+
+    The gradient of one with k labels is k times the probabilities, less 1 at each of these, all of it times one number.
+    """
+    chance, held = output.double().softmax(-1), gradient.double()
+    weight = (held / chance).max(-1, keepdim=True).values  # of a class that is no label: k times the number
+    each = torch.where(weight > 0, weight, math.inf).min()
+    count = (weight / each).round()
+    labels = count * chance - held / each
+    fits = ((labels - labels.round()).abs() <= _BEYOND).all(-1) & (labels.amax(-1) <= 1 + _BEYOND) & (weight[:, 0] > 0)
+    is_judged = (held != 0).any(-1)
+    is_so = (fits.sum() >= _MOST * is_judged.sum()) & ((count[:, 0] > 1) & fits).any()
+    return {"labels": torch.where(is_so, (labels.round() * fits[:, None]).sum() / is_judged.sum().clamp(min=1), 0.0)}
 
 
 def _weight_numbers(output: Tensor, gradient: Tensor, labels: Tensor, is_counted: Tensor) -> dict[str, Tensor]:
@@ -173,6 +196,16 @@ def _match(labels: Tensor, counted: Tensor, tokens: Tensor, ahead: int) -> Tenso
     return ((labels[:, start:end] == given) & is_counted).sum() / is_counted.sum().clamp(min=1)
 
 
+def _at_padding(labels: Tensor, is_counted: Tensor, tokens: Sequence[Tensor]) -> Tensor:
+    """Return the share of the labels that count where the input is padded, and are one label there."""
+    shares = [torch.zeros((), dtype=torch.float64, device=labels.device)]
+    for given in (each[: len(labels)] for each in tokens if each[: len(labels)].shape == labels.shape):
+        is_there = is_counted & padded(given).bool()
+        usual = torch.where(is_there, labels, -1).flatten().sort().values[-1]  # the largest: all are it, or none
+        shares.append((is_there & (labels == usual)).sum() / is_counted.sum().clamp(min=1))
+    return torch.stack(shares).max()
+
+
 def _padded(labels: Tensor, counted: Tensor) -> Tensor:
     """Return how many labels that count stand at the end of their row, two or more, and are what rows end with most often."""
     place = torch.arange(labels.shape[1], device=labels.device)
@@ -186,9 +219,20 @@ def _padded(labels: Tensor, counted: Tensor) -> Tensor:
 def range_numbers(output: Tensor, gradient: Tensor, made_by: str) -> dict[str, Tensor]:
     """Return what a *gradient* says of targets: if errors are squared, their range, and if they are absolute, their one sign."""
     size = gradient.abs()
-    is_one_sided = _is_alike(size) & (size.max() > 0) & (gradient.sign().sum().abs() == gradient.numel())
+    is_read = _is_alike(size) if not _is_squared(output, made_by) else torch.ones((), dtype=torch.bool, device=gradient.device)
+    is_one_sided = is_read & (size.max() > 0) & (gradient.sign().sum().abs() == gradient.numel())
     side = {"side": is_one_sided * gradient.sign().flatten()[0]} if made_by in _BOUNDS else {}
     return side | _squared_numbers(output, gradient, made_by)
+
+
+def _is_squared(output: Tensor, made_by: str) -> bool:
+    """Return whether a squared error of *output* is part of the loss that is sent backward."""
+    sent = graph_nodes.sent_backward()[:1]
+    nodes = [node for each in sent if each.grad_fn is not None for node in graph_nodes.nodes_before(each.grad_fn, _NEAR)]
+    before = [one for node in nodes if graph_nodes.operation_of(node) in _ERRORS for one in graph_nodes.sources_of(node)]
+    return any(
+        graph_nodes.operation_of(one) == made_by and math.prod(graph_nodes.shape_of(one)) == output.numel() for one in before
+    )
 
 
 def _squared_numbers(output: Tensor, gradient: Tensor, made_by: str) -> dict[str, Tensor]:

@@ -104,8 +104,8 @@ def target_shifted(ahead: float, *, is_causal: bool = True, is_picked: bool = Fa
 
 
 @entry(
-    "outputs of different samples have come to be alike: they differ by 0.03 of their size or less, a tenth of what they did at "
-    "first, in the last three of six training passes or more, though inputs differ",
+    "outputs of different samples have come to be alike: they differ by 0.03 of their size or less (0.001 of outputs with places), a "
+    "tenth of what they did at first, in the last three of six training passes or more, though inputs differ",
     "Chen and He, Exploring simple Siamese representation learning, 2021, section 4.1: a collapse shows in their deviation",
     "look at what holds outputs apart: negatives, a stop-gradient, a term for their variance; at a decay or step that is too "
     "large, and whether labels belong to their samples",
@@ -128,7 +128,7 @@ def outputs_alike(apart: float, size: float, first: float, *, spread: float = 0.
     "look at what stands between the input and the outputs: a mean or maximum over samples, a detach or no_grad, noise in the "
     "place of a sample, a product with zero, what is subtracted from itself, samples that are taken for places (batch_first)",
     needs=("rms:output",),
-    brings=("outputs_alike", "loss_stuck", "gradient_zero", "rank_collapse", "constant", "all_zero", "penalty_alone"),
+    brings=("outputs_alike", "loss_stuck", "gradient_zero", "rank_collapse", "constant", "penalty_alone"),
     about=("output", "lost"),
 )
 def input_unread(apart: float, size: float, *, is_cut: bool = False) -> Judged:
@@ -293,7 +293,7 @@ def weight_of_many(times: float, share: float, *, most: float = 2.0, half: float
     "an embedding of 20 rows or more is asked for 5 % of them or less, by ten times as many indices as it has rows; or, of 8 or "
     "more, 90 % of the tokens of sequences are one, without padding; in 10 training passes",
     "our own",
-    "look at how indices are made: a vocabulary of another tokenizer, a hash, a clamp, a column",
+    "look at how indices are made: a vocabulary of another tokenizer, a hash, a clamp, a column, a mask that hides nearly all",
     needs=("rms:output",),
     evidence=("share", "used", "rows", "indices"),
     brings=("one_index", "loss_stuck", "outputs_alike"),

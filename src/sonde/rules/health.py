@@ -81,7 +81,16 @@ def nonfinite(nan: float, inf: float, count: float, *, what: str = "") -> Judged
     evidence=("dead",),
     at="output",
     window=Window(2, 3),  # measured in few logged steps, and dead units stay dead
-    brings=("loss_stuck", "all_zero", "constant", "gradient_zero", "update_small", "gradient_vanishing", "outputs_alike"),
+    brings=(
+        "loss_stuck",
+        "all_zero",
+        "constant",
+        "gradient_zero",
+        "update_small",
+        "gradient_vanishing",
+        "outputs_alike",
+        "input_unread",
+    ),
     about=("output", "lost"),
 )
 def dead(call_death: float, *, some: float = DEAD_SOME, most: float = DEAD_MOST) -> Judged:
@@ -99,7 +108,7 @@ def dead(call_death: float, *, some: float = DEAD_SOME, most: float = DEAD_MOST)
     severity="bad",
     at="zeros",
     window=Window(3, 5),
-    brings=("constant", "gradient_zero", "update_small", "gradient_vanishing", "outputs_alike"),
+    brings=("constant", "gradient_zero", "update_small", "gradient_vanishing", "outputs_alike", "input_unread"),
     about=("output", "lost"),
 )
 def all_zero(zeros: float, count: float) -> Judged:

@@ -17,6 +17,7 @@ standard deviations above the mean of 128 values; healthy trainings on small bat
 SPIKE_ABOVE, SPIKE_FEW = 10.0, 8
 """A loss or a gradient norm so many times as large as any before is a spike, too, and the fewest values before. Megatron-LM's
 monitor takes 10 x the largest of the first 100 values."""
+BACK = 1.25  # x the first loss: one that learns from its own estimates, or against another one, comes back to it
 RISING, RISING_EARLY, EARLY = 1.5, 3.0, 100
 """Median of the last 5 logged losses against the first ones; against them in the first steps, and how many these are: a codebook,
 or an estimate of one's own, is learnt at the cost of the loss at first."""
@@ -99,7 +100,8 @@ def no_training_forward(missed: int, logged: int) -> Judged:
 
 @entry(
     f"the loss is {RISING:g} x as large as at the beginning ({RISING_EARLY:g} x in the first {EARLY} steps of more), or has lost "
-    f"all that it had won, or is that of a guess again (3 of 5 medians of 5 values; of a noisy one also the median of {RESTED})",
+    f"more than it had won ({BACK:g} x the beginning), or is that of a guess again (3 of 5 medians of 5 values; of a noisy one "
+    f"also the median of {RESTED})",
     "TheDeepChecker has 2 x the smallest loss, five times",
     "look in this order at the sign of the loss, at what changed in the data, and at targets that the model makes itself (values "
     "of a next state, with a discount of 1 or more or beyond an end); {lr}, or {clip_grad_norm}",
@@ -145,7 +147,7 @@ def loss_rising(
     far = now > np.maximum(2.0, by_chance_from_lowest) * lowest
     guesses_again = (abs(loss - chance) < NEAR_CHANCE * chance) & (now > LOST_AGAIN * first + (1 - LOST_AGAIN) * lowest)
     has_won: Any = np.where(is_noisy, np.maximum(lowest, rested), lowest) < 0.7 * first
-    came_back = has_won & ((now >= first) | guesses_again) & far
+    came_back = has_won & ((now >= BACK * first) | guesses_again) & far
     says_something = (first > 0) & (lowest >= 0)  # not a loss around 0, as that of a policy
     has_size = (first > about) | (now > first + 3 * about)
     least = np.where(np.less(steps, EARLY), max(factor, RISING_EARLY), factor)
@@ -302,14 +304,18 @@ def loss_summed(
     brings=("loss_stuck",),
     about=("setup", "still"),
 )
-def labels_several(labels: float, gradient: float, apart: float, size: float, *, least: float = SEVERAL) -> Judged:
+def labels_several(
+    labels: float, gradient: float, apart: float, size: float, *, least: float = SEVERAL, is_read: bool = False
+) -> Judged:
     """Judge how many *labels* of a sample the first loss is that of, at outputs of a *size*.
 
     Near a guess k labels of one sample have k times its loss, and a gradient of size sqrt(k (classes - k)) / outputs: less than k
     times that of one label, as a factor has, and more than that of one, as where something else is added to the loss. *gradient* is
-    the size of the first one, of that; *apart* is the square of that, of the one of one label.
+    the size of the first one, of that; *apart* is the square of that, of the one of one label. *is_read*: each sample's gradient
+    says how many it has.
     """
-    yield (labels >= least) & (abs(gradient - 1) <= LIKE_LABELS) & (apart >= least) & (size <= PLAIN_OUTPUT)
+    is_like = (labels >= least) & (abs(gradient - 1) <= LIKE_LABELS) & (apart >= least) & (size <= PLAIN_OUTPUT)
+    yield is_like | (is_read & (labels > 0))
     yield labels
     yield f"each sample has {short(labels)} labels on average, as its gradient at the outputs shows, and one softmax for all"
 

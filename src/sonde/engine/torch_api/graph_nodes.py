@@ -82,7 +82,8 @@ def moved(node: Node, places: Tensor) -> Tensor | None:
         return places.transpose(*(each - (1 << 64) if each > 1 << 32 else each for each in (first, second)))
     if name == "Permute" and order is not None:
         return places.permute([each - (1 << 64) if each > 1 << 32 else each for each in order])
-    return places if name in ("Clone", "ToCopy", "Alias") else None
+    is_kept = name in ("Clone", "ToCopy", "Alias") or (name == "Add" and shape_of(node) == tuple(places.shape))  # as by a bias
+    return places if is_kept else None
 
 
 class BatchStatistics(NamedTuple):
