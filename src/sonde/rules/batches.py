@@ -104,8 +104,8 @@ def target_shifted(ahead: float, *, is_causal: bool = True, is_picked: bool = Fa
 
 
 @entry(
-    "outputs of different samples have come to be alike: they differ by 0.03 of their size or less (0.001 of outputs with places), a "
-    "tenth of what they did at first, in the last three of six training passes or more, though inputs differ",
+    "outputs of different samples have come to be alike: they differ by 0.03 of their size or less (0.001 of outputs with places), "
+    "a tenth of what they did at first, in the last three of six training passes or more, though inputs differ",
     "Chen and He, Exploring simple Siamese representation learning, 2021, section 4.1: a collapse shows in their deviation",
     "look at what holds outputs apart: negatives, a stop-gradient, a term for their variance; at a decay or step that is too "
     "large, and whether labels belong to their samples",

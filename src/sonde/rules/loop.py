@@ -55,6 +55,7 @@ SEVERAL, LIKE_LABELS, PLAIN_OUTPUT = 1.5, 0.15, 1.0
 """Labels of a sample on average that are several; how near their gradient comes to that of as many of each sample; and a size of
 outputs at which a cross-entropy is near that of a guess."""
 OVERFIT = 1.15
+BELOW, LIKE_GUESS, EVALUATED = 0.05, 0.3, 5  # of a guess, what a loss is below it by chance, and a first one off it; evaluations
 """Validation loss against its smallest value."""
 
 
@@ -321,7 +322,8 @@ def labels_several(
 
 
 @entry(
-    f"the validation loss is {OVERFIT:g} x its smallest value in 2 of 3 evaluations, and the training loss has fallen since",
+    f"the validation loss is {OVERFIT:g} x its smallest value in 2 of 3 evaluations, and the training loss has fallen since; or it "
+    f"was never {percent(BELOW)} below the cross-entropy of a guess, from {EVALUATED} evaluations on, and the training loss is",
     "smdebug, Overfit, has 0.1 (validation - training) / training",
     "stop at the smallest validation loss; more data, weight decay, dropout; look at what differs in evaluation (running "
     "statistics)",
@@ -329,13 +331,30 @@ def labels_several(
     evidence=("held_out", "lowest", "", "loss", "then"),
     window=Window(2, 3),
 )
-def overfitting(held_out: float, lowest: float, first: float, loss: float, then: float, *, factor: float = OVERFIT) -> Judged:
+def overfitting(
+    held_out: float,
+    lowest: float,
+    first: float,
+    loss: float,
+    then: float,
+    guess: float = math.nan,
+    count: float = 0.0,
+    *,
+    factor: float = OVERFIT,
+) -> Judged:
     """Judge the validation loss *held_out*, its *lowest* and the *first* value; the training *loss* was *then* at the lowest.
 
-    A rise of less than a twentieth of the first value, that of the training if it is larger, is none.
+    A rise of less than a twentieth of the first value, that of the training if it is larger, is none. *guess* is the cross-entropy
+    of a guess, near which the first value is, and *count* how often was evaluated.
     """
+    begins = (count >= EVALUATED) & (abs(first - guess) <= LIKE_GUESS * guess)
+    is_guess = begins & (lowest > (1 - BELOW) * guess) & (held_out > guess) & (loss < (1 - BELOW) * guess)
     rises = (lowest > 0) & (held_out >= np.maximum(factor * lowest, lowest + 0.05 * first))
-    yield rises & (held_out > loss) & (loss <= then)
+    yield (rises & (held_out > loss) & (loss <= then)) | is_guess
     yield held_out / lowest
     times = short(held_out / lowest)
-    yield f"overfitting: the validation loss is {short(held_out)}, {times} x its smallest, the loss {short(loss)}"
+    if is_guess:
+        never = f"and was never below that of a guess, {short(guess)}"
+        yield f"the validation loss is {short(held_out)}, {never}; the loss is {short(loss)}"
+    else:
+        yield f"overfitting: the validation loss is {short(held_out)}, {times} x its smallest, the loss {short(loss)}"

@@ -105,7 +105,8 @@ class ScalarFindings:
         if kind not in _JUDGED:
             return
         if kind == "val_loss":
-            self._held_out.setdefault(name, _HeldOut(name, self._chosen)).add(value, epoch, step, self.loss_of(model))
+            held_out = self._held_out.setdefault(name, _HeldOut(name, self._chosen))
+            held_out.add(value, epoch, step, self.loss_of(model), self._chance_of(model))
             return
         if kind in _GRADIENTS:
             self._cleared.setdefault(model, _Cleared(model, self._chosen)).add(kind, value, epoch, step)
@@ -574,18 +575,21 @@ class _HeldOut:
         self.found: Finding | None = None
         self._name, self._chosen = name, chosen
         self._lowest, self._then, self._begin = math.inf, math.inf, math.nan
+        self._count = 0
         self._held = chosen.held("overfitting")
 
-    def add(self, value: float, epoch: int, step: int, loss: _Loss) -> None:
-        """Compare *value* with its lowest, and the training *loss* with what it was then."""
+    def add(self, value: float, epoch: int, step: int, loss: _Loss, guess: float) -> None:
+        """Compare *value* with its lowest, the training *loss* with what it was then, and both with that of a *guess*."""
         if not math.isfinite(value):
             return
+        self._count += 1
         now = math.inf if math.isnan(loss.smooth) else loss.smooth
         self._begin = value if math.isnan(self._begin) else self._begin
         begin = max(self._begin, loss.begun) if math.isfinite(loss.begun) else self._begin  # evaluated late, it has fallen already
         if value < self._lowest:
             self._lowest, self._then = value, now
-        found = None if not math.isfinite(now) else self._chosen.judge("overfitting", value, self._lowest, begin, now, self._then)
+        known = value, self._lowest, begin, now, self._then, guess, float(self._count)
+        found = None if not math.isfinite(now) else self._chosen.judge("overfitting", *known)
         if self._held.add_one(step, holds=found is not None) and found is not None and self.found is None:
             message = f"{self._name}: {found.message}, at step {step:,}"
             if self._lowest > _FELL * self._begin:  # it never fell with the other loss: what is evaluated is something else
