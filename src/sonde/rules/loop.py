@@ -328,7 +328,7 @@ def labels_several(
     "stop at the smallest validation loss; more data, weight decay, dropout; look at what differs in evaluation (running "
     "statistics)",
     needs=("val_loss", "loss"),
-    evidence=("held_out", "lowest", "", "loss", "then"),
+    evidence=("held_out", "lowest", "", "loss", "then", "", ""),
     window=Window(2, 3),
 )
 def overfitting(
