@@ -16,7 +16,7 @@ from sonde.engine import autograd_state, communicates, graph_nodes, hooks, raise
 from sonde.inspector.batch_findings import BatchFindings
 from sonde.inspector.batch_look import PASSES, Depends, Look, Table, class_axes
 from sonde.inspector.dependence import NODES, dependence_of, is_scrambled, layers_in_a_row, padded, samples_of, scrambled_in
-from sonde.inspector.target_reading import column_numbers, numbers_of, range_numbers, scale_numbers
+from sonde.inspector.target_reading import Range, column_numbers, numbers_of, range_numbers, range_of, scale_numbers
 from sonde.rules import Chosen, Finding
 
 _RULES = (
@@ -84,21 +84,32 @@ class BatchChecks:
                 with torch.inference_mode(False), torch.no_grad(), torch.autocast(held.device.type, enabled=False):
                     is_turned = _are_places_first(held, [each for _, each in given])
                     shape = tuple((held.transpose(0, 1) if is_turned else held).shape)
-                    look = Look(*moment, shape, number, _made_by(held), samples_of(shape), list(returned)[:_OUTPUTS])
+                    made_by = graph_nodes.operation_of(graph_nodes.behind(held.grad_fn, _SHAPES))
+                    look = Look(*moment, shape, number, made_by, samples_of(shape), list(returned)[:_OUTPUTS])
                     look.is_turned = is_turned
+                    ranges = [range_of(each) for each in (held, *others)][:_OUTPUTS]
+                    look.activations = ["" if each is None else each.activation for each in ranges]
                     first = next((each for _, each in given if type(each) is Tensor and each.layout == torch.strided), None)
                     if first is not None:
                         storage = StorageWeakRef(first.untyped_storage())  # type: ignore[no-untyped-call]
                         look.taken = storage, first.requires_grad, storage in BatchChecks._made
                     BatchChecks._made.append(StorageWeakRef(held.untyped_storage()))  # type: ignore[no-untyped-call]
-                    self._look(args, kwargs, held, others, look)
+                    self._look(args, kwargs, held, others, ranges[0], look)
                     for at, each in enumerate(others[: _OUTPUTS - 1], start=1):
-                        hooks.on_result(each, hooks.Bound(_gradient_of_other, each.detach(), at, _made_by(each), look))
+                        hooks.on_result(each, hooks.Bound(_gradient_of_other, each.detach(), at, ranges[at], look))
         except Exception as error:
             raise_if_foreign(error)
             self._may_walk = False
 
-    def _look(self, args: Sequence[Any], kwargs: Mapping[str, Any], output: Tensor, others: Sequence[Tensor], look: Look) -> None:
+    def _look(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        output: Tensor,
+        others: Sequence[Tensor],
+        reaches: Range | None,
+        look: Look,
+    ) -> None:
         given = [*walk(list(args)), *walk(dict(kwargs))]
         shown = output.detach().transpose(0, 1) if look.is_turned else output.detach()
         depends, walks = None, False
@@ -123,7 +134,7 @@ class BatchChecks:
             look.add(_norm_numbers(nodes, names, self._slow_norms() if self._steps >= _SETTLED else ()))
             look.add(_distances(shown, [each for _, each in given]))
         self._looks.append(look)
-        if graph_nodes.operation_of(_behind(output.grad_fn, _BEHIND)) in ("Cat", "Stack"):
+        if graph_nodes.operation_of(graph_nodes.behind(output.grad_fn, _BEHIND)) in ("Cat", "Stack"):
             return  # the labels of a positive in front of others, or of pairs, are alike
         tokens = [] if depends is None else [each.given for each in depends.tokens]
         if walks:  # of an embedding that is frozen, the arguments tell
@@ -132,7 +143,7 @@ class BatchChecks:
         kept = shown if look.samples == len(shown) else shown[: look.samples].clone()  # which lets go of the others
         place = None if depends is None else (depends.sample, depends.place)
         features = [each for _, each in given if _are_features(each, len(shown))]
-        hooks.on_result(output, hooks.Bound(_gradient_comes, kept, self._findings.axes, tokens, features, place, look))
+        hooks.on_result(output, hooks.Bound(_gradient_comes, kept, self._findings.axes, tokens, features, place, reaches, look))
 
     def _count_indices(self, output: Tensor, nodes: Sequence[Any], names: Mapping[int, str]) -> dict[str, Tensor]:
         """Count which rows of embeddings a pass has asked for; return of each: the largest share, rows that were, and how often."""
@@ -194,13 +205,6 @@ def _are_tokens(given: Tensor, samples: int, known: Sequence[Tensor]) -> bool:
     return given.dim() == 2 and len(given) == samples and given.dtype in (torch.int64, torch.int32) and is_new
 
 
-def _behind(node: Any, moves: Sequence[str]) -> Any:
-    """Return the operation that has made the elements, behind *moves*, which scale them or change their shape."""
-    while graph_nodes.operation_of(node) in moves and len(before := graph_nodes.sources_of(node)) == 1:
-        (node,) = before
-    return node
-
-
 def _are_places_first(output: Tensor, given: Iterable[Tensor]) -> bool:
     """Return whether samples are the second axis of *output*, ``(places, samples, ...)``, and the first of what was given."""
     firsts = {len(each) for each in given if each.dim() > 1}
@@ -253,6 +257,7 @@ def _gradient_comes(
     tokens: Sequence[Tensor],
     features: Sequence[Tensor],
     place: tuple[Tensor, Tensor] | None,
+    reaches: Range | None,
     look: Look,
     gradient: Tensor,
 ) -> None:
@@ -275,7 +280,7 @@ def _gradient_comes(
                     )
                 look.add({"part 0": held.double().square().sum().sqrt()})
                 if len(output) == len(gradient):
-                    look.add(_of_output(0, range_numbers(output, held, look.made_by)))
+                    look.add(_of_output(0, range_numbers(output, held, reaches)))
     except Exception as error:
         raise_if_foreign(error)
 
@@ -291,22 +296,17 @@ def _are_features(given: Tensor, samples: int) -> bool:
     )
 
 
-def _gradient_of_other(output: Tensor, number: int, made_by: str, look: Look, gradient: Tensor) -> None:
+def _gradient_of_other(output: Tensor, number: int, reaches: Range | None, look: Look, gradient: Tensor) -> None:
     """Note the size of the *gradient* at one more *output*, and what it shows of its targets."""
     try:
         if type(gradient) is Tensor and gradient.shape == output.shape:
             with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False):
                 held = gradient.detach()
                 look.add(_of_output(number, {"part": held.double().square().sum().sqrt()} | scale_numbers(output, held)))
-                look.add(_of_output(number, range_numbers(output, held, made_by)))
+                look.add(_of_output(number, range_numbers(output, held, reaches)))
     except Exception as error:
         raise_if_foreign(error)
 
 
 def _of_output(number: int, numbers: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {f"{name} {number}": each for name, each in numbers.items()}
-
-
-def _made_by(output: Tensor) -> str:
-    """Return the operation that has made the elements of *output*."""
-    return graph_nodes.operation_of(_behind(output.grad_fn, _SHAPES))

@@ -143,7 +143,7 @@ class BatchFindings:
         """Yield that targets are beyond what outputs can be, are made of these, or weigh too much."""
         judge = self._chosen.judge
         for at, name in enumerate(look.outputs):
-            what = look.made_by.lower() if at == 0 else "activation"
+            what = look.activations[at].lower() or "activation"
             site = f"{self._part}:output{name if at else ''}"
             found = judge(
                 "target_beyond", *(numbers.get(f"{each} {at}", math.nan) for each in ("beyond", "least", "largest")), what=what

@@ -42,6 +42,7 @@ class Look:
         number: which pass of the step it is.
         made_by: the operation that has made the output.
         samples: of the output, that are looked at.
+        activations: by which each of them is kept in a range; "" for none.
         viewed: where a view has its axes in another order than what it was made of, and what it was.
         is_turned: samples are the second axis of the output as it is; *shape* has them first.
         taken: the first argument's storage, whether a gradient comes to it, and whether a model that is watched has made it.
@@ -59,6 +60,7 @@ class Look:
     made_by: str
     samples: int
     outputs: list[str]
+    activations: list[str] = field(default_factory=list)
     viewed: tuple[str, str] | None = None
     is_turned: bool = False
     taken: tuple[StorageWeakRef, bool, bool] | None = None

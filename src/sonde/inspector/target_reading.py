@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,10 +18,27 @@ _ALIKE = 1e-3  # of a number that is the same for all samples, rounding
 _BINARY = 1 << 14  # elements that are compared with targets of 0 and 1
 _SQUARES = (("MseLoss",), ("Mean", "Pow", "Sub"))  # operations of a loss that is the mean of squared errors
 _MOST = 0.75  # of the samples; one all of whose classes are labels is not read
+_SHAPES = ("View", "UnsafeView", "Squeeze", "Unsqueeze", "ToCopy", "Clone")
+_SCALES = ("Mul", "Div", "Add", "Sub", "Neg", "Rsub")
 _ERRORS = ("MseLoss", "SmoothL1Loss", "HuberLoss")
 _NEAR = 60  # nodes of a graph next to the loss
 _BOUNDS = {"Sigmoid": (0.0, 1.0), "Tanh": (-1.0, 1.0), "Relu": (0.0, math.inf), "Softmax": (0.0, 1.0), "Softplus": (0.0, math.inf)}
 _BEYOND = 0.05  # of the width of a range, or of the deviation of targets
+
+
+class Range(NamedTuple):
+    """What an output can be.
+
+    Attributes:
+        activation: the operation that keeps it there.
+        made_by: the last one, which may scale its result.
+        low, high: the ends.
+    """
+
+    activation: str
+    made_by: str
+    low: Tensor | float
+    high: Tensor | float
 
 
 def numbers_of(
@@ -216,13 +234,39 @@ def _padded(labels: Tensor, counted: Tensor) -> Tensor:
     return (run * (run > 1)).sum()
 
 
-def range_numbers(output: Tensor, gradient: Tensor, made_by: str) -> dict[str, Tensor]:
-    """Return what a *gradient* says of targets: if errors are squared, their range, and if they are absolute, their one sign."""
+def range_of(output: Tensor) -> Range | None:
+    """Return what an *output* can be, if an activation has made it, or one whose result was scaled by numbers; else None."""
+    node = graph_nodes.behind(output.grad_fn, _SHAPES)
+    if (name := graph_nodes.operation_of(node)) in _BOUNDS:
+        return Range(name, name, *_BOUNDS[name])
+    before = graph_nodes.behind(output.grad_fn, (*_SHAPES, *_SCALES))
+    name, result = graph_nodes.operation_of(before), getattr(before, "_saved_result", None)
+    if name not in _BOUNDS or not isinstance(result, Tensor) or result.numel() != output.numel():
+        return None
+    made, held = (each.detach().flatten().double() for each in (output, result))
+    ends = torch.stack([held.argmin(), held.argmax()])
+    (low, high), (least, largest) = (each.index_select(0, ends) for each in (held, made))
+    slope = (largest - least) / (high - low)
+    start = least - slope * low
+    fits = (made - slope * held - start).abs().max() <= _ALIKE * made.abs().max()
+    reached = torch.stack([slope * each + start for each in _BOUNDS[name]])
+    low, high = (torch.where(fits, each, end) for each, end in ((reached.min(), -math.inf), (reached.max(), math.inf)))
+    return Range(name, graph_nodes.operation_of(node), low, high)
+
+
+def range_numbers(output: Tensor, gradient: Tensor, reaches: Range | None) -> dict[str, Tensor]:
+    """Return what a *gradient* says of targets: if errors are squared, their range, and if they are absolute, their one sign.
+
+    Args:
+        output, gradient: of one shape.
+        reaches: what the output can be.
+    """
+    if reaches is None:
+        return _squared_numbers(output, gradient, -math.inf, math.inf)
     size = gradient.abs()
-    is_read = _is_alike(size) if not _is_squared(output, made_by) else torch.ones((), dtype=torch.bool, device=gradient.device)
+    is_read = _is_alike(size) if not _is_squared(output, reaches.made_by) else torch.ones_like(size[:0].sum(), dtype=torch.bool)
     is_one_sided = is_read & (size.max() > 0) & (gradient.sign().sum().abs() == gradient.numel())
-    side = {"side": is_one_sided * gradient.sign().flatten()[0]} if made_by in _BOUNDS else {}
-    return side | _squared_numbers(output, gradient, made_by)
+    return {"side": is_one_sided * gradient.sign().flatten()[0]} | _squared_numbers(output, gradient, reaches.low, reaches.high)
 
 
 def _is_squared(output: Tensor, made_by: str) -> bool:
@@ -235,7 +279,7 @@ def _is_squared(output: Tensor, made_by: str) -> bool:
     )
 
 
-def _squared_numbers(output: Tensor, gradient: Tensor, made_by: str) -> dict[str, Tensor]:
+def _squared_numbers(output: Tensor, gradient: Tensor, low: Tensor | float, high: Tensor | float) -> dict[str, Tensor]:
     """Return the share of the targets that an activation cannot reach, and their range, where the loss is a mean of squared errors.
 
     The gradient is 2 / elements of each error; a loss that is scaled, or the sum of several, is not read.
@@ -251,8 +295,8 @@ def _squared_numbers(output: Tensor, gradient: Tensor, made_by: str) -> dict[str
     error = gradient.double() * gradient.numel() / 2
     is_mean = (error.square().mean() - loss).abs() <= _ALIKE * loss
     targets = made - error
-    low, high = _BOUNDS.get(made_by, (-math.inf, math.inf))
-    margin = _BEYOND * (high - low if math.isfinite(high - low) else targets.std())
+    width = torch.as_tensor(high - low, dtype=torch.float64, device=made.device)
+    margin = _BEYOND * torch.where(width.isfinite(), width, targets.std())
     beyond = is_mean * ((targets < low - margin) | (targets > high + margin)).double().mean()
     is_one = is_mean & (targets.max() - targets.min() <= _ALIKE * output.double().std())
     return {"beyond": beyond, "least": targets.min(), "largest": targets.max(), "one": is_one}

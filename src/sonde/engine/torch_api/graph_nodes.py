@@ -31,6 +31,13 @@ def sources_of(node: Node) -> list[Node]:
     return [each for each, _ in node.next_functions if each is not None]
 
 
+def behind(node: Node, moves: Collection[str]) -> Node:
+    """Return the operation behind those in *moves*, each of which takes one tensor that has a graph."""
+    while operation_of(node) in moves and len(before := sources_of(node)) == 1:
+        (node,) = before
+    return node
+
+
 def shape_of(node: Node) -> tuple[int, ...]:
     """Return the shape of the first tensor that the operation made; ``()`` where torch does not say it."""
     made: Any = getattr(node, "_input_metadata", ())
