@@ -226,8 +226,8 @@ def said(found: Finding | None) -> tuple[str, str, str] | None:
             ("loss_rising", "bad", "the loss rises: 1.6, where it was 1 at first and 0.8 at best"),
         ),
         (
-            rules.judge("loss_rising", 1.0, 1.0, 0.2),
-            ("loss_rising", "bad", "the loss rises: 1, where it was 1 at first and 0.2 at best"),
+            rules.judge("loss_rising", 1.25, 1.0, 0.2),
+            ("loss_rising", "bad", "the loss rises: 1.25, where it was 1 at first and 0.2 at best"),
         ),
         (rules.judge("loss_rising", 1.0, 1.0, 0.2, 0.5), None),
         (rules.judge("loss_rising", 1.6, 1.0, 0.8, 0.2), None),
@@ -351,6 +351,29 @@ AT_ITS_LIMIT: list[tuple[Finding | None, bool]] = [
     (rules.judge("outputs_alike", 0.75, 25.0, 7.4), False),
     (rules.judge("outputs_alike", 0.0, 0.0, 1.0), False),
     (rules.judge("target_beyond", 0.05, -1.0, 2.0), True),
+    (rules.judge("target_beyond", 1.0, math.nan, math.nan, side=1.0), True),
+    (rules.judge("target_own", 10.0), True),
+    (rules.judge("target_own", 9.0), False),
+    (rules.judge("terms_uneven", 3e3), True),
+    (rules.judge("terms_uneven", 2.9e3), False),
+    (rules.judge("penalty_alone", 0.1, 0.7), True),
+    (rules.judge("penalty_alone", 0.11, 0.7), False),
+    (rules.judge("penalty_alone", 0.1, 0.71), False),
+    (rules.judge("label_seen", 1e-6, 0.0), True),
+    (rules.judge("label_seen", 1e-5, 0.0), False),
+    (rules.judge("generator_misled", 10.0, 0.0), True),
+    (rules.judge("generator_misled", 9.0, 0.0), False),
+    (rules.judge("all_linear", 0.0), False),
+    (rules.judge("weight_of_many", 2.0, 0.5), True),
+    (rules.judge("weight_of_many", 1.9, 0.5), False),
+    (rules.judge("weight_of_many", 2.0, 0.49), False),
+    (rules.judge("labels_several", 1.2, 1.0, math.inf, 0.0), False),
+    (rules.judge("labels_several", 1.2, 1.0, math.inf, 0.0, is_read=True), True),
+    (rules.judge("overfitting", 1.5, 1.3, 1.4, 1.2, 1.3, 1.39, 4.0), True),  # by its rise alone
+    (rules.judge("overfitting", 1.4, 1.35, 1.4, 1.2, 1.3, 1.39, 5.0), True),
+    (rules.judge("overfitting", 1.4, 1.35, 1.4, 1.2, 1.3, 1.39, 4.0), False),
+    (rules.judge("overfitting", 1.4, 1.35, 3.0, 1.2, 1.3, 1.39, 5.0), False),  # no cross-entropy, as its first value says
+    (rules.judge("overfitting", 1.4, 1.3, 1.4, 1.2, 1.3, 1.39, 5.0), False),
     (rules.judge("weight_of_ones", 20.0, 20.0), True),
     (rules.judge("weight_of_ones", 20.0, 19.0), False),
     (rules.judge("weight_of_ones", 19.0, 20.0), False),
@@ -383,8 +406,9 @@ AT_ITS_LIMIT: list[tuple[Finding | None, bool]] = [
     (rules.judge("loss_rising", 1.9, 2.0, 0.0), False),  # most of what was won is lost again, and no more
     (rules.judge("loss_rising", 2.5, 1.0, 1.0, 0.25), True),
     (rules.judge("loss_rising", 2.5, 1.0, 1.0, 0.25, lately=1.8), False),  # by chance
-    (rules.judge("loss_rising", 1.1, 1.0, 0.4, 0.25), True),
-    (rules.judge("loss_rising", 1.1, 1.0, 0.4, 0.25, rested=0.8), False),
+    (rules.judge("loss_rising", 1.3, 1.0, 0.4, 0.25), True),
+    (rules.judge("loss_rising", 1.2, 1.0, 0.4, 0.25), False),  # it has come back, and no more
+    (rules.judge("loss_rising", 1.3, 1.0, 0.4, 0.25, rested=0.8), False),
     (rules.judge("loss_rising", 1.6, 1.0, 1.0, 0.1, rested=0.8, lately=1.0), True),  # no noisy one
     (rules.judge("loss_rising", 1.2, 1.25, 0.1, 0.0, 1.1), True),  # that of a guess again
     (rules.judge("loss_rising", 1.2, 1.5, 0.0, 0.0, 1.1), False),
@@ -525,6 +549,7 @@ def test_every_rule_is_listed_with_its_condition_and_source() -> None:
         "missing_in_optimizer", "step_lost", "not_overfit", "zeroed_as_good", "input_unused", "samples_mixed",
         "random_output", "target_trained", "padding_counted", "padding_alone", "future_seen", "target_shifted",
         "outputs_alike", "target_beyond", "weight_of_ones", "few_indices", "running_off", "norm_starved",
+        "target_own", "terms_uneven", "penalty_alone", "label_seen", "generator_misled", "all_linear", "weight_of_many",
     }  # fmt: skip
     assert all(each.condition and each.source and each.advice and each.judge.__name__ == name for name, each in rules.RULES.items())
     assert [name for name, each in rules.RULES.items() if "{lr}" in each.advice or "{clip" in each.advice] == []

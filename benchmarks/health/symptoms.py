@@ -79,6 +79,13 @@ RULE_SYMPTOMS = {
     "few_indices": "constant",
     "running_off": "loss",
     "norm_starved": "constant",
+    "target_own": "small steps",
+    "terms_uneven": "loss",
+    "penalty_alone": "constant",
+    "label_seen": "loss",
+    "generator_misled": "loss",
+    "all_linear": "loss",
+    "weight_of_many": "loss",
 }
 
 

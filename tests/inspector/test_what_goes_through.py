@@ -158,14 +158,14 @@ def test_outputs_that_are_the_same_for_all_samples_are_found(middle: Callable[[T
     torch.manual_seed(0)
     model = Network(middle)
     found = trained(model, classes(model))
-    assert ({"input_unread", "samples_mixed"} & set(found) != set()) is told
+    assert ({"input_unused", "samples_mixed"} & set(found) != set()) is told
 
 
 def test_a_head_that_begins_at_zero_is_no_fault() -> None:
     torch.manual_seed(0)
     model = Network(lambda x: x)
     nn.init.zeros_(model.last.weight)
-    assert "input_unread" not in trained(model, classes(model))
+    assert "input_unused" not in trained(model, classes(model))
 
 
 class Autoencoder(nn.Module):
@@ -183,7 +183,7 @@ class Autoencoder(nn.Module):
         return self.decoder(drawn.detach() if self.kind == "detached" else drawn), mean, log_var
 
 
-@pytest.mark.parametrize(("kind", "told"), [("whole", set()), ("noise", {"input_unread"}), ("detached", {"input_unread"})])
+@pytest.mark.parametrize(("kind", "told"), [("whole", set()), ("noise", {"input_unused"}), ("detached", {"input_unused"})])
 def test_a_reconstruction_that_does_not_depend_on_its_input_is_found(kind: str, told: set[str]) -> None:
     torch.manual_seed(0)
     model = Autoencoder(kind)
@@ -193,7 +193,7 @@ def test_a_reconstruction_that_does_not_depend_on_its_input_is_found(kind: str, 
         made, mean, log_var = model(x)
         return functional.mse_loss(made, x) + 1e-3 * (mean.square() + log_var.exp() - log_var - 1).mean()
 
-    assert {"input_unread"} & set(trained(model, loss)) == told
+    assert {"input_unused"} & set(trained(model, loss)) == told
 
 
 @pytest.mark.parametrize(("weight", "is_told"), [(1e-3, False), (100.0, True)])

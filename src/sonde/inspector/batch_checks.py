@@ -21,7 +21,7 @@ from sonde.rules import Chosen, Finding
 
 _RULES = (
     "labels_alike", "label_seen", "padding_counted", "padding_alone", "future_seen", "target_shifted", "target_beyond",
-    "target_own", "samples_mixed", "outputs_alike", "input_unread", "all_linear", "terms_uneven", "penalty_alone",
+    "target_own", "samples_mixed", "outputs_alike", "input_unused", "all_linear", "terms_uneven", "penalty_alone",
     "generator_misled", "begins_large", "weight_of_ones", "weight_of_many", "few_indices", "running_off", "norm_starved",
 )  # fmt: skip
 _EACH = 16  # logged steps that are looked at each; of later ones those whose number has grown by half since the last
@@ -214,7 +214,7 @@ def _are_places_first(output: Tensor, given: Iterable[Tensor]) -> bool:
 def _viewed(given: Iterable[tuple[str, Tensor]]) -> tuple[str, str] | None:
     """Return which of the tensors that were *given* is a view whose axes are those of another in another order, and from what."""
     for name, each in given:
-        base = each._base
+        base = graph_nodes.viewed_of(each)
         is_whole = base is not None and base.numel() == each.numel() and base.is_contiguous() and each.is_contiguous()
         if base is not None and is_whole and is_scrambled(base.shape, each.shape):
             return f"input{name}", f"what goes in is a view of a tensor {tuple(base.shape)} as {tuple(each.shape)}"

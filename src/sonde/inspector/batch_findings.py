@@ -21,6 +21,10 @@ _EACH = 16  # logged steps that are looked at each; of later ones those whose nu
 _ALONG, _ACROSS, _TURNED = 0, 1, 2  # tokens as (samples, places), as (places, samples), and labels of outputs in the other order
 _OTHER_ORDER = "the loss compares the outputs of one place with the targets of another: one goes by samples, the other by places"
 _TRANSPOSED = "transpose or permute its axes, where view or reshape is called"
+_UNUSED = (
+    "look at what stands between the input and the outputs: a mean or maximum over samples, a detach or no_grad, noise in the "
+    "place of a sample, a product with zero, what is subtracted from itself, samples that are taken for places (batch_first)"
+)
 _SAME_ORDER = "look for a transposition before a view that is made of outputs and not of targets, or the other way round"
 _MATCHES, _DIFFERS = 0.99, 0.9  # share of the labels that are tokens at one place, and that are not at any other
 _LABELS = 16  # of a pass, with fewer no place is known
@@ -31,6 +35,7 @@ _OWN, _VARIED = 1e-10, 0.05  # of a gradient that is no multiple of outputs, rou
 _DIFFERENCES = ("Sub", "Rsub", "Abs", "Pow", "Mul")  # what makes an error, which may be what is returned
 _SCALED = ("Mm", "Mul", "Div", "Bmm", "UnsafeView", "Add", "Sub")  # by which logits are made that no layer has made
 _SCALES = "look at what multiplies the outputs: a temperature, a scale, a missing 1 / sqrt(size)"
+_TABLE = 2  # by which a table of similarities may be no square, as without those to itself
 _SQUARE = 8  # samples whose similarities are a table of classes
 _ALIKE = 1e-5  # of the size of outputs, rounding
 _UNLIKE = 0.8  # as far as any two are samples apart that stand next to each other, and are in no order
@@ -136,8 +141,8 @@ class BatchFindings:
             ]
             yield replace(judged[-1], first_step=look.step) if judged[-1] is not None and all(judged) else None
             is_one = numbers.get("differ", 0.0) > 0 and numbers["size"] > 0
-            if is_one and all(apart <= _ALIKE * size for apart, size in self._apart):
-                yield self._chosen.judge("input_unread", numbers["apart"], numbers["size"])
+            if is_one and len(self._apart) >= _EACH and all(apart <= _ALIKE * size for apart, size in self._apart):
+                yield self._told_unused()
 
     def _of_range(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that targets are beyond what outputs can be, are made of these, or weigh too much."""
@@ -272,6 +277,7 @@ class BatchFindings:
         for place, (shape, is_argument) in enumerate(depends.inputs):
             own, near = numbers[f"own {place}"], numbers.get(f"near {place}", math.nan)
             is_one = len(look.shape) < 3 and shape[0] != shape[1]  # output for each sample, and its axis is no other's
+            is_one &= len(look.shape) < 2 or abs(look.shape[1] - look.shape[0]) > _TABLE  # similarities are of two samples each
             is_one &= len(shape) > 2 or not near < _UNLIKE  # and it is no sequence without a batch
             if is_one and are_all and (is_argument or (own > 0 and shape[0] == look.shape[0])):
                 yield self._told_mixed(place, depends, numbers)
@@ -279,7 +285,7 @@ class BatchFindings:
         is_blank = not any(parts) and numbers.get("differ", 0.0) > 0
         self._unread += depends.sought and is_blank
         if self._unread > 1 and is_blank and (depends.is_cut or numbers["apart"] <= _ALIKE * numbers["size"]):
-            yield self._chosen.judge("input_unread", numbers["apart"], numbers["size"], is_cut=depends.is_cut)
+            yield self._told_unused(is_cut=depends.is_cut)
 
     def _of_sequence(
         self, numbers: Mapping[str, float], axis: int, place: int, way: int, ahead: int, depends: Depends | None
@@ -299,6 +305,13 @@ class BatchFindings:
             is_causal = ahead != 0 or following + later <= _NOTHING * whole
             is_picked = numbers.get(f"pieces {axis}", 0.0) > 1  # some places here and there, as of masked tokens
             yield self._chosen.judge("target_shifted", float(ahead), is_causal=is_causal, is_picked=is_picked)
+
+    def _told_unused(self, *, is_cut: bool = False) -> Finding | None:
+        """Return that outputs do not depend on what they are made of; *is_cut*: the first one does not, others do."""
+        found = self._chosen.judge("input_unused", 1 + is_cut, 1, name="what it is given", has_layers=True)
+        alike = "what the model returns is the same for all samples, though what it is given differs"
+        cut = "no gradient comes from what the model returns first to what it is given, but for other outputs"
+        return found and replace(found, message=cut if is_cut else alike, advice=_UNUSED)
 
     def _told_mixed(self, place: int, depends: Depends, numbers: Mapping[str, float]) -> Finding | None:
         """Return that samples are mixed, by which operation and where, if two looks have found it so."""

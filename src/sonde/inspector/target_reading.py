@@ -240,8 +240,8 @@ def range_of(output: Tensor) -> Range | None:
     if (name := graph_nodes.operation_of(node)) in _BOUNDS:
         return Range(name, name, *_BOUNDS[name])
     before = graph_nodes.behind(output.grad_fn, (*_SHAPES, *_SCALES))
-    name, result = graph_nodes.operation_of(before), getattr(before, "_saved_result", None)
-    if name not in _BOUNDS or not isinstance(result, Tensor) or result.numel() != output.numel():
+    name, result = graph_nodes.operation_of(before), graph_nodes.result_of(before)
+    if name not in _BOUNDS or result is None or result.numel() != output.numel():
         return None
     made, held = (each.detach().flatten().double() for each in (output, result))
     ends = torch.stack([held.argmin(), held.argmax()])

@@ -122,26 +122,6 @@ def outputs_alike(apart: float, size: float, first: float, *, spread: float = 0.
 
 
 @entry(
-    "outputs are the same for all samples, though inputs differ, in the first six training passes or more, or because no gradient "
-    "of them comes to an input; or none comes from the first output, and from others does",
-    "our own",
-    "look at what stands between the input and the outputs: a mean or maximum over samples, a detach or no_grad, noise in the "
-    "place of a sample, a product with zero, what is subtracted from itself, samples that are taken for places (batch_first)",
-    needs=("rms:output",),
-    brings=("outputs_alike", "loss_stuck", "gradient_zero", "rank_collapse", "constant", "penalty_alone"),
-    about=("output", "lost"),
-)
-def input_unread(apart: float, size: float, *, is_cut: bool = False) -> Judged:
-    """Judge outputs of this *size*, so far *apart*; *is_cut*: a gradient comes to an input from other outputs alone."""
-    yield np.greater_equal(size, 0)
-    yield apart
-    if is_cut:
-        yield "no gradient comes from what the model returns first to what it is given, but for other outputs"
-    else:
-        yield "what the model returns is the same for all samples, though what it is given differs"
-
-
-@entry(
     "5 % of the targets of a mean squared error or more are beyond what the activation that makes the outputs can return, or all "
     "of an absolute error are on one side of it in 16 passes, or those of a binary cross-entropy are beyond 1",
     "the range of the activation: sigmoid and softmax 0 to 1, tanh -1 to 1, ReLU and softplus 0 and more",

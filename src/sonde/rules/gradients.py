@@ -92,7 +92,7 @@ def gradient_growth(size: float, before: float, *, factor: float = GRADIENT_GROW
     evidence=("first", "last", ""),
     at="depth",
     window=Window(3, 5, smallest=True),
-    brings=("input_unread",),
+    brings=("input_unused",),
     about=("gradient", "small"),
     unless=("low",),
 )

@@ -183,7 +183,7 @@ def begins_large(
     "Glorot and Bengio, 2010, section 4.2; smdebug has 10 (variances of activation inputs)",
     "scale the initial weights by 1 / sqrt(inputs), or normalise between layers",
     needs=("rms:output",),
-    brings=("input_unread", "outputs_alike"),
+    brings=("input_unused", "outputs_alike"),
     about=("output", "small"),
 )
 def output_small(first: float, last: float, *, factor: float = OUTPUT_SMALL) -> Judged:

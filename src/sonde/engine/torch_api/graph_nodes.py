@@ -32,7 +32,7 @@ def sources_of(node: Node) -> list[Node]:
 
 
 def behind(node: Node, moves: Collection[str]) -> Node:
-    """Return the operation behind those in *moves*, each of which takes one tensor that has a graph."""
+    """Return the operation behind those in *moves* that take one tensor with a graph."""
     while operation_of(node) in moves and len(before := sources_of(node)) == 1:
         (node,) = before
     return node
@@ -74,6 +74,17 @@ def taken_by(node: Node) -> Iterator[Tensor]:
         held = getattr(node, name, None)
         if isinstance(held, Tensor):
             yield held
+
+
+def result_of(node: Node) -> Tensor | None:
+    """Return the result that an activation keeps for its backward pass; None for another operation."""
+    held = getattr(node, "_saved_result", None)
+    return held if isinstance(held, Tensor) else None
+
+
+def viewed_of(tensor: Tensor) -> Tensor | None:
+    """Return the tensor that another one is a view of; None for one that is none."""
+    return tensor._base
 
 
 def moved(node: Node, places: Tensor) -> Tensor | None:

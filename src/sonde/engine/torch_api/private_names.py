@@ -83,6 +83,7 @@ _NODES: dict[str, Callable[[], Tensor]] = {
     "ProductNode": lambda: torch.mm(_ones(1, 1), _ones(1, 1)),
     "ConvolutionNode": lambda: nn.functional.conv1d(_ones(1, 1, 1), _ones(1, 1, 1)),
     "BatchNormNode": lambda: nn.functional.batch_norm(_ones(2, 1), _ones(1).detach(), _ones(1).detach(), training=True),
+    "ActivationNode": lambda: _ones(1).tanh(),
     "TransposeNode": lambda: _ones(1, 1).transpose(0, 1),
     "PermuteNode": lambda: _ones(1, 1).permute(1, 0),
 }
@@ -123,6 +124,9 @@ _TABLE = {
         "BatchNormNode._saved_result1": _NO_NORM,
         "BatchNormNode._saved_result2": _NO_NORM,
         "BatchNormNode._saved_eps": _NO_NORM,
+        "BatchNormNode._saved_weight": _NO_NORM,
+        "ActivationNode._saved_result": "targets beyond an activation whose result is scaled are not found",
+        "Tensor._base": "a view that was given in the place of a transposed tensor is not found",
         "torch.autograd.Variable._execution_engine": "the end of a backward pass cannot be seen: no micro-steps",
     },
     "to undo on a copy that no_grad cuts a graph": {
