@@ -226,8 +226,8 @@ def said(found: Finding | None) -> tuple[str, str, str] | None:
             ("loss_rising", "bad", "the loss rises: 1.6, where it was 1 at first and 0.8 at best"),
         ),
         (
-            rules.judge("loss_rising", 1.25, 1.0, 0.2),
-            ("loss_rising", "bad", "the loss rises: 1.25, where it was 1 at first and 0.2 at best"),
+            rules.judge("loss_rising", 1.3, 1.0, 0.2),
+            ("loss_rising", "bad", "the loss rises: 1.3, where it was 1 at first and 0.2 at best"),
         ),
         (rules.judge("loss_rising", 1.0, 1.0, 0.2, 0.5), None),
         (rules.judge("loss_rising", 1.6, 1.0, 0.8, 0.2), None),

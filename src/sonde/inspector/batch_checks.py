@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -81,7 +82,8 @@ class BatchChecks:
             if returned and not autograd_state.is_transformed():
                 held, *others = returned.values()
                 given = [*walk(list(args)), *walk(dict(kwargs))]
-                with torch.inference_mode(False), torch.no_grad(), torch.autocast(held.device.type, enabled=False):
+                device = held.device.type
+                with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False), _without_recomputing():
                     is_turned = _are_places_first(held, [each for _, each in given])
                     shape = tuple((held.transpose(0, 1) if is_turned else held).shape)
                     made_by = graph_nodes.operation_of(graph_nodes.behind(held.grad_fn, _SHAPES))
@@ -118,12 +120,10 @@ class BatchChecks:
             walks = self._depended - 1 in _DEPENDS
             nodes = list(graph_nodes.nodes_before(output.grad_fn, NODES))
             names = {id(each): name for name, each in self._model.named_parameters()}
-            if walks:
-                look.viewed = _viewed(given) or scrambled_in(nodes, [each for _, each in given], names)
             if walks and self._may_walk:
+                look.viewed = _viewed(given) or scrambled_in(nodes, [each for _, each in given], names)
                 sought = self._depended > 1
-                with torch.autograd.graph.disable_saved_tensors_hooks("an activation checkpoint would run again"):
-                    depends = dependence_of(self._model, output, others, args, kwargs, seeks=sought, is_turned=look.is_turned)
+                depends = dependence_of(self._model, output, others, args, kwargs, seeks=sought, is_turned=look.is_turned)
                 if depends is not None:
                     inputs = [(tuple(each.given.shape), each.is_argument) for each in (*depends.tokens, *depends.inputs)]
                     look.depends = Depends(inputs, sought, list(depends.mixed_by), depends.is_graph, depends.is_cut)
@@ -186,6 +186,11 @@ class BatchChecks:
                 self._found.setdefault(each.rule, replace(placed, first_step=since))
             look.copies.clear()
         return tuple(self._found.values())
+
+
+def _without_recomputing() -> AbstractContextManager[None]:
+    """Return a context in which what an activation checkpoint keeps cannot be read, since the checkpoint would run again."""
+    return torch.autograd.graph.disable_saved_tensors_hooks("an activation checkpoint would run again")
 
 
 def _is_of_samples(tensor: Tensor) -> bool:

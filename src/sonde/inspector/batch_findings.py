@@ -37,7 +37,8 @@ _SCALED = ("Mm", "Mul", "Div", "Bmm", "UnsafeView", "Add", "Sub")  # by which lo
 _SCALES = "look at what multiplies the outputs: a temperature, a scale, a missing 1 / sqrt(size)"
 _TABLE = 2  # by which a table of similarities may be no square, as without those to itself
 _SQUARE = 8  # samples whose similarities are a table of classes
-_ALIKE = 1e-5  # of the size of outputs, rounding
+_ALIKE = 3e-7  # of the size of outputs, rounding
+_SEEN = 17  # looks, after which it is told that outputs are alike
 _UNLIKE = 0.8  # as far as any two are samples apart that stand next to each other, and are in no order
 _OFTEN = 10  # looks at the rows of an embedding that are needed
 _MOST_AXES = 8
@@ -78,6 +79,7 @@ class BatchFindings:
         self._parts: list[tuple[int, int, float]] = []
         self.axes = {*range(1, _MOST_AXES)}  # that may be of classes, as far as is known
         self._padded = self._mixed = self._unread = 0  # looks that found the padding read alone, samples mixed, and no input read
+        self._is_cut = False  # no input was read by the first output, and one by others
         self._viewed = 0  # and an input whose axes a view has exchanged
 
     def of(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
@@ -140,9 +142,10 @@ class BatchFindings:
                 self._chosen.judge("outputs_alike", more * apart, size, self._apart[0][0]) for apart, size in self._apart[-_LAST:]
             ]
             yield replace(judged[-1], first_step=look.step) if judged[-1] is not None and all(judged) else None
-            is_one = numbers.get("differ", 0.0) > 0 and numbers["size"] > 0
-            if is_one and len(self._apart) >= _EACH and all(apart <= _ALIKE * size for apart, size in self._apart):
-                yield self._told_unused()
+            are_one = numbers.get("differ", 0.0) > 0 and numbers["size"] > 0
+            are_one &= all(apart <= _ALIKE * size for apart, size in self._apart)
+            if len(self._apart) > _SEEN and (are_one or self._unread > 1):  # by then it is known what is dead, which explains it
+                yield self._told_unused(is_cut=self._is_cut)
 
     def _of_range(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that targets are beyond what outputs can be, are made of these, or weigh too much."""
@@ -151,7 +154,7 @@ class BatchFindings:
             what = look.activations[at].lower() or "activation"
             site = f"{self._part}:output{name if at else ''}"
             found = judge(
-                "target_beyond", *(numbers.get(f"{each} {at}", math.nan) for each in ("beyond", "least", "largest")), what=what
+                "target_beyond", *[numbers.get(f"{each} {at}", math.nan) for each in ("beyond", "least", "largest")], what=what
             )
             yield found if found is None else replace(found, site=site)
             sides = self._sides.setdefault((at, look.number), [])
@@ -176,7 +179,7 @@ class BatchFindings:
                 yield judged[-1] if judged and all(judged) else None
         yield judge("all_linear", float(look.is_linear))
         if "across" in numbers:
-            is_own = numbers["across"] <= _OWN and look.made_by not in _DIFFERENCES
+            is_own = numbers["across"] <= _OWN and bool(numbers.get("compares")) and look.made_by not in _DIFFERENCES
             self._own.append(is_own and numbers.get("apart", math.inf) > _VARIED * numbers.get("size", 0.0))
             yield judge("target_own", float(len(self._own))) if all(self._own) else None
         parts = [numbers.get(f"part {at}", 0.0) for at in range(len(look.outputs))]
@@ -283,9 +286,8 @@ class BatchFindings:
                 yield self._told_mixed(place, depends, numbers)
         parts = [numbers[f"{name} {place}"] for place in range(len(depends.inputs)) for name in ("own", "others")]
         is_blank = not any(parts) and numbers.get("differ", 0.0) > 0
-        self._unread += depends.sought and is_blank
-        if self._unread > 1 and is_blank and (depends.is_cut or numbers["apart"] <= _ALIKE * numbers["size"]):
-            yield self._told_unused(is_cut=depends.is_cut)
+        self._is_cut = depends.is_cut
+        self._unread += depends.sought and is_blank and (depends.is_cut or numbers["apart"] <= _ALIKE * numbers["size"])
 
     def _of_sequence(
         self, numbers: Mapping[str, float], axis: int, place: int, way: int, ahead: int, depends: Depends | None

@@ -17,7 +17,7 @@ NODES = 5_000
 _FIRST = ("Embedding", "Addmm", "Mm", "Convolution")  # operations that treat each sample, and each place in it, by itself
 _ELEMENTS = 1 << 18  # of outputs, of which the first samples are looked at
 _TOKENS = 3  # beside the padding of a sample, so that it is no other one that is read
-_NEAR = 300  # nodes behind an operation, among which a parameter is looked for
+_NEAR = 40  # nodes behind an operation, among which a parameter is looked for
 _NOTHING = 1e-6  # of a gradient, rounding
 _STATISTICS = ("Mean", "Sum", "Var", "Std", "VarMean", "StdMean", "LinalgVectorNorm", "Norm")  # as of a normalisation by hand
 _GRAPHS = ("IndexSelect", "IndexAdd", "Index", "IndexPut", "Gather", "Scatter", "ScatterAdd", "ScatterReduce", "SparseMm")
@@ -169,13 +169,19 @@ class _Mixes:
         self._names = {id(each): name.rpartition(".")[0] for name, each in model.named_parameters()}
         self._sample, self._samples = sample, samples
         self._ahead: dict[Any, str] = {}  # of an operation, the module of the parameter that was met last on the way to it
+        self._several: dict[Any, Tensor] = {}  # of an operation, whether what came to it is of several samples
 
-    def __call__(self, node: Any, came: graph_nodes.Given, passed: graph_nodes.Given) -> None:
-        """Note whether the gradient that *came* to an operation is of one sample, and what it *passed* on is not."""
+    def __call__(self, node: Any, passed: graph_nodes.Given) -> None:
+        """Note whether the gradient that came to an operation is of one sample, and what it *passed* on is not."""
         own = self._module_of(node)
         here = own or self._ahead.get(node, "")
         self._ahead |= dict.fromkeys([each for each, _ in passed], here)
-        before, behind = self._are_several(came), self._are_several(passed)
+        before, behind = self._several.pop(node, None), None
+        for each, gradient in passed:
+            of_each = self._is_of_several(gradient)
+            if of_each is not None:
+                self._several[each] = self._several[each] | of_each if each in self._several else of_each
+                behind = of_each if behind is None else behind | of_each
         if behind is not None:
             name = graph_nodes.operation_of(node)
             is_constant = name in _PRODUCTS and any(each is None for each, _ in node.next_functions)  # as by an adjacency matrix
@@ -198,16 +204,13 @@ class _Mixes:
         leaves = (graph_nodes.leaf_of(each) for each in graph_nodes.nodes_before(node, most))
         return next((self._names[id(each)] for each in leaves if id(each) in self._names), "")
 
-    def _are_several(self, gradients: graph_nodes.Given) -> Tensor | None:
-        """Return whether one of *gradients* is not of one sample alone, along any axis; None where no axis is of samples."""
-        known = [each for _, gradient in gradients if (each := self._is_of_several(gradient)) is not None]
-        return torch.stack(known).any() if known else None
-
     def _is_of_several(self, gradient: Tensor) -> Tensor | None:
+        """Return whether a *gradient* is not of one sample alone, along any axis; None where no axis is of samples."""
         found = []
         for axis, size in enumerate(gradient.shape):
             if size and size % self._samples == 0:
-                sizes = gradient.detach().abs().double().movedim(axis, 0).reshape(size, -1).sum(1)
+                others = [each for each in range(gradient.dim()) if each != axis]
+                sizes = torch.linalg.vector_norm(gradient.detach(), 1, others) if others else gradient.detach().abs()
                 for each in (sizes.reshape(self._samples, -1).sum(1), sizes.reshape(-1, self._samples).sum(0)):
                     found.append(each.sum() - _row(each, self._sample) > _NOTHING * each.sum())
         return torch.stack(found).all() if found else None
@@ -265,7 +268,8 @@ def scrambled_in(nodes: Iterable[Any], given: Sequence[Tensor], names: Mapping[i
             if is_scrambled(source, made):
                 leaves = map(graph_nodes.leaf_of, graph_nodes.nodes_before(node, _NEAR))
                 near = next((names[id(each)] for each in leaves if id(each) in names), "").rpartition(".")[0]
-                return near, f"a view{' behind ' * bool(near)}{near} makes {tuple(made)} of {tuple(source)}"
+                where = ("" if not near else " before " if name in _FIRST else " behind ") + near
+                return near, f"a view{where} makes {tuple(made)} of {tuple(source)}"
     return None
 
 

@@ -50,7 +50,7 @@ class PartPasses:
 
     def found(self) -> tuple[Finding, ...]:
         """Return the findings so far. Waits for the device."""
-        return tuple(found for each in tuple(self._checks.values()) for found in each.found())
+        return tuple([found for each in [*self._checks.values()] for found in each.found()])
 
     def _returned(self, event: Event) -> None:
         checks = self._checks[event.name]

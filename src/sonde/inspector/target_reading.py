@@ -21,6 +21,7 @@ _MOST = 0.75  # of the samples; one all of whose classes are labels is not read
 _SHAPES = ("View", "UnsafeView", "Squeeze", "Unsqueeze", "ToCopy", "Clone")
 _SCALES = ("Mul", "Div", "Add", "Sub", "Neg", "Rsub")
 _ERRORS = ("MseLoss", "SmoothL1Loss", "HuberLoss")
+_COMPARES = (*_ERRORS, "Sub", "Rsub", "L1Loss")
 _NEAR = 60  # nodes of a graph next to the loss
 _BOUNDS = {"Sigmoid": (0.0, 1.0), "Tanh": (-1.0, 1.0), "Relu": (0.0, math.inf), "Softmax": (0.0, 1.0), "Softplus": (0.0, math.inf)}
 _BEYOND = 0.05  # of the width of a range, or of the deviation of targets
@@ -46,7 +47,8 @@ def numbers_of(
 ) -> dict[str, Tensor]:
     """Return what the *gradient* at an *output* says of targets, as numbers by name. No host sync.
 
-    *reached*: samples with any; *across*: the share of it that is no multiple of the output; of classes, binary targets: see there.
+    *reached*: samples with any; *across*: the share of it that is no multiple of the output; *compares*: the loss is one of
+    differences; of classes, binary targets: see there.
 
     Args:
         output, gradient: ``(samples, ...)``, both without a graph.
@@ -58,6 +60,9 @@ def numbers_of(
     found = {
         "reached": (gradient != 0).reshape(len(gradient), -1).any(1).sum(),
         "across": scale_numbers(output, gradient)["across"],
+        "compares": torch.full(
+            (), float(any(graph_nodes.operation_of(each) in _COMPARES for each in _nodes_of_loss())), device=output.device
+        ),
     }
     for axis in axes:
         found |= _label_numbers(output.movedim(axis, -1), gradient.movedim(axis, -1), axis, tokens, looked_at)
@@ -80,7 +85,9 @@ def column_numbers(gradient: Tensor, features: Tensor) -> dict[str, Tensor]:
     """
     held = gradient.reshape(len(gradient), -1)
     labels = held.argmin(1) if held.shape[1] > 1 else (held[:, 0] < 0).long()
-    is_of = torch.nn.functional.one_hot(labels, max(held.shape[1], 2)).to(torch.float64)
+    is_of = (
+        labels[:, None] == torch.arange(max(held.shape[1], 2), device=labels.device)
+    ).double()  # one_hot() waits for the device
     count, rows = is_of.sum(0), features.detach().double()
     means = (is_of.T @ rows) / count.clamp(min=1)[:, None]
     whole = (rows - rows.mean(0)).square().sum(0)
@@ -269,11 +276,15 @@ def range_numbers(output: Tensor, gradient: Tensor, reaches: Range | None) -> di
     return {"side": is_one_sided * gradient.sign().flatten()[0]} | _squared_numbers(output, gradient, reaches.low, reaches.high)
 
 
+def _nodes_of_loss() -> list[graph_nodes.Node]:
+    """Return the operations next to the loss whose backward pass runs."""
+    sent = graph_nodes.sent_backward()[:1]
+    return [node for each in sent if each.grad_fn is not None for node in graph_nodes.nodes_before(each.grad_fn, _NEAR)]
+
+
 def _is_squared(output: Tensor, made_by: str) -> bool:
     """Return whether a squared error of *output* is part of the loss that is sent backward."""
-    sent = graph_nodes.sent_backward()[:1]
-    nodes = [node for each in sent if each.grad_fn is not None for node in graph_nodes.nodes_before(each.grad_fn, _NEAR)]
-    before = [one for node in nodes if graph_nodes.operation_of(node) in _ERRORS for one in graph_nodes.sources_of(node)]
+    before = [one for node in _nodes_of_loss() if graph_nodes.operation_of(node) in _ERRORS for one in graph_nodes.sources_of(node)]
     return any(
         graph_nodes.operation_of(one) == made_by and math.prod(graph_nodes.shape_of(one)) == output.numel() for one in before
     )

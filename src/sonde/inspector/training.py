@@ -25,7 +25,7 @@ from sonde.inspector.sentinel.bad_steps import BadStepReports
 from sonde.inspector.settings import Settings
 from sonde.inspector.sinks.destinations import Destinations, Visualizer
 from sonde.inspector.watched_model import WatchedModel
-from sonde.rules import RULES, Finding
+from sonde.rules import RULES, Finding, implied
 from sonde.run import LastError, Record, Run
 from sonde.schedule import Every, Schedule, seconds_of, with_interval
 from sonde.stats import Joining
@@ -99,6 +99,7 @@ class WatchedTraining:
         reports = None if unused else BadStepReports(bad_steps.on_nonfinite, lambda: destinations.path, self._flush_own, rank)
         self._bad_steps = reports
         self._seen: dict[tuple[object, int], Finding] = {}  # what no row holds
+        self._follows: set[object] = set()  # identities of those that follow from what was found in rows
         self._losses = 0  # of training, that were pushed
         self._alarmed: list[Finding] = []  # what the sinks were told
         if self._joining is not None and part.all_are_here:
@@ -366,7 +367,7 @@ class WatchedTraining:
     def _seen_so_far(self) -> Sequence[Finding]:
         """Return what the training knows and no row holds: in the writer thread. What is new of a rule is an alarm."""
         for each in [found for of in self.watched for one in of.rows.looks for found in one.found()]:
-            if (each.identity, each.step) not in self._seen and self._does_harm(each):
+            if (each.identity, each.step) not in self._seen and each.identity not in self._follows and self._does_harm(each):
                 self._see(each, max(each.step, self._writer.findings.step))
                 self._alarm(self._seen[each.identity, each.step])
         for each in () if self._bad_steps is None else tuple(self._bad_steps.findings):
@@ -374,8 +375,12 @@ class WatchedTraining:
         return list(self._seen.values())
 
     def _does_harm(self, each: Finding) -> bool:
-        """Return whether a finding is one by itself: the same samples in each step are meant, unless nothing else is learnt."""
-        return "again" not in each.evidence or any(other.rule == "overfitting" for other in self._writer.findings.judged())
+        """Return whether a finding is one by itself: it follows from no other, and the same samples in each step are not meant."""
+        others = self._writer.findings.judged()
+        if implied(each, others):
+            self._follows.add(each.identity)
+            return False
+        return "again" not in each.evidence or any(other.rule == "overfitting" for other in others)
 
     def _see(self, found: Finding, step: int) -> None:
         """Note a finding that no row holds, at *step*, unless that was done."""

@@ -213,7 +213,7 @@ def label_seen(within: float, column: float, *, least: float = 1e-6) -> Judged:
 @entry(
     "in ten steps or more samples that a generator has made are given the same label when it is trained as when a discriminator is",
     "Goodfellow et al., Generative adversarial nets, 2014, section 3",
-    "give generated samples the label of real ones where the generator is trained",
+    "a discriminator tells generated samples from real ones, and a generator asks for the label of real ones",
     needs=("rms:output",),
     brings=("loss_rising", "loss_stuck", "outputs_alike"),
     about=("setup", "lost"),
@@ -222,7 +222,8 @@ def generator_misled(steps: float, label: float, *, often: float = 10.0) -> Judg
     """Judge so many *steps* in which the same samples were given one *label* both with and without a gradient to the generator."""
     yield steps >= often
     yield steps
-    yield f"the generator is trained to make samples that are told to be {label:.0f}, as its samples are where they are told apart"
+    wrong = "the generator is" if label < 1 else "the discriminator is"  # that of real samples is 1 most often
+    yield f"{wrong} given the wrong label for generated samples: they get {label:.0f} where either of the two is trained"
 
 
 @entry(

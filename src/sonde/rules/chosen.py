@@ -110,7 +110,7 @@ def judge(name: str, /, *numbers: Any, **more: Any) -> Finding | None:
 
     >>> from sonde.rules import RULES, judge
     >>> sorted(RULES)[:3]
-    ['all_zero', 'attention_large', 'begins_large']
+    ['all_linear', 'all_zero', 'attention_large']
     >>> judge("update_large", 0.5).rule
     'update_large'
     """

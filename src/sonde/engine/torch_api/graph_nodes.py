@@ -159,7 +159,7 @@ def leading_to(nodes: Iterable[Node], wanted: Collection[Node]) -> set[Node]:
 
 
 def gradients_at(
-    output: Tensor, weight: Tensor, wanted: Collection[Node], see: Callable[[Node, Given, Given], None] | None = None
+    output: Tensor, weight: Tensor, wanted: Collection[Node], see: Callable[[Node, Given], None] | None = None
 ) -> dict[Node, Tensor]:
     """Return the gradient of ``(output * weight).sum()`` at what each of the operations in *wanted* made, which is one tensor.
 
@@ -170,8 +170,8 @@ def gradients_at(
     Args:
         output, weight: of the same shape.
         wanted: operations.
-        see: called with each operation that is walked, the gradients that came to it, and those that it gives back, each with the
-            operation that made what it is the gradient of.
+        see: called with each operation that is walked, and the gradients that it gives back, each with the operation that made
+            what it is the gradient of.
 
     Raises:
         RuntimeError: a tensor that is needed has been written into.
@@ -209,7 +209,7 @@ def gradients_at(
             if not waits[before]:
                 ready.append(before)
         if see is not None and given:
-            see(node, [(node, each) for each in given.values()], passed)
+            see(node, passed)
     return found
 
 

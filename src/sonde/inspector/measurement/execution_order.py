@@ -90,7 +90,7 @@ class Ordering:
     def parts(self) -> tuple[str, ...]:
         """Return the outermost modules that were seen to run, where the model itself was not."""
         above = {name: [name[:at] for at, sign in enumerate(name) if sign == "."] for name in self.ran}
-        return () if "" in self.ran else tuple(name for name, each in above.items() if self.ran.keys().isdisjoint(each))
+        return () if "" in self.ran else tuple([name for name, each in above.items() if self.ran.keys().isdisjoint(each)])
 
     def places(self) -> dict[str, int]:
         """Return the place of each module by name; modules that were not seen to run come last."""
