@@ -300,6 +300,41 @@ def test_between_logged_steps_no_hook_of_a_part_is_left() -> None:
             optimizer.step()
 
 
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_part_that_is_compiled_is_not_compiled_again(in_place: bool) -> None:
+    compiled = []
+
+    def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., object]:
+        compiled.append(graph)
+        return graph.forward
+
+    def count(watched: bool) -> int:
+        torch.manual_seed(0)
+        torch._dynamo.reset()
+        compiled.clear()
+        model = nn.ModuleDict({"body": nn.Sequential(nn.Linear(8, 16), nn.ReLU()), "head": nn.Linear(16, 3)})
+        optimizer = torch.optim.Adam(model.parameters())
+        if in_place:
+            model["body"].compile(backend=backend)
+        body = model["body"] if in_place else torch.compile(model["body"], backend=backend)
+
+        def step() -> None:
+            x = torch.randn(16, 8)
+            optimizer.zero_grad()
+            functional.cross_entropy(model["head"](body(x)), x[:, :3].argmax(1)).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+
+        step()
+        first = len(compiled)
+        if watched:
+            with sonde.watch(model, optimizer, every=1, to="memory", verbose=False, lenses=()):
+                for _ in range(6):
+                    step()
+        return len(compiled) - first
+
+    assert count(watched=True) <= count(watched=False) + 1
+
+
 # Layers
 
 

@@ -25,6 +25,7 @@ from sonde.engine.clock.step_counter import StepCounter
 from sonde.engine.clock.turns import Turns
 from sonde.engine.compiled_regions import regions
 from sonde.engine.inventory import Inventory, inventory_of
+from sonde.engine.torch_api import compiler_state
 from sonde.engine.torch_api.autograd_state import has_substituted_parameters
 from sonde.engine.unseen import blocks, innermost
 from sonde.schedule import Tick
@@ -203,6 +204,10 @@ class Clock(Counters):
             found = [] if root is None else regions(root, (root,) if is_compiled else ())
             self._compiled = known, frozenset().union(*(region.modules for region in found))
         return self._compiled[1]
+
+    def may_be_compiled(self) -> bool:
+        """Return whether compiled code may call modules of the root, which would be compiled again for new hooks."""
+        return bool(self.compiled_modules()) or compiler_state.has_compiled_any()
 
     def turn_of(self, optimizer: Optimizer) -> int:
         """Return the number of *optimizer* among those that step the root, in the order of their first steps."""

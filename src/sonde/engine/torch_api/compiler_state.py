@@ -96,6 +96,11 @@ def graph_breaks() -> int:
     return sum(_counted("graph_break").values())
 
 
+def has_compiled_any() -> bool:
+    """Return whether Dynamo has compiled anything in this process."""
+    return any(_counted("frames").values())
+
+
 def compiles_backward() -> bool:
     """Return whether a backward pass that is called now would be compiled (compiled autograd)."""
     return bool(getattr(sys.modules.get("torch._dynamo.compiled_autograd"), "compiled_autograd_enabled", False))

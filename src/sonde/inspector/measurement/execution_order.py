@@ -46,7 +46,7 @@ class Ordering:
         """Observe which modules run, from the next forward of *clock* until :meth:`stop`."""
         if self._probe is None and self._clock is None and not self.ran:
             self._clock = clock
-            if self._is_uncalled:
+            if self._is_uncalled and not clock.may_be_compiled():
                 self._begin()
                 self._is_uncalled, self._is_new = False, self._probe is not None
             else:
