@@ -548,6 +548,8 @@ class Findings:
             return is_whole
         if "converged" in RULES[each.rule].unless and not is_whole:
             return False  # the loss of a step comes behind its rows
+        if "low" in RULES[each.rule].unless and self._last_rows < _EARLY:
+            return False  # a network may have learnt in so few steps
         if "helped" not in RULES[each.rule].unless:
             return (each.rule != "nonfinite" or each.step < self._last_rows) and self._judges.falls(each) is not None
         return is_whole and each.step < self._last_rows and self._judges.has_helped(each) is not None
