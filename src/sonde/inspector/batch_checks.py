@@ -15,9 +15,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from sonde.engine import autograd_state, communicates, graph_nodes, hooks, raise_if_foreign, walk
 from sonde.inspector.batch_findings import BatchFindings
-from sonde.inspector.batch_look import PASSES, Depends, Look, Table, class_axes
+from sonde.inspector.batch_look import EACH, PASSES, Depends, Look, Table, class_axes
 from sonde.inspector.dependence import NODES, dependence_of, is_scrambled, layers_in_a_row, padded, samples_of, scrambled_in
-from sonde.inspector.target_reading import Range, column_numbers, numbers_of, range_numbers, range_of, scale_numbers
+from sonde.inspector.target_reading import SHAPES, Range, column_numbers, numbers_of, range_numbers, range_of, scale_numbers
 from sonde.rules import Chosen, Finding
 
 _RULES = (
@@ -25,7 +25,6 @@ _RULES = (
     "target_own", "samples_mixed", "outputs_alike", "input_unused", "all_linear", "terms_uneven", "penalty_alone",
     "generator_misled", "begins_large", "weight_of_ones", "weight_of_many", "few_indices", "running_off", "norm_starved",
 )  # fmt: skip
-_EACH = 16  # logged steps that are looked at each; of later ones those whose number has grown by half since the last
 _GROWN = 1.5
 _DEPENDS = (0, 3, 10, 24)  # of the looks, those that walk the graph: a branch may begin at zero
 _ROWS, _COLUMNS = 64, 1024  # of outputs, whose distances are measured
@@ -35,8 +34,7 @@ _MOST_CLASSES = 256
 _OUTPUTS = 6  # of one pass
 _SLOW = 0.005  # momentum of running statistics: a tenth of them is new after 20 passes
 _SETTLED, _ELEMENTS = 50, 32  # logged steps after which running statistics have settled; elements of a channel
-_SHAPES = ("View", "UnsafeView", "Squeeze", "Unsqueeze", "ToCopy", "Clone")
-_BEHIND = (*_SHAPES, "Div", "Mul")
+_BEHIND = (*SHAPES, "Div", "Mul")
 
 
 class BatchChecks:
@@ -72,7 +70,7 @@ class BatchChecks:
     def end_step(self) -> None:
         """Count a logged step."""
         if self._steps >= self._next:
-            self._next = self._steps + 1 if self._steps < _EACH else int(_GROWN * self._steps)
+            self._next = self._steps + 1 if self._steps < EACH else int(_GROWN * self._steps)
         self._steps += 1
 
     def look(self, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any, moment: tuple[int, int], number: int) -> None:
@@ -86,7 +84,7 @@ class BatchChecks:
                 with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False), _without_recomputing():
                     is_turned = _are_places_first(held, [each for _, each in given])
                     shape = tuple((held.transpose(0, 1) if is_turned else held).shape)
-                    made_by = graph_nodes.operation_of(graph_nodes.behind(held.grad_fn, _SHAPES))
+                    made_by = graph_nodes.operation_of(graph_nodes.behind(held.grad_fn, SHAPES))
                     look = Look(*moment, shape, number, made_by, samples_of(shape), list(returned)[:_OUTPUTS])
                     look.is_turned = is_turned
                     ranges = [range_of(each) for each in (held, *others)][:_OUTPUTS]
@@ -96,7 +94,7 @@ class BatchChecks:
                         storage = StorageWeakRef(first.untyped_storage())  # type: ignore[no-untyped-call]
                         look.taken = storage, first.requires_grad, storage in BatchChecks._made
                     BatchChecks._made.append(StorageWeakRef(held.untyped_storage()))  # type: ignore[no-untyped-call]
-                    self._look(args, kwargs, held, others, ranges[0], look)
+                    self._look(given, held, others, ranges[0], look)
                     for at, each in enumerate(others[: _OUTPUTS - 1], start=1):
                         hooks.on_result(each, hooks.Bound(_gradient_of_other, each.detach(), at, ranges[at], look))
         except Exception as error:
@@ -104,15 +102,9 @@ class BatchChecks:
             self._may_walk = False
 
     def _look(
-        self,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        output: Tensor,
-        others: Sequence[Tensor],
-        reaches: Range | None,
-        look: Look,
+        self, named: Sequence[tuple[str, Tensor]], output: Tensor, others: Sequence[Tensor], reaches: Range | None, look: Look
     ) -> None:
-        given = [*walk(list(args)), *walk(dict(kwargs))]
+        given = [each for _, each in named]
         shown = output.detach().transpose(0, 1) if look.is_turned else output.detach()
         depends, walks = None, False
         if look.number == 0:
@@ -121,9 +113,9 @@ class BatchChecks:
             nodes = list(graph_nodes.nodes_before(output.grad_fn, NODES))
             names = {id(each): name for name, each in self._model.named_parameters()}
             if walks and self._may_walk:
-                look.viewed = _viewed(given) or scrambled_in(nodes, [each for _, each in given], names)
+                look.viewed = _viewed(named) or scrambled_in(nodes, given, names)
                 sought = self._depended > 1
-                depends = dependence_of(self._model, output, others, args, kwargs, seeks=sought, is_turned=look.is_turned)
+                depends = dependence_of(self._model, output, others, given, seeks=sought, is_turned=look.is_turned)
                 if depends is not None:
                     inputs = [(tuple(each.given.shape), each.is_argument) for each in (*depends.tokens, *depends.inputs)]
                     look.depends = Depends(inputs, sought, list(depends.mixed_by), depends.is_graph, depends.is_cut)
@@ -132,17 +124,17 @@ class BatchChecks:
             look.is_linear = layers_in_a_row(nodes) >= _LINEAR
             look.add(self._count_indices(shown, nodes, names))
             look.add(_norm_numbers(nodes, names, self._slow_norms() if self._steps >= _SETTLED else ()))
-            look.add(_distances(shown, [each for _, each in given]))
+            look.add(_distances(shown, given))
         self._looks.append(look)
         if graph_nodes.operation_of(graph_nodes.behind(output.grad_fn, _BEHIND)) in ("Cat", "Stack"):
             return  # the labels of a positive in front of others, or of pairs, are alike
         tokens = [] if depends is None else [each.given for each in depends.tokens]
         if walks:  # of an embedding that is frozen, the arguments tell
-            tokens += [each for _, each in given if _are_tokens(each, len(shown), tokens)]
+            tokens += [each for each in given if _are_tokens(each, len(shown), tokens)]
         look.tokens = len(tokens)
         kept = shown if look.samples == len(shown) else shown[: look.samples].clone()  # which lets go of the others
         place = None if depends is None else (depends.sample, depends.place)
-        features = [each for _, each in given if _are_features(each, len(shown))]
+        features = [each for each in given if _are_features(each, len(shown))]
         hooks.on_result(output, hooks.Bound(_gradient_comes, kept, self._findings.axes, tokens, features, place, reaches, look))
 
     def _count_indices(self, output: Tensor, nodes: Sequence[Any], names: Mapping[int, str]) -> dict[str, Tensor]:

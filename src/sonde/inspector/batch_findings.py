@@ -11,13 +11,12 @@ from dataclasses import replace
 
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from sonde.inspector.batch_look import PASSES, Depends, Look, Table, class_axes
+from sonde.inspector.batch_look import EACH, PASSES, Depends, Look, Table, class_axes
 from sonde.inspector.dependence import is_graph_operation, is_statistic
 from sonde.inspector.target_reading import AHEAD
 from sonde.rules import DEAD_SAMPLES, Chosen, Finding
 from sonde.words import percent
 
-_EACH = 16  # logged steps that are looked at each; of later ones those whose number has grown by half since the last
 _ALONG, _ACROSS, _TURNED = 0, 1, 2  # tokens as (samples, places), as (places, samples), and labels of outputs in the other order
 _OTHER_ORDER = "the loss compares the outputs of one place with the targets of another: one goes by samples, the other by places"
 _TRANSPOSED = "transpose or permute its axes, where view or reshape is called"
@@ -159,7 +158,7 @@ class BatchFindings:
             yield found if found is None else replace(found, site=site)
             sides = self._sides.setdefault((at, look.number), [])
             sides.append(numbers.get(f"side {at}", 0.0))
-            if len(sides) > _EACH and abs(sum(sides)) == len(sides):
+            if len(sides) > EACH and abs(sum(sides)) == len(sides):
                 found = judge("target_beyond", 1.0, math.nan, math.nan, what=what, side=-sides[0])
                 yield found if found is None else replace(found, site=site)
         yield judge("target_beyond", numbers.get("target share", 0.0), 0.0, numbers.get("target", 0.0), what="binary cross-entropy")
@@ -169,7 +168,7 @@ class BatchFindings:
             fades = self._fades.setdefault(at, [])
             if f"size {at}" in numbers:
                 fades.append((numbers[f"size {at}"], numbers[f"across {at}"]))
-            if len(fades) > _EACH:
+            if len(fades) > EACH:
                 own = statistics.median(each for _, each in fades[_LAST:])
                 judged = [
                     judge("penalty_alone", size / fades[0][0], own, what=look.outputs[at])
@@ -187,8 +186,8 @@ class BatchFindings:
         if look.number == 0 and parts[least] > 0 and math.isfinite(parts[largest]):
             self._parts.append((largest, least, parts[largest] / parts[least]))
             first = self._parts[0]
-            if len(self._parts) >= _KEPT and all(each[:2] == first[:2] for each in self._parts[:_EACH]):
-                times = min(each for *_, each in self._parts[:_EACH])
+            if len(self._parts) >= _KEPT and all(each[:2] == first[:2] for each in self._parts[:EACH]):
+                times = min(each for *_, each in self._parts[:EACH])
                 yield judge("terms_uneven", times, one=look.outputs[largest], other=look.outputs[least])
 
     def _of_columns(self, numbers: Mapping[str, float]) -> Iterator[Finding | None]:

@@ -10,6 +10,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from sonde.stats import HostCopy
 
+EACH = 16
+"""Logged steps that are looked at each; of later ones those whose number has grown by half since the last."""
 PASSES = 4
 """Of a step, that are looked at: those of a discriminator on samples of both kinds, and of its generator."""
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.engine import graph_nodes, holds_graph, walk
+from sonde.engine import graph_nodes, holds_graph
 
 NODES = 5_000
 """Of a graph, that are walked in Python."""
@@ -105,8 +105,7 @@ def dependence_of(
     model: nn.Module,
     output: Tensor,
     others: Sequence[Tensor],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    given: Sequence[Tensor],
     *,
     seeks: bool,
     is_turned: bool = False,
@@ -120,7 +119,7 @@ def dependence_of(
         model: has just returned it.
         output: ``(samples, ...)``, two samples or more.
         others: that were returned with it.
-        args, kwargs: what the model was given.
+        given: the tensors that the model was given.
         seeks: also which operation mixes samples.
         is_turned: samples are the second axis of the output, and places the first.
 
@@ -135,7 +134,6 @@ def dependence_of(
     samples = output.shape[order[0]]
     if len(nodes) > NODES or samples < 2 or type(output) is not Tensor:
         return None
-    given = [tensor for _, tensor in walk([args, dict(kwargs)])]
     entries = _entries(nodes, given, samples)
     is_cut = not entries and any(_entries(list(graph_nodes.nodes_before(each.grad_fn, NODES)), given, samples) for each in others)
     entries = entries if entries or is_cut else {node: (held, False) for node in nodes for held in _made_of_data(node, samples)}

@@ -92,9 +92,10 @@ class _NeverTrained:
             is_table = isinstance(hook.module, nn.Embedding)
             std = 1.0 if is_table else _STD
             is_normal = abs(size / std - 1) <= 3 * error and abs(mean) <= 4 * std * error and largest <= 6 * std
+            is_drawn = is_uniform or (is_plain and is_normal)
             if is_table:  # tables that are trained may be scaled to that size, and are not normal then
-                is_uniform, is_plain, is_normal = False, True, is_normal and abs(fourth / square**2 - 3) <= 40 * error
-            if (is_uniform or (is_plain and is_normal)) and version_of(weight) == self._versions[id(hook)]:
+                is_drawn = is_normal and abs(fourth / square**2 - 3) <= 40 * error
+            if is_drawn and version_of(weight) == self._versions[id(hook)]:
                 found.append(hook)
         return found
 

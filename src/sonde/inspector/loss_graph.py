@@ -214,9 +214,7 @@ def _reached(following: dict[Node, list[Node]], begin: set[Node]) -> set[Node]:
 
 def _behind_moves(node: Node, moves: Sequence[str] = _MOVES) -> Node:
     """Return the operation that has made the elements, behind those that change shape, order or type, or add an eps."""
-    while graph_nodes.operation_of(node) in moves and len(before := _made_of(node)) == 1:
-        (node,) = before
-    return node
+    return graph_nodes.behind(node, moves, _made_of)
 
 
 def _made_of(node: Node) -> list[Node]:

@@ -14,11 +14,12 @@ from sonde.inspector.dependence import padded
 
 AHEAD = (-1, 0, 1, 2, 3)
 """By how many places labels are compared with the tokens of the input."""
+SHAPES = ("View", "UnsafeView", "Squeeze", "Unsqueeze", "ToCopy", "Clone")
+"""Operations that leave elements as they are."""
 _ALIKE = 1e-3  # of a number that is the same for all samples, rounding
 _BINARY = 1 << 14  # elements that are compared with targets of 0 and 1
 _SQUARES = (("MseLoss",), ("Mean", "Pow", "Sub"))  # operations of a loss that is the mean of squared errors
 _MOST = 0.75  # of the samples; one all of whose classes are labels is not read
-_SHAPES = ("View", "UnsafeView", "Squeeze", "Unsqueeze", "ToCopy", "Clone")
 _SCALES = ("Mul", "Div", "Add", "Sub", "Neg", "Rsub")
 _ERRORS = ("MseLoss", "SmoothL1Loss", "HuberLoss")
 _COMPARES = (*_ERRORS, "Sub", "Rsub", "L1Loss")
@@ -243,10 +244,10 @@ def _padded(labels: Tensor, counted: Tensor) -> Tensor:
 
 def range_of(output: Tensor) -> Range | None:
     """Return what an *output* can be, if an activation has made it, or one whose result was scaled by numbers; else None."""
-    node = graph_nodes.behind(output.grad_fn, _SHAPES)
+    node = graph_nodes.behind(output.grad_fn, SHAPES)
     if (name := graph_nodes.operation_of(node)) in _BOUNDS:
         return Range(name, name, *_BOUNDS[name])
-    before = graph_nodes.behind(output.grad_fn, (*_SHAPES, *_SCALES))
+    before = graph_nodes.behind(output.grad_fn, (*SHAPES, *_SCALES))
     name, result = graph_nodes.operation_of(before), graph_nodes.result_of(before)
     if name not in _BOUNDS or result is None or result.numel() != output.numel():
         return None

@@ -31,9 +31,9 @@ def sources_of(node: Node) -> list[Node]:
     return [each for each, _ in node.next_functions if each is not None]
 
 
-def behind(node: Node, moves: Collection[str]) -> Node:
-    """Return the operation behind those in *moves* that take one tensor with a graph."""
-    while operation_of(node) in moves and len(before := sources_of(node)) == 1:
+def behind(node: Node, moves: Collection[str], sources: Callable[[Node], list[Node]] = sources_of) -> Node:
+    """Return the operation behind those in *moves*, as long as each has one of the *sources* that are asked for."""
+    while operation_of(node) in moves and len(before := sources(node)) == 1:
         (node,) = before
     return node
 
