@@ -163,6 +163,25 @@ def test_frozen_layers_that_were_never_trained_are_told_where_a_trained_one_take
     assert all(each.site == f"body.{6 if how == 'between' else 0}.weight:param" for each in every)
 
 
+class Lookup(nn.Module):
+    """Adds nothing, by way of a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(64, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        looked_up: Tensor = self.table(torch.zeros(len(x), dtype=torch.long))
+        return x + 0 * looked_up[:, : x.shape[1]]
+
+
+def test_a_frozen_table_as_drawn_says_nothing_of_the_layers_behind_it() -> None:
+    """Their weights alone look as drawn, and their biases were trained."""
+    model = Frozen("normal with biases", 4)
+    model.body = nn.Sequential(Lookup().requires_grad_(False), *model.body)
+    assert [each for each in found(model, SGD(but(model, "body"), lr=0.01)) if each.rule == "frozen_raw"] == []
+
+
 def test_of_a_head_that_alone_is_trained_a_note_says_that_the_others_get_gradients() -> None:
     """That may be meant, or the optimizer may have been given the wrong part: the gradients are formed in vain."""
     model = deep()
