@@ -17,23 +17,37 @@ from sonde.engine import autograd_state, communicates, graph_nodes, hooks, raise
 from sonde.inspector.batch_findings import BatchFindings
 from sonde.inspector.batch_look import EACH, PASSES, Depends, Look, Table, class_axes
 from sonde.inspector.dependence import NODES, dependence_of, is_scrambled, layers_in_a_row, padded, samples_of, scrambled_in
-from sonde.inspector.target_reading import SHAPES, Range, column_numbers, numbers_of, range_numbers, range_of, scale_numbers
+from sonde.inspector.target_reading import (
+    SHAPES,
+    Range,
+    column_numbers,
+    numbers_of,
+    other_numbers,
+    range_numbers,
+    range_of,
+    scale_numbers,
+    target_column_numbers,
+    way_numbers,
+)
 from sonde.rules import Chosen, Finding
 
 _RULES = (
     "labels_alike", "label_seen", "padding_counted", "padding_alone", "future_seen", "target_shifted", "target_beyond",
     "target_own", "samples_mixed", "outputs_alike", "input_unused", "all_linear", "terms_uneven", "penalty_alone",
-    "generator_misled", "begins_large", "weight_of_ones", "weight_of_many", "few_indices", "running_off", "norm_starved",
+    "generator_misled", "begins_large", "target_of_another", "views_same", "pushed_one_way", "weight_of_ones", "weight_of_many",
+    "few_indices", "running_off", "norm_starved",
 )  # fmt: skip
 _GROWN = 1.5
 _DEPENDS = (0, 3, 10, 24)  # of the looks, those that walk the graph: a branch may begin at zero
 _ROWS, _COLUMNS = 64, 1024  # of outputs, whose distances are measured
 _NOTHING = 1e-6  # of a gradient, rounding
+_PAIRS, _APART = 3, 1e-3  # samples; of the size of outputs that tell samples apart
 _LINEAR = 3  # layers in a row
 _MOST_CLASSES = 256
 _OUTPUTS = 6  # of one pass
 _SLOW = 0.005  # momentum of running statistics: a tenth of them is new after 20 passes
 _SETTLED, _ELEMENTS = 50, 32  # logged steps after which running statistics have settled; elements of a channel
+_FEATURES, _TELLING = 1 << 22, 8  # elements of an input that are compared with targets; of one sample, that tell it from others
 _BEHIND = (*SHAPES, "Div", "Mul")
 
 
@@ -56,6 +70,7 @@ class BatchChecks:
         self._depended = 0  # first passes of a step that were looked at
         self._may_walk = not communicates(model)  # what ranks share may not run twice
         self._looks: list[Look] = []
+        self._before: tuple[int, Tensor] | None = None  # the step of the pass before, and what it returned
         self._read = 0  # looks that were judged
         self._has_ended = False
         self._found: dict[str, Finding] = {}
@@ -67,11 +82,17 @@ class BatchChecks:
         """Whether the passes of the step that comes are looked at."""
         return self._is_on and self._steps >= self._next
 
+    @property
+    def looks_soon(self) -> bool:
+        """Whether the passes of the step that comes are looked at, or of that behind it."""
+        return self._is_on and self._steps + 1 >= self._next
+
     def end_step(self) -> None:
         """Count a logged step."""
         if self._steps >= self._next:
             self._next = self._steps + 1 if self._steps < EACH else int(_GROWN * self._steps)
         self._steps += 1
+        self._before = None
 
     def look(self, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any, moment: tuple[int, int], number: int) -> None:
         """Look at what a training pass has returned, which is the one with this *number* of its step."""
@@ -125,6 +146,7 @@ class BatchChecks:
             look.add(self._count_indices(shown, nodes, names))
             look.add(_norm_numbers(nodes, names, self._slow_norms() if self._steps >= _SETTLED else ()))
             look.add(_distances(shown, given))
+        look.add(self._repeats(shown, look.step))
         self._looks.append(look)
         if graph_nodes.operation_of(graph_nodes.behind(output.grad_fn, _BEHIND)) in ("Cat", "Stack"):
             return  # the labels of a positive in front of others, or of pairs, are alike
@@ -134,7 +156,7 @@ class BatchChecks:
         look.tokens = len(tokens)
         kept = shown if look.samples == len(shown) else shown[: look.samples].clone()  # which lets go of the others
         place = None if depends is None else (depends.sample, depends.place)
-        features = [each for each in given if _are_features(each, len(shown))]
+        features = [one for each in given if (one := _features_of(each, len(shown))) is not None]
         hooks.on_result(output, hooks.Bound(_gradient_comes, kept, self._findings.axes, tokens, features, place, reaches, look))
 
     def _count_indices(self, output: Tensor, nodes: Sequence[Any], names: Mapping[int, str]) -> dict[str, Tensor]:
@@ -154,6 +176,16 @@ class BatchChecks:
             total = counts.sum()
             found |= {f"most {name}": counts.max() / total.clamp(min=1), f"rows {name}": (counts > 0).sum(), f"count {name}": total}
         return found
+
+    def _repeats(self, output: Tensor, step: int) -> dict[str, Tensor]:
+        """Return whether an *output* is that of the pass before in this *step*, or twice what one half of it is."""
+        before, self._before = self._before, (step, output)
+        halves = [(output[: len(output) // 2], output[len(output) // 2 :]), (output[::2], output[1::2])]
+        halves = halves if len(output) > _PAIRS and not len(output) % 2 else []
+        numbers = {"halves": torch.stack([_are_same(*each) for each in halves]).any()} if halves else {}
+        if before is not None and before[0] == step and before[1].shape == output.shape:
+            numbers["again"] = _are_same(before[1], output)
+        return numbers
 
     def _slow_norms(self) -> set[str]:
         """Return the names of the batch normalisations whose running statistics hardly move: others are off where inputs move."""
@@ -228,6 +260,12 @@ def _distances(output: Tensor, given: Iterable[Tensor]) -> dict[str, Tensor]:
     return numbers | ({"differ": torch.stack(differ).any()} if differ else {})
 
 
+def _are_same(one: Tensor, other: Tensor) -> Tensor:
+    """Return whether two outputs are the same but for rounding, and tell samples apart."""
+    size = one.abs().max()
+    return ((one - other).abs().max() <= _NOTHING * size) & ((one[1:] - one[:-1]).abs().max() > _APART * size)
+
+
 def _norm_numbers(nodes: Sequence[Any], names: Mapping[int, str], slow: Collection[str]) -> dict[str, Tensor]:
     """Return of each batch normalisation the variance that goes in, of its eps, and of *slow* ones how far they are off."""
     found: dict[str, Tensor] = {}
@@ -266,31 +304,37 @@ def _gradient_comes(
         if gradient.shape == look.shape:
             with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False):
                 held = gradient[: len(output)]
+                look.loss = next(map(id, graph_nodes.sent_backward()), None)
                 look.add(numbers_of(output, held, class_axes(look) & axes, tokens, place))
-                if len(output) == len(gradient) and output.numel() // len(output) <= _MOST_CLASSES:
-                    look.add(
-                        {
-                            f"{name} {at}": each
-                            for at, one in enumerate(features)
-                            for name, each in column_numbers(held, one).items()
-                        }
-                    )
-                look.add({"part 0": held.double().square().sum().sqrt()})
+                look.add({"part 0": held.double().square().sum().sqrt()} | _of_output(0, way_numbers(output, held)))
                 if len(output) == len(gradient):
                     look.add(_of_output(0, range_numbers(output, held, reaches)))
+                    for at, each in enumerate(features):
+                        look.add(_of_output(at, _feature_numbers(output, held, each)))
     except Exception as error:
         raise_if_foreign(error)
 
 
-def _are_features(given: Tensor, samples: int) -> bool:
-    """Return whether an argument holds features, ``(samples, features)``."""
-    return (
-        type(given) is Tensor
-        and given.dim() == 2
-        and len(given) == samples
-        and given.is_floating_point()
-        and given.shape[1] <= _COLUMNS
-    )
+def _features_of(given: Tensor, samples: int) -> Tensor | None:
+    """Return an argument that holds features, as ``(samples, ...)``; None for another one."""
+    if type(given) is not Tensor or given.dim() < 2 or not given.is_floating_point() or given.numel() > _FEATURES:
+        return None
+    if len(given) == samples:
+        return given
+    return given.transpose(0, 1) if given.dim() > 2 and given.shape[1] == samples else None
+
+
+def _feature_numbers(output: Tensor, gradient: Tensor, features: Tensor) -> dict[str, Tensor]:
+    """Return what a *gradient* at an *output* says of targets that are *features*, of its own sample or of another."""
+    each, known = output.numel() // len(output), features.numel() // len(features)
+    numbers: dict[str, Tensor] = {}
+    if features.dim() == 2 and each <= _MOST_CLASSES and known <= _COLUMNS:
+        numbers |= column_numbers(gradient, features)
+    if each == 1 and known > 1:
+        numbers |= target_column_numbers(output, gradient, features)
+    if output.shape == features.shape and known >= _TELLING and len(output) <= _MOST_CLASSES:
+        numbers |= other_numbers(output, gradient, features)
+    return numbers
 
 
 def _gradient_of_other(output: Tensor, number: int, reaches: Range | None, look: Look, gradient: Tensor) -> None:
@@ -300,6 +344,7 @@ def _gradient_of_other(output: Tensor, number: int, reaches: Range | None, look:
             with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False):
                 held = gradient.detach()
                 look.add(_of_output(number, {"part": held.double().square().sum().sqrt()} | scale_numbers(output, held)))
+                look.add(_of_output(number, way_numbers(output, held)))
                 look.add(_of_output(number, range_numbers(output, held, reaches)))
     except Exception as error:
         raise_if_foreign(error)

@@ -34,11 +34,14 @@ _OWN, _VARIED = 1e-10, 0.05  # of a gradient that is no multiple of outputs, rou
 _DIFFERENCES = ("Sub", "Rsub", "Abs", "Pow", "Mul")  # what makes an error, which may be what is returned
 _SCALED = ("Mm", "Mul", "Div", "Bmm", "UnsafeView", "Add", "Sub")  # by which logits are made that no layer has made
 _SCALES = "look at what multiplies the outputs: a temperature, a scale, a missing 1 / sqrt(size)"
+_WEIGHTLESS = "look for a weight of zero, a mask that holds nothing, a bound that all samples keep, a clamp"
 _TABLE = 2  # by which a table of similarities may be no square, as without those to itself
 _SQUARE = 8  # samples whose similarities are a table of classes
 _ALIKE = 3e-7  # of the size of outputs, rounding
 _SEEN = 17  # looks, after which it is told that outputs are alike
 _UNLIKE = 0.8  # as far as any two are samples apart that stand next to each other, and are in no order
+_INPUTS = 8  # that are compared with targets
+_EXACT = 1e-8  # of a gradient that is the difference to a target, rounding
 _OFTEN = 10  # looks at the rows of an embedding that are needed
 _MOST_AXES = 8
 _PLACES = 30.0  # times as near to each other outputs with places must have come
@@ -73,6 +76,14 @@ class BatchFindings:
         self._misled: list[bool] = []  # whether samples that are made were given one label in both of their passes
         self._weights: list[Finding | None] = []  # what was judged of the weights of labels
         self._several: list[float] = []  # labels of a sample on average, where that is known
+        # by column of an output: which way each pass pushed it, and where it then was
+        self._ways: dict[tuple[int, int], list[tuple[float, float]]] = {}
+        self._sizes: dict[int, float] = {}  # by output: how large it was at first
+        self._silent: dict[tuple[int, int], list[bool]] = {}  # by output and pass of a step: whether its gradient was zero
+        self._repeats: list[bool] = []  # whether outputs of each step were those of another pass, or one half of them the other
+        self._another: list[bool] = []  # whether the targets of each pass were what was given of other samples
+        self._told: dict[int, list[float]] = {}  # by input: the column that is the target, NaN for none
+        self._before: Look | None = None
         self._own: list[bool] = []  # whether the gradient of each pass was a multiple of the outputs
         # the outputs with the largest and the least gradient, and how far these differ
         self._parts: list[tuple[int, int, float]] = []
@@ -88,6 +99,8 @@ class BatchFindings:
         yield from self._of_distances(look, numbers)
         yield from self._of_dependence(look, numbers)
         yield from self._of_range(look, numbers)
+        yield from self._of_ways(look, numbers)
+        yield from self._of_repeats(look, numbers)
         yield from self._of_indices(numbers)
         yield from self._of_norms(numbers)
 
@@ -188,7 +201,7 @@ class BatchFindings:
             first = self._parts[0]
             if len(self._parts) >= _KEPT and all(each[:2] == first[:2] for each in self._parts[:EACH]):
                 times = min(each for *_, each in self._parts[:EACH])
-                yield judge("terms_uneven", times, one=look.outputs[largest], other=look.outputs[least])
+                yield judge("terms_uneven", times, one=_named(look, largest), other=_named(look, least))
 
     def _of_columns(self, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that a column of the input tells the label."""
@@ -198,6 +211,58 @@ class BatchFindings:
             columns = self._columns[at]
             if len(columns) >= _KEPT and all(each == columns[0] for each in columns):
                 yield self._chosen.judge("label_seen", numbers[f"within {at}"], columns[0])
+        for at in range(_INPUTS):
+            if f"off column {at}" in numbers:
+                off, column = (numbers[f"{name} column {at}"] for name in ("off", "target"))
+                told = self._told.setdefault(at, [])
+                told.append(column if off <= _EXACT and numbers["reached"] >= _SPARE else math.nan)
+                if len(told) >= _KEPT and all(each == told[0] for each in told):
+                    yield self._chosen.judge("label_seen", 0.0, column, is_number=True)
+            if f"another {at}" in numbers:
+                self._another.append(min(numbers[f"another {at}"], numbers[f"stand {at}"]) >= _MATCHES)
+                if len(self._another) >= _KEPT and all(self._another):
+                    yield self._chosen.judge("target_of_another", numbers[f"another {at}"])
+
+    def _of_ways(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that nothing holds an output, which each sample of each pass pushes the same way, or that one gets no gradient."""
+        axis = _class_axis(look, numbers)
+        is_read = axis is not None or bool(numbers.get("zeros")) or bool(numbers.get("ones"))
+        for at in range(len(look.outputs)):
+            if f"part {at}" in numbers:
+                self._silent.setdefault((at, look.number), []).append(numbers[f"part {at}"] == 0)
+            for column in itertools.takewhile(lambda each, at=at: f"way {each} {at}" in numbers, itertools.count()):  # type: ignore[misc]
+                self._sizes.setdefault(at, numbers.get(f"size {at}", numbers.get("size", 0.0)))
+                ways = self._ways.setdefault((at, column), [])
+                ways.append((0.0 if is_read and not at else numbers[f"way {column} {at}"], numbers[f"level {column} {at}"]))
+        yield from self._of_silence(look)
+        one_way = {each: ways for each, ways in self._ways.items() if len({way for way, _ in ways}) == 1 and ways[0][0]}
+        for (at, column), ways in one_way.items():
+            levels = [level for _, level in ways]
+            is_alone = len(one_way) == 1  # where several move, they may be on the way to targets that are far off
+            if len(ways) > _SEEN and is_alone and look.number == 0 and math.isnan(numbers.get(f"beyond {at}", math.nan)):
+                which = _named(look, at) + f"[:, {column}]" * (len(self._ways) > len(look.outputs))
+                yield self._chosen.judge(
+                    "pushed_one_way", float(len(ways)), abs(levels[-1] - levels[0]), self._sizes[at], what=which
+                )
+
+    def _of_silence(self, look: Look) -> Iterator[Finding | None]:
+        """Yield that one output, or one pass of a step, gets a gradient of zero, and others do not."""
+        silent = [each for each, zeros in self._silent.items() if len(zeros) > _SEEN and all(zeros)]
+        heard = [each for each, zeros in self._silent.items() if len(zeros) > _SEEN and not any(zeros)]
+        if silent and heard and (look.number == silent[0][1]):
+            several = any(number for _, number in self._silent)
+            one, other = (_named(look, at, number if several else None) for at, number in (heard[0], silent[0]))
+            found = self._chosen.judge("terms_uneven", math.inf, one=one, other=other)
+            yield found and replace(found, advice=_WEIGHTLESS)
+
+    def _of_repeats(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that two views of each sample are the same: two passes of one loss return the same, or two halves of a batch."""
+        is_one_loss = self._before is not None and look.loss is not None and self._before.loss == look.loss
+        is_again = bool(numbers.get("again")) and is_one_loss and numbers.get("reached", 0.0) > 0
+        if "again" in numbers or "halves" in numbers:
+            self._repeats.append(is_again or bool(numbers.get("halves")))
+            yield self._chosen.judge("views_same", float(len(self._repeats))) if all(self._repeats) else None
+        self._before = look
 
     def _of_kinds(self, look: Look, label: float) -> Iterator[Finding | None]:
         """Yield that samples which a generator makes are given one label when it is trained and when a discriminator is."""
@@ -333,6 +398,12 @@ class BatchFindings:
         site = _common(before, behind)
         where = f"in {site}" if site else "between " + " and ".join(each or "the outputs" for each in (before, behind))
         return replace(found, message=f"{message}, by its {name.lower()} {where}", site=site and f"{site}:output")
+
+
+def _named(look: Look, at: int, number: int | None = None) -> str:
+    """Return what an output is called in messages, and if its *number* is given, the pass of a step."""
+    name = f"the output {look.outputs[at].strip('.[]')}".strip()
+    return name if number is None else f"{name} of pass {number + 1} of each step"
 
 
 def _common(one: str, other: str) -> str:

@@ -48,6 +48,7 @@ class Look:
         viewed: where a view has its axes in another order than what it was made of, and what it was.
         is_turned: samples are the second axis of the output as it is; *shape* has them first.
         taken: the first argument's storage, whether a gradient comes to it, and whether a model that is watched has made it.
+        loss: the identity of the loss whose backward pass has brought a gradient.
         is_linear: nothing but layers with weights, three or more in a row, has made the output.
         outputs: the names of those that are looked at; of further ones, whether their targets are in their range.
         depends: what the output depends on, if that was measured.
@@ -66,6 +67,7 @@ class Look:
     viewed: tuple[str, str] | None = None
     is_turned: bool = False
     taken: tuple[StorageWeakRef, bool, bool] | None = None
+    loss: int | None = None
     is_linear: bool = False
     depends: Depends | None = None
     tokens: int = 0

@@ -31,7 +31,7 @@ class PartPasses:
         self._passes = {}
         for part in parts:
             self._checks.setdefault(part, BatchChecks(self._chosen, self._model, self._name, part))
-        looks = any(each.looks for each in self._checks.values())
+        looks = any(each.looks_soon for each in self._checks.values())  # a probe sees from the next step on
         if looks and self._probe is None:
             self._probe = observe(self._model, self._returned, include=list(self._checks), name=self._name)
         elif not looks:

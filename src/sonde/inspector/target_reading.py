@@ -23,6 +23,7 @@ _MOST = 0.75  # of the samples; one all of whose classes are labels is not read
 _SCALES = ("Mul", "Div", "Add", "Sub", "Neg", "Rsub")
 _ERRORS = ("MseLoss", "SmoothL1Loss", "HuberLoss")
 _COMPARES = (*_ERRORS, "Sub", "Rsub", "L1Loss")
+_HALF, _WAYS = 0.5, 4  # of the own distance, that of the nearest; columns of an output that may each be pushed one way
 _NEAR = 60  # nodes of a graph next to the loss
 _BOUNDS = {"Sigmoid": (0.0, 1.0), "Tanh": (-1.0, 1.0), "Relu": (0.0, math.inf), "Softmax": (0.0, 1.0), "Softplus": (0.0, math.inf)}
 _BEYOND = 0.05  # of the width of a range, or of the deviation of targets
@@ -96,6 +97,52 @@ def column_numbers(gradient: Tensor, features: Tensor) -> dict[str, Tensor]:
     within, column = share.min(0)
     is_several = (count > 0).sum() > 1
     return {"within": torch.where(is_several, within, 1.0), "column": column, "spare": len(rows) - (count > 0).sum()}
+
+
+def target_column_numbers(output: Tensor, gradient: Tensor, given: Tensor) -> dict[str, Tensor]:
+    """Return which *column* of what was *given* is the target of an *output* of one number for each sample, and how far off it is.
+
+    Of a squared error the *gradient* is a multiple of the output less its target: *off* is which share of it is none. Of
+    sequences those at the last place are asked, along the longer of the axes.
+    """
+    made, held, rows = output.reshape(-1, 1).double(), gradient.reshape(-1, 1).double(), given.detach().double()
+    columns = rows if rows.dim() == 2 else (rows[:, -1] if rows.shape[1] >= rows.shape[-1] else rows[..., -1]).flatten(1)
+    off, column = _off(made - columns, held).min(0)
+    return {"off column": off, "target column": column}
+
+
+def other_numbers(output: Tensor, gradient: Tensor, given: Tensor) -> dict[str, Tensor]:
+    """Return of how many samples the target is what was *given* of *another* one, and how many *stand* for one.
+
+    Of a squared error the *gradient* is a multiple of the output less its target; here of each sample by itself.
+    """
+    made, held, rows = (each.detach().flatten(1).double() for each in (output, gradient, given))
+    along = (made * held).sum(1, keepdim=True) - held @ rows.T
+    error = made.square().sum(1, keepdim=True) + rows.square().sum(1) - 2 * made @ rows.T
+    across = 1 - along.square() * (along > 0) / (error * held.square().sum(1, keepdim=True)).clamp(min=1e-300)
+    best, nearest = across.min(1)
+    own = across.diagonal()
+    is_other = (best <= _HALF * own) & (nearest != torch.arange(len(rows), device=rows.device))
+    stands = torch.zeros(len(rows), dtype=torch.bool, device=rows.device).index_fill(0, nearest, True)
+    return {"another": is_other.double().mean(), "stand": stands.double().mean()}
+
+
+def way_numbers(output: Tensor, gradient: Tensor) -> dict[str, Tensor]:
+    """Return which *way* all samples push each column of an *output* (1: down; 0: several), of four or less, and its *level*."""
+    columns = output.shape[1] if output.dim() == 2 else 1
+    if columns > _WAYS:
+        return {}
+    made, held = (each.reshape(-1, columns).double() for each in (output, gradient))
+    signs, size = held.sign(), held.abs()
+    varies = size.amax(0) - size.amin(0) > 10 * _ALIKE * size.amax(0)  # as no term does that is added as it is
+    way = torch.where((signs.sum(0).abs() == len(held)) & varies, signs[0], 0.0)
+    return {f"{name} {at}": each[at] for name, each in (("way", way), ("level", made.mean(0))) for at in range(columns)}
+
+
+def _off(errors: Tensor, gradient: Tensor) -> Tensor:
+    """Return of each column of *errors* which share of a *gradient*, of one column, is no multiple of it."""
+    along = (errors * gradient).sum(0)
+    return 1 - along.square() * (along > 0) / (errors.square().sum(0) * gradient.square().sum()).clamp(min=1e-300)
 
 
 def _binary_numbers(made: Tensor, held: Tensor) -> dict[str, Tensor]:

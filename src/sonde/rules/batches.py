@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -164,18 +165,21 @@ def target_own(passes: float, *, often: float = 10.0) -> Judged:
 
 
 @entry(
-    "the gradient at one output is 3,000 x that at another or more, in the first six training passes or more",
+    "the gradient at one output, or in one pass of a step, is 3,000 x that at another or more, in the first six training passes or "
+    "more, or that at another is zero in 18 and more",
     "Kendall et al., Multi-task learning using uncertainty to weigh losses, 2018: the weights of terms; the factor is our own",
     "weigh the terms of the loss so that their gradients are of one size: look at a weight, a sum for a mean, units of a target",
     needs=("rms:output",),
     about=("setup", "large"),
 )
-def terms_uneven(times: float, *, most: float = 3e3, one: str = "one", other: str = "another") -> Judged:
+def terms_uneven(times: float, *, most: float = 3e3, one: str = "one output", other: str = "another") -> Judged:
     """Judge how many *times* as large the gradient at *one* output is as that at the *other*."""
     yield times >= most
     yield times
-    most_at, least_at = one.strip(".[]"), other.strip(".[]")
-    yield f"the gradient at the output {most_at} is {short(times)} x that at {least_at}: the loss hears one term alone"
+    if times == math.inf:
+        yield f"the gradient at {other} is zero, and that at {one} is not: a term of the loss weighs nothing"
+    else:
+        yield f"the gradient at {one} is {short(times)} x that at {other}: the loss hears one term alone"
 
 
 @entry(
@@ -195,19 +199,68 @@ def penalty_alone(size: float, across: float, *, least: float = 0.1, most: float
 
 
 @entry(
-    "a column of the input is the same for all samples of a class, and another for other classes, in all of six training passes "
-    "or more",
+    "a column of the input, or what it holds at its last place, is the target of a squared error, or the same for all samples of a "
+    "class, and another for other classes, in all of six training passes or more",
     "Kaufman et al., Leakage in data mining, 2012",
     "leave that column out, if it is not known where the model is used",
     needs=("rms:output",),
     brings=("overfitting",),
     about=("setup", "lost"),
 )
-def label_seen(within: float, column: float, *, least: float = 1e-6) -> Judged:
-    """Judge how much a *column* varies *within* classes, of how it varies at all."""
+def label_seen(within: float, column: float, *, least: float = 1e-6, is_number: bool = False) -> Judged:
+    """Judge how much a *column* varies *within* classes, of how it varies at all; *is_number*: it is the target itself."""
     yield within <= least
     yield column
-    yield f"column {column:.0f} of the input tells the label: it is the same for all samples of a class"
+    where = f"column {column:.0f} of the input"
+    yield f"{where} is the target" if is_number else f"{where} tells the label: it is the same for all samples of a class"
+
+
+@entry(
+    "the targets of a squared error are what was given of other samples of the batch, each of one, in six training passes or more",
+    "our own: the gradient of a squared error is the output less its target",
+    "look at what brings inputs and targets together: two shuffles, a roll, a sort, an index, a loader of each",
+    needs=("rms:output",),
+    brings=("outputs_alike", "loss_stuck", "overfitting"),
+    about=("setup", "lost"),
+)
+def target_of_another(share: float, *, least: float = 0.99) -> Judged:
+    """Judge of which *share* of the samples the target belongs to another one."""
+    yield share >= least
+    yield share
+    yield "the target of each sample is another sample of the batch: inputs and targets are in different orders"
+
+
+@entry(
+    "outputs of two training passes whose loss is one are the same, or those of two halves of a batch, in ten steps or more",
+    "Chen et al., A simple framework for contrastive learning, 2020, section 3: the composition of augmentations; "
+    "Gao et al., SimCSE, 2021: of dropout",
+    "augment each view by itself: draw anew for each, and look whether dropout, where it makes the views, is in training mode",
+    needs=("rms:output",),
+    brings=("outputs_alike",),
+    about=("setup", "lost"),
+)
+def views_same(steps: float, *, often: float = 10.0) -> Judged:
+    """Judge so many *steps* in which all samples went in twice and came out the same."""
+    yield steps >= often
+    yield steps
+    yield "each sample goes in twice and comes out the same: its two views are equal"
+
+
+@entry(
+    "all samples of all of 18 training passes or more push one output the same way, each by another amount, and it has moved by "
+    "five times its first size; not of labels, nor of a squared error",
+    "our own: at a minimum the gradients of samples add up to zero",
+    "look for what is to hold this output: a term of the loss that is missing (the log of a deviation, negatives, a penalty), "
+    "a sign, a bound",
+    needs=("rms:output",),
+    brings=("output_growth", "loss_unbounded", "gradient_growth"),
+    about=("setup", "lost"),
+)
+def pushed_one_way(passes: float, moved: float, first: float, *, times: float = 5.0, what: str = "the output") -> Judged:
+    """Judge how far an output has *moved* in so many *passes*, and how large it was at *first*."""
+    yield (passes > 0) & (first > 0) & (moved >= times * first)
+    yield passes
+    yield f"each sample of each pass pushes {what} the same way: nothing in the loss holds it"
 
 
 @entry(
