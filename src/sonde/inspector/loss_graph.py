@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -37,6 +37,7 @@ _MOVES = (
     "ClampMin",
 )
 _TURNS = ("T", "Transpose", "Permute")
+_VIEWS = (*_TURNS, "View", "UnsafeView", "ReshapeAlias", "Expand", "ToCopy", "Squeeze", "Clone")
 _REDUCES = ("Mean", "Sum", "Div", "Mul", "Neg", "Rsub", "Diagonal", *(_DISTANCES := ("Pow", "Abs", "Norm", "LinalgVectorNorm")))
 _TAKES = ("Split", "Unbind", "Slice", "Select", "Index")
 _SQUARES = ("MseLoss", "SmoothL1Loss", "HuberLoss")
@@ -117,6 +118,11 @@ class LossGraph:
                 if scrambled is not None:
                     message = f"a view between the model and a softmax of {_of(rows)} mixes classes with the other axes"
                     yield replace(scrambled, message=message, advice=_MOVE)
+            if name == "LogSoftmax" and _holds_itself(node):
+                itself = self._chosen.judge("target_own", math.inf)
+                if itself is not None:
+                    message = f"the softmax of the loss, of {_of(node)} similarities, holds that of each sample to itself"
+                    yield replace(itself, message=message, advice="mask the diagonal: masked_fill(torch.eye(n).bool(), -inf)")
             size = () if rows is None else graph_nodes.shape_of(rows)
             if len(size) == 2 and graph_nodes.axis_of(rows) == 0 and size[0] != size[1] and min(size) > 1:
                 mixed = self._chosen.judge("samples_mixed", math.inf, 0.0)
@@ -251,6 +257,24 @@ def _mixes_axes(softmax: Node) -> bool:
     return bool(((label != label[:, :1]).any(1) & (place != place[:, :1]).any(1)).any())
 
 
+def _holds_itself(softmax: Node) -> bool:
+    """Return whether a *softmax* is that of the products of all outputs with all outputs, and nothing leaves out any."""
+    scaled = ("LogSoftmax", "Div", "Mul", "Neg", *_VIEWS)
+    node = graph_nodes.behind(softmax, scaled, _but_numbers)
+    before, shape = _but_numbers(node), graph_nodes.shape_of(node)
+    if graph_nodes.operation_of(node) not in ("Mm", "Bmm", "CdistForward", "Cdist") or shape[-1:] != shape[-2:-1]:
+        return False
+    sides = {
+        graph_nodes.behind(each, ("Div", "Unsqueeze", *_VIEWS), lambda node: graph_nodes.sources_of(node)[:1]) for each in before
+    }
+    return len(before) == 2 and len(sides) == 1 and graph_nodes.operation_of(*sides) not in ("AccumulateGrad", *_TAKES)
+
+
+def _but_numbers(node: Node) -> list[Node]:
+    """Return the operations that an operation takes the results of, but for single numbers."""
+    return [each for each in graph_nodes.sources_of(node) if graph_nodes.leaf_of(each) is None and graph_nodes.shape_of(each) != ()]
+
+
 def _is_trained_twice(node: Node) -> bool:
     """Return whether a loss is a distance of two outputs with a gradient that share weights alone, or of two parts of one output.
 
@@ -276,8 +300,18 @@ def _is_trained_twice(node: Node) -> bool:
     is_distance |= are_units and (name == "Mul" or (name == "Mm" and "Diagonal" in above))
     left, right = (set(graph_nodes.nodes_before(_behind_moves(each, _TAKES), _NODES)) for each in before)
     shared = {graph_nodes.operation_of(each) for each in left & right}
-    is_apart = shared <= {"AccumulateGrad", "T"} or (left == right and made <= set(_TAKES))
+    is_apart = (
+        shared <= {"AccumulateGrad", "T"} or (left == right and made <= set(_TAKES)) or _are_parts(left - right, right - left)
+    )
     return (is_distance and is_apart) or (name == "Sub" and made == {"Xlogy", "Mul"})
+
+
+def _are_parts(one: Collection[Node], other: Collection[Node]) -> bool:
+    """Return whether the nodes of *one* side and of the *other* begin with parts of one output."""
+    of_one, of_other = (
+        {graph_nodes.sources_of(each)[0] for each in side if graph_nodes.operation_of(each) in _TAKES} for side in (one, other)
+    )
+    return bool(of_one) and of_one == of_other
 
 
 def _is_unit(node: Node) -> bool:
