@@ -55,6 +55,8 @@ SEVERAL, LIKE_LABELS, PLAIN_OUTPUT = 1.5, 0.15, 1.0
 """Labels of a sample on average that are several; how near their gradient comes to that of as many of each sample; and a size of
 outputs at which a cross-entropy is near that of a guess."""
 OVERFIT = 1.15
+METRIC_VALUES, METRIC_MEAN = 30, 10
+"""The fewest values of a metric that falls, and how many of the first and of the last are compared."""
 BELOW, LIKE_GUESS, EVALUATED = 0.05, 0.3, 5  # of a guess, what a loss is below it by chance, and a first one off it; evaluations
 """Validation loss against its smallest value."""
 
@@ -84,6 +86,24 @@ def spike(
     yield (away >= deviations) | (value >= above * largest)
     yield value
     yield f"jumped to {short(value)}, {short(value / median)} x its median"
+
+
+@entry(
+    f"a metric with a name as accuracy, reward, return, score, F1, AUC or IoU, of {METRIC_VALUES} values or more, falls: the mean "
+    f"of the last {METRIC_MEAN} is a quarter below that of the first, and five times what it scatters (3 of 5)",
+    "our own: what is named so is to rise",
+    "the steps make it worse, whatever the loss says: look at the sign of the loss, of an advantage or of a reward, at which "
+    "labels or rewards belong to which samples, and at how the metric is counted",
+    needs=("loss|grad_norm",),
+    window=Window(3, 5),
+    about=("loss", "large"),
+    unless=("in turns",),
+)
+def metric_falls(last: float, first: float, scatter: float, *, share: float = 0.25, times: float = 5.0) -> Judged:
+    """Judge the mean of the *last* values of a metric, and of the *first* ones; by chance two such differ by *scatter*."""
+    yield (first - last >= share * abs(first)) & (first - last >= times * scatter)
+    yield last
+    yield f"falls: {short(last)}, where it was {short(first)} at first"
 
 
 @entry(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from statistics import median
+from statistics import fmean, median, pvariance
 
 import numpy as np
 
@@ -15,6 +16,8 @@ from sonde.rules.chosen import Chosen
 from sonde.rules.finding import Finding
 from sonde.rules.loop import (
     LOSS_VALUES,
+    METRIC_MEAN,
+    METRIC_VALUES,
     NEAR_CHANCE,
     NEGATED_VALUES,
     RESTED,
@@ -35,6 +38,12 @@ from sonde.rules.window import Held
 _GRADIENTS = ("grad_norm", "grad_norm_raw")
 _LOSSES = ("loss", "val_loss")
 _JUDGED = (*_LOSSES, *_GRADIENTS, "update_norm")
+_RISING_NAMES = frozenset(
+    (
+        "acc", "accuracy", "reward", "rewards", "return", "returns", "score", "f1", "auc", "auroc", "iou", "miou", "dice", "recall",
+        "precision", "psnr", "ssim", "bleu", "rouge", "map", "top1", "top5", "win", "wins", "success",
+    )
+)  # fmt: skip
 _QUANTITIES = ("", "loss", "gradient", "update")  # in the order of a step
 _KEPT, _START, _LEAST_SPREAD = 128, 10, 0.02
 _NO_GRADIENT = 1e-8  # a norm of gradients below which they are as good as none
@@ -86,6 +95,7 @@ class ScalarFindings:
         self._scalars: dict[str, _Scalar] = {}
         self._held_out: dict[str, _HeldOut] = {}
         self._cleared: dict[str, _Cleared] = {}
+        self._metrics: dict[str, _Metric] = {}
         self._latest: dict[tuple[str, str], float] = {}  # by model the norm of all parameters, the steps that a momentum adds up
         self._rates: dict[str, list[tuple[int, float]]] = {}  # by model the last two learning rates, with their steps
         self._moved: dict[str, list[tuple[int, float]]] = {}  # by model how far its steps have moved them, at the last two of these
@@ -102,6 +112,8 @@ class ScalarFindings:
             moved = self._moved.setdefault(model, [])
             last, far = moved[-1] if moved else (step - 1, 0.0)
             _keep_two(moved, step, far + value / size * (step - last))
+        if not _RISING_NAMES.isdisjoint(re.split(r"[^a-z0-9]+|(?<=[a-z])(?=[0-9])", kind.lower())):
+            self._metrics.setdefault(name, _Metric(name, self._chosen)).add(value, epoch, step)
         if kind not in _JUDGED:
             return
         if kind == "val_loss":
@@ -175,8 +187,8 @@ class ScalarFindings:
             if first is not None:
                 names = ", ".join(f"{each.message.partition(' ')[0]} at step {each.first_step:,}" for each in others)
                 yield replace(first, message=first.message + (f" (also {names})" if names else ""))
-        yield from (each.found for each in self._held_out.values() if each.found is not None)
-        yield from (each.found for each in self._cleared.values() if each.found is not None)
+        watched = (*self._held_out.values(), *self._cleared.values(), *self._metrics.values())
+        yield from (each.found for each in watched if each.found is not None)
 
 
 @dataclass
@@ -600,6 +612,39 @@ class _HeldOut:
                 )
                 found = replace(found, advice=f"{first}; else {found.advice.partition('; look')[0]}")
             self.found = replace(found, message=message, epoch=epoch, step=step, first_step=int(self._held.since[0]))
+
+
+class _Metric:
+    """The history of a metric that rises in a training that goes well, by its name.
+
+    Attributes:
+        found: the finding that it falls; None so far.
+    """
+
+    def __init__(self, name: str, chosen: Chosen) -> None:
+        self.found: Finding | None = None
+        self._name, self._chosen = name, chosen
+        self._first: list[float] = []
+        self._last: deque[float] = deque(maxlen=METRIC_MEAN)
+        self._count = 0
+        self._held = chosen.held("metric_falls")
+
+    def add(self, value: float, epoch: int, step: int) -> None:
+        """Compare the last values with the first ones."""
+        if not math.isfinite(value):
+            return
+        self._count += 1
+        self._first += [value] * (len(self._first) < METRIC_MEAN)
+        self._last.append(value)
+        if self._count < METRIC_VALUES or self.found is not None:
+            return
+        scatter = math.sqrt(max(pvariance(self._first), pvariance(self._last)) * 2 / METRIC_MEAN)
+        found = self._chosen.judge("metric_falls", fmean(self._last), fmean(self._first), scatter)
+        if self._held.add_one(step, holds=found is not None) and found is not None:
+            first = int(self._held.since[0])
+            self.found = replace(
+                found, message=f"{self._name} {found.message}, at step {step:,}", epoch=epoch, step=step, first_step=first
+            )
 
 
 class _Cleared:
