@@ -20,7 +20,10 @@ from sonde.inspector.dependence import NODES, dependence_of, is_scrambled, layer
 from sonde.inspector.target_reading import (
     SHAPES,
     Range,
+    as_logits,
+    beyond_numbers,
     column_numbers,
+    compared_in,
     numbers_of,
     other_numbers,
     range_numbers,
@@ -98,18 +101,26 @@ class BatchChecks:
         """Look at what a training pass has returned, which is the one with this *number* of its step."""
         try:
             returned = {name: each for name, each in walk(output) if _is_of_samples(each)}
+            given = [*walk(list(args)), *walk(dict(kwargs))]
+            compared = {} if returned else _compared(output, [each for _, each in given])
+            returned = returned or {name: each for name, (each, _) in compared.items()}
             if returned and not autograd_state.is_transformed():
                 held, *others = returned.values()
-                given = [*walk(list(args)), *walk(dict(kwargs))]
                 device = held.device.type
                 with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False), _without_recomputing():
-                    is_turned = _are_places_first(held, [each for _, each in given])
-                    shape = tuple((held.transpose(0, 1) if is_turned else held).shape)
-                    made_by = graph_nodes.operation_of(graph_nodes.behind(held.grad_fn, SHAPES))
+                    arranged = _arranged(held, [each for _, each in given])
+                    is_turned = _are_places_first(arranged, [each for _, each in given])
+                    shape = (arranged[1], arranged[0], *arranged[2:]) if is_turned else arranged
+                    node = graph_nodes.behind(held.grad_fn, SHAPES)
+                    made_by = graph_nodes.operation_of(node)
                     look = Look(*moment, shape, number, made_by, samples_of(shape), list(returned)[:_OUTPUTS])
-                    look.is_turned = is_turned
+                    look.softmax_axis = graph_nodes.axis_of(node)
+                    look.is_turned, look.arranged = is_turned, arranged
                     ranges = [range_of(each) for each in (held, *others)][:_OUTPUTS]
                     look.activations = ["" if each is None else each.activation for each in ranges]
+                    for at, ((_, targets), reaches) in enumerate(zip(compared.values(), ranges, strict=False)):
+                        if targets is not None and reaches is not None:
+                            look.add(_of_output(at, beyond_numbers(targets, reaches.low, reaches.high)))
                     first = next((each for _, each in given if type(each) is Tensor and each.layout == torch.strided), None)
                     if first is not None:
                         storage = StorageWeakRef(first.untyped_storage())  # type: ignore[no-untyped-call]
@@ -126,7 +137,8 @@ class BatchChecks:
         self, named: Sequence[tuple[str, Tensor]], output: Tensor, others: Sequence[Tensor], reaches: Range | None, look: Look
     ) -> None:
         given = [each for _, each in named]
-        shown = output.detach().transpose(0, 1) if look.is_turned else output.detach()
+        shown = output.detach().reshape(look.arranged)
+        shown = shown.transpose(0, 1) if look.is_turned else shown
         depends, walks = None, False
         if look.number == 0:
             self._depended += 1
@@ -136,7 +148,9 @@ class BatchChecks:
             if walks and self._may_walk:
                 look.viewed = _viewed(named) or scrambled_in(nodes, given, names)
                 sought = self._depended > 1
-                depends = dependence_of(self._model, output, others, given, seeks=sought, is_turned=look.is_turned)
+                depends = dependence_of(
+                    self._model, output, others, given, seeks=sought, shape=look.arranged, is_turned=look.is_turned
+                )
                 if depends is not None:
                     inputs = [(tuple(each.given.shape), each.is_argument) for each in (*depends.tokens, *depends.inputs)]
                     look.depends = Depends(inputs, sought, list(depends.mixed_by), depends.is_graph, depends.is_cut)
@@ -228,16 +242,36 @@ def _is_of_samples(tensor: Tensor) -> bool:
     )
 
 
+def _compared(output: Any, given: Sequence[Tensor]) -> dict[str, tuple[Tensor, Tensor | None]]:
+    """Return what the losses compare that a model returns alone, of as many samples as were *given*, and with which targets."""
+    losses = {name: each for name, each in walk(output) if type(each) is Tensor and each.numel() == 1 and each.grad_fn is not None}
+    samples = {len(each) for each in given if each.dim() > 1}
+    compared: dict[str, tuple[Tensor, Tensor | None]] = {}
+    with _without_recomputing():
+        for name, loss in losses.items():
+            for at, (each, targets) in enumerate(compared_in(loss)):
+                is_new = all(each.grad_fn is not one.grad_fn for one, _ in compared.values())
+                if is_new and _is_of_samples(each) and _arranged(each, given)[0] in samples:
+                    compared[f"{name}{f'.{at}' * bool(at)}"] = each, targets
+    return compared
+
+
 def _are_tokens(given: Tensor, samples: int, known: Sequence[Tensor]) -> bool:
     """Return whether an argument holds indices, ``(samples, places)``, that are not known yet."""
     is_new = all(given is not each and given.data_ptr() != each.data_ptr() for each in known)
     return given.dim() == 2 and len(given) == samples and given.dtype in (torch.int64, torch.int32) and is_new
 
 
-def _are_places_first(output: Tensor, given: Iterable[Tensor]) -> bool:
-    """Return whether samples are the second axis of *output*, ``(places, samples, ...)``, and the first of what was given."""
+def _arranged(output: Tensor, given: Iterable[Tensor]) -> tuple[int, ...]:
+    """Return the shape of *output*, ``(samples, places, classes)`` where it has samples and places of given tokens in a row."""
+    rows = [each for each in given if each.dim() == 2 and not each.is_floating_point() and each.numel() == len(output)]
+    return (*rows[0].shape, *output.shape[1:]) if output.dim() == 2 and rows and len(rows[0]) > 1 else tuple(output.shape)
+
+
+def _are_places_first(shape: Sequence[int], given: Iterable[Tensor]) -> bool:
+    """Return whether samples are the second axis of an output, ``(places, samples, ...)``, and the first of what was *given*."""
     firsts = {len(each) for each in given if each.dim() > 1}
-    return output.dim() > 2 and output.shape[1] > 1 and output.shape[0] not in firsts and output.shape[1] in firsts
+    return len(shape) > 2 and shape[1] > 1 and shape[0] not in firsts and shape[1] in firsts
 
 
 def _viewed(given: Iterable[tuple[str, Tensor]]) -> tuple[str, str] | None:
@@ -300,17 +334,19 @@ def _gradient_comes(
     try:
         if type(gradient) is not Tensor:
             return
-        gradient = gradient.detach().transpose(0, 1) if look.is_turned else gradient.detach()
-        if gradient.shape == look.shape:
+        gradient = gradient.detach().reshape(look.arranged)
+        gradient = gradient.transpose(0, 1) if look.is_turned else gradient
+        if tuple(gradient.shape) == look.shape:
             with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False):
                 held = gradient[: len(output)]
                 look.loss = next(map(id, graph_nodes.sent_backward()), None)
-                look.add(numbers_of(output, held, class_axes(look) & axes, tokens, place))
+                scores, slopes = as_logits(output, held, look.made_by, look.softmax_axis)
+                look.add(numbers_of(scores, slopes, class_axes(look) & axes, tokens, place))
                 look.add({"part 0": held.double().square().sum().sqrt()} | _of_output(0, way_numbers(output, held)))
                 if len(output) == len(gradient):
                     look.add(_of_output(0, range_numbers(output, held, reaches)))
                     for at, each in enumerate(features):
-                        look.add(_of_output(at, _feature_numbers(output, held, each)))
+                        look.add(_of_output(at, _feature_numbers(scores, slopes, each)))
     except Exception as error:
         raise_if_foreign(error)
 

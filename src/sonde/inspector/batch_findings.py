@@ -402,7 +402,7 @@ class BatchFindings:
 
 def _named(look: Look, at: int, number: int | None = None) -> str:
     """Return what an output is called in messages, and if its *number* is given, the pass of a step."""
-    name = f"the output {look.outputs[at].strip('.[]')}".strip()
+    name = ("the output " + look.outputs[at].strip(".[]'")).strip()
     return name if number is None else f"{name} of pass {number + 1} of each step"
 
 

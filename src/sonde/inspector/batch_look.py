@@ -43,10 +43,12 @@ class Look:
         shape: of the output, samples first.
         number: which pass of the step it is.
         made_by: the operation that has made the output.
+        softmax_axis: along which that ran, if it is a softmax.
         samples: of the output, that are looked at.
         activations: by which each of them is kept in a range; "" for none.
         viewed: where a view has its axes in another order than what it was made of, and what it was.
-        is_turned: samples are the second axis of the output as it is; *shape* has them first.
+        arranged: the shape of the output as it is, but for samples and places in a row, which are apart.
+        is_turned: samples are the second axis of that; *shape* has them first.
         taken: the first argument's storage, whether a gradient comes to it, and whether a model that is watched has made it.
         loss: the identity of the loss whose backward pass has brought a gradient.
         is_linear: nothing but layers with weights, three or more in a row, has made the output.
@@ -64,7 +66,9 @@ class Look:
     samples: int
     outputs: list[str]
     activations: list[str] = field(default_factory=list)
+    softmax_axis: int | None = None
     viewed: tuple[str, str] | None = None
+    arranged: tuple[int, ...] = ()
     is_turned: bool = False
     taken: tuple[StorageWeakRef, bool, bool] | None = None
     loss: int | None = None

@@ -108,6 +108,7 @@ def dependence_of(
     given: Sequence[Tensor],
     *,
     seeks: bool,
+    shape: Sequence[int],
     is_turned: bool = False,
 ) -> Dependence | None:
     """Return what *output* of *model* depends on; None where no input is found in its graph, nor in that of *others*.
@@ -121,6 +122,7 @@ def dependence_of(
         others: that were returned with it.
         given: the tensors that the model was given.
         seeks: also which operation mixes samples.
+        shape: that the output has, or had before its places were put in a row with its samples.
         is_turned: samples are the second axis of the output, and places the first.
 
     Raises:
@@ -129,27 +131,27 @@ def dependence_of(
     nodes = list(graph_nodes.nodes_before(output.grad_fn, NODES))
     if any(map(graph_nodes.is_in_python, nodes)):
         raise RuntimeError("a backward is written in Python, or compiled")
-    order = list(range(output.dim()))
+    order = list(range(len(shape)))
     order[:2] = order[:2][::-1] if is_turned else order[:2]
-    samples = output.shape[order[0]]
+    samples = shape[order[0]]
     if len(nodes) > NODES or samples < 2 or type(output) is not Tensor:
         return None
     entries = _entries(nodes, given, samples)
     is_cut = not entries and any(_entries(list(graph_nodes.nodes_before(each.grad_fn, NODES)), given, samples) for each in others)
     entries = entries if entries or is_cut else {node: (held, False) for node in nodes for held in _made_of_data(node, samples)}
     tokens = [held for held, _ in entries.values() if not held.is_floating_point()]
-    if output.dim() == 3 and tokens and not _fits(tokens, output.shape[order[1]]) and _fits(tokens, output.shape[2]):
+    if len(shape) == 3 and tokens and not _fits(tokens, shape[order[1]]) and _fits(tokens, shape[2]):
         order = [order[0], 2, order[1]]  # classes before places
-    shape = [output.shape[axis] for axis in order]
-    sample, place = _looked_at(tokens, shape, output.device)
+    ordered = [shape[axis] for axis in order]
+    sample, place = _looked_at(tokens, ordered, output.device)
     found = Dependence(sample, place, is_graph=holds_graph(model, given, samples), is_cut=is_cut)
     if not entries:
         return found if is_cut else None
-    weight = torch.arange(1, output.numel() + 1, device=output.device, dtype=output.dtype).cos().reshape(shape)
+    weight = torch.arange(1, output.numel() + 1, device=output.device, dtype=output.dtype).cos().reshape(ordered)
     weight = weight * _one_of(sample, weight, 0)
-    if output.dim() > 2 and tokens:
+    if len(shape) > 2 and tokens:
         weight = weight * _one_of(place, weight, 1)
-    weight = weight.permute([order.index(axis) for axis in range(len(order))])
+    weight = weight.permute([order.index(axis) for axis in range(len(order))]).reshape(output.shape)
     mixes = _Mixes(model, sample, samples) if seeks else None
     gradients = graph_nodes.gradients_at(output, weight, entries.keys(), mixes)
     for node, (held, is_argument) in entries.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -22,6 +22,8 @@ _SQUARES = (("MseLoss",), ("Mean", "Pow", "Sub"))  # operations of a loss that i
 _MOST = 0.75  # of the samples; one all of whose classes are labels is not read
 _SCALES = ("Mul", "Div", "Add", "Sub", "Neg", "Rsub")
 _ERRORS = ("MseLoss", "SmoothL1Loss", "HuberLoss")
+_LOSSES = (*_ERRORS, "L1Loss", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits")
+_LAYERS = ("Addmm", "Mm", "Bmm", "Convolution", "Embedding", "NativeLayerNorm", "NativeBatchNorm")
 _COMPARES = (*_ERRORS, "Sub", "Rsub", "L1Loss")
 _HALF, _WAYS = 0.5, 4  # of the own distance, that of the nearest; columns of an output that may each be pushed one way
 _NEAR = 60  # nodes of a graph next to the loss
@@ -69,6 +71,42 @@ def numbers_of(
     for axis in axes:
         found |= _label_numbers(output.movedim(axis, -1), gradient.movedim(axis, -1), axis, tokens, looked_at)
     return found | _binary_numbers(made[:_BINARY], held[:_BINARY])
+
+
+def compared_in(loss: Tensor) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Yield what a *loss* compares with targets, as it keeps it for its backward pass, and these, where they are known.
+
+    It is what a loss function of torch was given, a cross-entropy as logarithms, and what a last activation has returned, if the
+    loss is written by hand.
+    """
+    layers = [each for each in graph_nodes.nodes_before(loss.grad_fn, _NEAR) if graph_nodes.operation_of(each) in _LAYERS]
+    nodes = list(graph_nodes.nodes_before(loss.grad_fn, _NEAR, layers))
+    for node in nodes:
+        name = graph_nodes.operation_of(node)
+        held = graph_nodes.result_of(node) if name in _BOUNDS or name == "LogSoftmax" else None
+        held = next(graph_nodes.taken_by(node), None) if name in _LOSSES else held
+        if held is not None and held.grad_fn is not None and held.dim() > 0:
+            yield held, graph_nodes.target_of(node) if name in _LOSSES else _squared_target(nodes, node, held)
+
+
+def _squared_target(nodes: Sequence[graph_nodes.Node], made: graph_nodes.Node, held: Tensor) -> Tensor | None:
+    """Return the target that a loss written by hand has subtracted from what was *made* before it was squared; None without one."""
+    for square in (each for each in nodes if graph_nodes.operation_of(each) == "Pow"):
+        error = next(graph_nodes.taken_by(square), None)
+        for difference in graph_nodes.sources_of(square):
+            places = [place for place, (node, _) in enumerate(difference.next_functions) if node is made]
+            if graph_nodes.operation_of(difference) == "Sub" and places and error is not None and error.shape == held.shape:
+                return (held - error if places == [0] else held + error).detach()
+    return None
+
+
+def as_logits(output: Tensor, gradient: Tensor, made_by: str, axis: int | None) -> tuple[Tensor, Tensor]:
+    """Return what a softmax along *axis* was given, but for a number of each row, and the gradient there; else both as they are."""
+    if axis is None or made_by not in ("LogSoftmax", "Softmax"):
+        return output, gradient
+    chance = output.exp() if made_by == "LogSoftmax" else output
+    given = gradient if made_by == "LogSoftmax" else gradient * chance
+    return (output if made_by == "LogSoftmax" else output.log()), given - chance * given.sum(axis, keepdim=True)
 
 
 def scale_numbers(output: Tensor, gradient: Tensor) -> dict[str, Tensor]:
@@ -354,8 +392,14 @@ def _squared_numbers(output: Tensor, gradient: Tensor, low: Tensor | float, high
     error = gradient.double() * gradient.numel() / 2
     is_mean = (error.square().mean() - loss).abs() <= _ALIKE * loss
     targets = made - error
-    width = torch.as_tensor(high - low, dtype=torch.float64, device=made.device)
-    margin = _BEYOND * torch.where(width.isfinite(), width, targets.std())
-    beyond = is_mean * ((targets < low - margin) | (targets > high + margin)).double().mean()
     is_one = is_mean & (targets.max() - targets.min() <= _ALIKE * output.double().std())
-    return {"beyond": beyond, "least": targets.min(), "largest": targets.max(), "one": is_one}
+    numbers = beyond_numbers(targets, low, high)
+    return numbers | {"beyond": is_mean * numbers["beyond"], "one": is_one}
+
+
+def beyond_numbers(targets: Tensor, low: Tensor | float, high: Tensor | float) -> dict[str, Tensor]:
+    """Return the share of the *targets* that is *beyond* what is reached, from *low* to *high*, and the *least* and *largest*."""
+    width = torch.as_tensor(high - low, dtype=torch.float64, device=targets.device)
+    margin = _BEYOND * torch.where(width.isfinite(), width, targets.double().std())
+    beyond = ((targets < low - margin) | (targets > high + margin)).double().mean()
+    return {"beyond": beyond, "least": targets.min(), "largest": targets.max()}

@@ -170,6 +170,7 @@ def target_own(passes: float, *, often: float = 10.0) -> Judged:
     "Kendall et al., Multi-task learning using uncertainty to weigh losses, 2018: the weights of terms; the factor is our own",
     "weigh the terms of the loss so that their gradients are of one size: look at a weight, a sum for a mean, units of a target",
     needs=("rms:output",),
+    brings=("gradient_zero",),
     about=("setup", "large"),
 )
 def terms_uneven(times: float, *, most: float = 3e3, one: str = "one output", other: str = "another") -> Judged:

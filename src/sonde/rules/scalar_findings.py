@@ -187,7 +187,11 @@ class ScalarFindings:
             if first is not None:
                 names = ", ".join(f"{each.message.partition(' ')[0]} at step {each.first_step:,}" for each in others)
                 yield replace(first, message=first.message + (f" (also {names})" if names else ""))
-        watched = (*self._held_out.values(), *self._cleared.values(), *self._metrics.values())
+        watched: tuple[_HeldOut | _Cleared | _Metric, ...] = (
+            *self._held_out.values(),
+            *self._cleared.values(),
+            *self._metrics.values(),
+        )
         yield from (each.found for each in watched if each.found is not None)
 
 

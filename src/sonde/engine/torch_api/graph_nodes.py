@@ -82,6 +82,12 @@ def result_of(node: Node) -> Tensor | None:
     return held if isinstance(held, Tensor) else None
 
 
+def target_of(node: Node) -> Tensor | None:
+    """Return the target that a loss function keeps for its backward pass; None for another operation."""
+    held = getattr(node, "_saved_target", None)
+    return held if isinstance(held, Tensor) else None
+
+
 def viewed_of(tensor: Tensor) -> Tensor | None:
     """Return the tensor that another one is a view of; None for one that is none."""
     return tensor._base
