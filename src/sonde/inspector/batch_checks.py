@@ -22,6 +22,7 @@ from sonde.inspector.target_reading import (
     Range,
     as_logits,
     beyond_numbers,
+    column_gradients,
     column_numbers,
     compared_in,
     numbers_of,
@@ -37,8 +38,8 @@ from sonde.rules import Chosen, Finding
 _RULES = (
     "labels_alike", "label_seen", "padding_counted", "padding_alone", "future_seen", "target_shifted", "target_beyond",
     "target_own", "samples_mixed", "outputs_alike", "input_unused", "all_linear", "terms_uneven", "penalty_alone",
-    "generator_misled", "begins_large", "target_of_another", "views_same", "pushed_one_way", "weight_of_ones", "weight_of_many",
-    "few_indices", "running_off", "norm_starved",
+    "generator_misled", "begins_large", "target_of_another", "views_same", "pushed_one_way", "errors_cancel", "weight_of_ones",
+    "weight_of_many", "few_indices", "running_off", "norm_starved",
 )  # fmt: skip
 _GROWN = 1.5
 _DEPENDS = (0, 3, 10, 24)  # of the looks, those that walk the graph: a branch may begin at zero
@@ -343,6 +344,7 @@ def _gradient_comes(
                 scores, slopes = as_logits(output, held, look.made_by, look.softmax_axis)
                 look.add(numbers_of(scores, slopes, class_axes(look) & axes, tokens, place))
                 look.add({"part 0": held.double().square().sum().sqrt()} | _of_output(0, way_numbers(output, held)))
+                look.add(column_gradients(scores, slopes))
                 if len(output) == len(gradient):
                     look.add(_of_output(0, range_numbers(output, held, reaches)))
                     for at, each in enumerate(features):

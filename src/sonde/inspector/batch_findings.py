@@ -29,11 +29,20 @@ _MATCHES, _DIFFERS = 0.99, 0.9  # share of the labels that are tokens at one pla
 _LABELS = 16  # of a pass, with fewer no place is known
 _OFF = 0.02  # of a gradient in half precision, rounding of its sum
 _NOTHING = 1e-6  # of a gradient, rounding
+_BOUNDED = ("Sigmoid", "Tanh")
+_ENTROPY = 0.1  # of a gradient that is no entropy's
+_MOST = 0.7  # of the passes
+_HARDLY = 1e-3  # of what an output depends on
 _SPARE = 8  # samples more than there are classes
 _OWN, _VARIED = 1e-10, 0.05  # of a gradient that is no multiple of outputs, rounding; of the size of outputs that vary
 _DIFFERENCES = ("Sub", "Rsub", "Abs", "Pow", "Mul")  # what makes an error, which may be what is returned
 _SCALED = ("Mm", "Mul", "Div", "Bmm", "UnsafeView", "Add", "Sub")  # by which logits are made that no layer has made
 _SCALES = "look at what multiplies the outputs: a temperature, a scale, a missing 1 / sqrt(size)"
+_ONE_SAMPLE = "look at how batches are made: a repeat or expand of one sample, an index that is always the same"
+_IDLE = (
+    "look at what picks a column: an index that is always the same, a slice, a mask; and whether more columns are made than needed"
+)
+_LAST_RELU = "leave the last activation out: outputs below zero are cut, and get no gradient"
 _WEIGHTLESS = "look for a weight of zero, a mask that holds nothing, a bound that all samples keep, a clamp"
 _TABLE = 2  # by which a table of similarities may be no square, as without those to itself
 _SQUARE = 8  # samples whose similarities are a table of classes
@@ -63,11 +72,12 @@ class BatchFindings:
     def __init__(self, chosen: Chosen, part: str, tables: Mapping[str, Table]) -> None:
         self._chosen, self._part, self._tables = chosen, part, tables
         self._first_step: int | None = None
-        self._labels: dict[bool, list[tuple[float, float]]] = {True: [], False: []}  # see _of_labels
+        self._labels: dict[int, list[tuple[float, float]]] = {}  # by pass of a step, see _of_labels
         self._apart: list[tuple[float, float]] = []  # how far outputs of each step were apart, and their size
         self._norms: dict[str, list[Finding | None]] = {}  # by what was read of which batch normalisation, what was judged
         # by output and pass of a step: the sign of all errors, 0 where they differ
         self._sides: dict[tuple[int, int], list[float]] = {}
+        self._entropies: list[float] = []  # which share of the gradient of each pass is not that of the entropy of the outputs
         self._fades: dict[int, list[tuple[float, float]]] = {}  # by further output: its size, and what is no multiple of it
         self._columns: dict[int, list[float]] = {}  # by input: the column that tells the label, NaN for none
         self._kinds: deque[tuple[StorageWeakRef, bool, bool, float]] = deque(
@@ -79,8 +89,13 @@ class BatchFindings:
         # by column of an output: which way each pass pushed it, and where it then was
         self._ways: dict[tuple[int, int], list[tuple[float, float]]] = {}
         self._sizes: dict[int, float] = {}  # by output: how large it was at first
+        self._idle: list[float] = []  # of each pass, the one column of the first output without a gradient, or -1
+        self._cancels: list[
+            float
+        ] = []  # of each pass, the gradient at the first output, if it is one number for all samples; else 0
         self._silent: dict[tuple[int, int], list[bool]] = {}  # by output and pass of a step: whether its gradient was zero
         self._repeats: list[bool] = []  # whether outputs of each step were those of another pass, or one half of them the other
+        self._equal: list[bool] = []  # whether all samples that went in were the same
         self._another: list[bool] = []  # whether the targets of each pass were what was given of other samples
         self._told: dict[int, list[float]] = {}  # by input: the column that is the target, NaN for none
         self._before: Look | None = None
@@ -106,7 +121,7 @@ class BatchFindings:
 
     def _of_labels(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that labels are alike: how many each pass had, and their one class, NaN of several; of first passes, of others."""
-        axis = _class_axis(look, numbers)
+        axis, labels_of_pass = _class_axis(look, numbers), self._labels.setdefault(look.number, [])
         labels = numbers.get(f"labels {len(look.shape) - 1}", 0.0)
         self._several += [labels] if labels else []
         if len(self._several) >= _OFTEN:
@@ -118,28 +133,28 @@ class BatchFindings:
                 found = self._chosen.judge("begins_large", *begun)
                 yield None if found is None else replace(found, advice=_SCALES, quantity="output")
             low, high = numbers[f"low {axis}"], numbers[f"high {axis}"]
-            self._labels[look.number == 0].append((numbers["reached"], low if low == high else math.nan))
+            labels_of_pass.append((numbers["reached"], low if low == high else math.nan))
             times, top = numbers[f"times {axis}"], numbers[f"top {axis}"]
             self._weights.append(self._chosen.judge("weight_of_many", times, top))
             yield self._weights[-1] if len(self._weights) >= _OFTEN and all(self._weights) else None
         elif "one 0" in numbers:
-            self._labels[look.number == 0].append(
-                (numbers["reached"], float(f"{numbers['least 0']:.3g}") if numbers["one 0"] else math.nan)
-            )
+            labels_of_pass.append((numbers["reached"], float(f"{numbers['least 0']:.3g}") if numbers["one 0"] else math.nan))
         elif "zeros" in numbers:
             same = 0.0 if numbers["zeros"] else 1.0 if numbers["ones"] else math.nan
             yield from self._of_kinds(look, same)
-            self._labels[look.number == 0].append((numbers["reached"], same))
+            labels_of_pass.append((numbers["reached"], same))
         else:
             return
-        firsts, others = self._labels[True], self._labels[False]
-        classes = {each for _, each in firsts}
-        if any(math.isnan(each) for each in classes) or not firsts:
+        firsts, *rest = [each for _, each in sorted(self._labels.items()) if each]  # the first pass of a step may train nothing
+        others = [each for held in rest for each in held]
+        singles = [each for _, each in firsts if not math.isnan(each)]
+        classes, are_all = set(singles), len(singles) == len(firsts)
+        if len(singles) < _MOST * len(firsts):
             return
         is_sorted = (
             len(classes) > 1 and "one 0" not in numbers and axis is not None and all(count >= DEAD_SAMPLES for count, _ in firsts)
         )
-        if is_sorted or (len(classes) == 1 and classes >= {each for _, each in others}):
+        if is_sorted or (are_all and len(classes) == 1 and classes >= {each for _, each in others}):
             counts = sum(count for count, _ in (*firsts, *others))
             yield self._chosen.judge("labels_alike", counts, float(len(firsts)), float(len(classes)))
 
@@ -157,7 +172,7 @@ class BatchFindings:
             are_one = numbers.get("differ", 0.0) > 0 and numbers["size"] > 0
             are_one &= all(apart <= _ALIKE * size for apart, size in self._apart)
             if len(self._apart) > _SEEN and (are_one or self._unread > 1):  # by then it is known what is dead, which explains it
-                yield self._told_unused(is_cut=self._is_cut)
+                yield self._told_unused(look, numbers, is_cut=self._is_cut)
 
     def _of_range(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that targets are beyond what outputs can be, are made of these, or weigh too much."""
@@ -174,7 +189,8 @@ class BatchFindings:
             if len(sides) > EACH and abs(sum(sides)) == len(sides):
                 found = judge("target_beyond", 1.0, math.nan, math.nan, what=what, side=-sides[0])
                 yield found if found is None else replace(found, site=site)
-        yield judge("target_beyond", numbers.get("target share", 0.0), 0.0, numbers.get("target", 0.0), what="binary cross-entropy")
+        known = [numbers.get(each, 0.0) for each in ("target share", "target low", "target")]
+        yield judge("target_beyond", *known, what="binary cross-entropy")
         yield judge("weight_of_ones", numbers.get("times", 0.0), numbers.get("together", 0.0))
         yield from self._of_columns(numbers)
         for at in range(1, len(look.outputs)):
@@ -190,6 +206,10 @@ class BatchFindings:
                 ]
                 yield judged[-1] if judged and all(judged) else None
         yield judge("all_linear", float(look.is_linear))
+        if "entropy" in numbers:
+            self._entropies.append(numbers["entropy"])
+            is_alone = len(self._entropies) >= _OFTEN and statistics.median(self._entropies[:_OFTEN]) <= _ENTROPY
+            yield judge("penalty_alone", 0.0, max(self._entropies[:_OFTEN]), is_entropy=True) if is_alone else None
         if "across" in numbers:
             is_own = numbers["across"] <= _OWN and bool(numbers.get("compares")) and look.made_by not in _DIFFERENCES
             self._own.append(is_own and numbers.get("apart", math.inf) > _VARIED * numbers.get("size", 0.0))
@@ -226,7 +246,7 @@ class BatchFindings:
     def _of_ways(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that nothing holds an output, which each sample of each pass pushes the same way, or that one gets no gradient."""
         axis = _class_axis(look, numbers)
-        is_read = axis is not None or bool(numbers.get("zeros")) or bool(numbers.get("ones"))
+        is_read = axis is not None or any(map(numbers.get, ("zeros", "ones", "target", "is binary")))
         for at in range(len(look.outputs)):
             if f"part {at}" in numbers:
                 self._silent.setdefault((at, look.number), []).append(numbers[f"part {at}"] == 0)
@@ -235,15 +255,35 @@ class BatchFindings:
                 ways = self._ways.setdefault((at, column), [])
                 ways.append((0.0 if is_read and not at else numbers[f"way {column} {at}"], numbers[f"level {column} {at}"]))
         yield from self._of_silence(look)
+        yield from self._of_columns_idle(look, numbers)
         one_way = {each: ways for each, ways in self._ways.items() if len({way for way, _ in ways}) == 1 and ways[0][0]}
         for (at, column), ways in one_way.items():
             levels = [level for _, level in ways]
             is_alone = len(one_way) == 1  # where several move, they may be on the way to targets that are far off
-            if len(ways) > _SEEN and is_alone and look.number == 0 and math.isnan(numbers.get(f"beyond {at}", math.nan)):
+            if len(ways) > _SEEN and look.activations[at] in _BOUNDED and numbers.get("compares"):
+                found = self._chosen.judge(
+                    "target_beyond", 1.0, math.nan, math.nan, what=look.activations[at].lower(), side=-ways[0][0]
+                )
+                yield found and replace(found, site=f"{self._part}:output{look.outputs[at] if at else ''}")
+            elif len(ways) > _SEEN and is_alone and look.number == 0 and math.isnan(numbers.get(f"beyond {at}", math.nan)):
                 which = _named(look, at) + f"[:, {column}]" * (len(self._ways) > len(look.outputs))
                 yield self._chosen.judge(
                     "pushed_one_way", float(len(ways)), abs(levels[-1] - levels[0]), self._sizes[at], what=which
                 )
+
+    def _of_columns_idle(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that a column of the first output gets no gradient, or that the errors of samples cancel."""
+        if "idle" in numbers:
+            self._idle.append(numbers["idle"])
+            if len(self._idle) > _SEEN and self._idle[0] >= 0 and len(set(self._idle)) == 1:
+                one = f"column {self._idle[0]:.0f} of the output"
+                found = self._chosen.judge("terms_uneven", math.inf, one="others", other=one)
+                yield found and replace(found, advice=_IDLE)
+        if "same" in numbers and not look.number and not (look.taken is not None and any(look.taken[1:])):  # as a discriminator's
+            self._cancels.append(numbers["same"])
+            signs = [each > 0 for each in self._cancels]
+            if all(self._cancels) and min(signs.count(True), signs.count(False)) >= _LAST:
+                yield self._chosen.judge("errors_cancel", float(len(signs)))
 
     def _of_silence(self, look: Look) -> Iterator[Finding | None]:
         """Yield that one output, or one pass of a step, gets a gradient of zero, and others do not."""
@@ -259,6 +299,11 @@ class BatchFindings:
         """Yield that two views of each sample are the same: two passes of one loss return the same, or two halves of a batch."""
         is_one_loss = self._before is not None and look.loss is not None and self._before.loss == look.loss
         is_again = bool(numbers.get("again")) and is_one_loss and numbers.get("reached", 0.0) > 0
+        if "differ" in numbers:
+            self._equal.append(numbers["differ"] == 0)
+            if len(self._equal) >= _OFTEN and all(self._equal):
+                found = self._chosen.judge("views_same", float(len(self._equal)))
+                yield found and replace(found, message="all samples of a batch are one and the same", advice=_ONE_SAMPLE)
         if "again" in numbers or "halves" in numbers:
             self._repeats.append(is_again or bool(numbers.get("halves")))
             yield self._chosen.judge("views_same", float(len(self._repeats))) if all(self._repeats) else None
@@ -319,11 +364,11 @@ class BatchFindings:
             yield found and replace(found, message=f"{what}: its elements stand at other places", advice=_TRANSPOSED, site=site)
         padded = numbers.get(f"padded {axis}", 0.0)
         yield self._chosen.judge("padding_counted", padded) if is_sequence or padded >= _DIFFERS else None
-        yield self._chosen.judge("padding_counted", numbers.get(f"at padding {axis}", 0.0))
+        yield self._chosen.judge("padding_counted", numbers.get(f"at padding {axis}", 0.0), is_given=True)
         for place in range(look.tokens):
             real, padding = (numbers.get(f"{name} {place}", math.nan) for name in ("real", "padding"))
             is_apart = numbers.get(f"others {place}", 0.0) <= _NOTHING * padding  # where samples are mixed, that is what is wrong
-            self._padded += is_apart and real <= 0 < padding
+            self._padded += is_apart and real <= _HARDLY * padding and padding > 0
             if self._padded > 1 and is_apart:
                 yield self._chosen.judge("padding_alone", real, padding)
             if axis is None:
@@ -372,12 +417,16 @@ class BatchFindings:
             is_picked = numbers.get(f"pieces {axis}", 0.0) > 1  # some places here and there, as of masked tokens
             yield self._chosen.judge("target_shifted", float(ahead), is_causal=is_causal, is_picked=is_picked)
 
-    def _told_unused(self, *, is_cut: bool = False) -> Finding | None:
+    def _told_unused(self, look: Look, numbers: Mapping[str, float], *, is_cut: bool = False) -> Finding | None:
         """Return that outputs do not depend on what they are made of; *is_cut*: the first one does not, others do."""
         found = self._chosen.judge("input_unused", 1 + is_cut, 1, name="what it is given", has_layers=True)
-        alike = "what the model returns is the same for all samples, though what it is given differs"
-        cut = "no gradient comes from what the model returns first to what it is given, but for other outputs"
-        return found and replace(found, message=cut if is_cut else alike, advice=_UNUSED)
+        message = "what the model returns is the same for all samples, though what it is given differs"
+        advice = _UNUSED
+        if is_cut:
+            message = "no gradient comes from what the model returns first to what it is given, but for other outputs"
+        elif look.activations[0] == "Relu" and numbers["size"] == 0:
+            message, advice = "the relu that makes the outputs returns 0 for all samples", _LAST_RELU
+        return found and replace(found, message=message, advice=advice)
 
     def _told_mixed(self, place: int, depends: Depends, numbers: Mapping[str, float]) -> Finding | None:
         """Return that samples are mixed, by which operation and where, if two looks have found it so."""

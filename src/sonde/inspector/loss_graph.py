@@ -283,7 +283,9 @@ def _is_trained_twice(node: Node) -> bool:
     above: set[str] = set()
     while (name := graph_nodes.operation_of(node)) in _REDUCES:
         before = graph_nodes.sources_of(node)
-        before = [each for each in before if graph_nodes.shape_of(each) != ()] if name == "Mul" else before  # without a scale
+        before = (
+            [each for each in before if graph_nodes.shape_of(each) != ()] if name == "Mul" and len(before) > 1 else before
+        )  # without a scale
         if len(before) != 1:
             break
         above.add(name)

@@ -25,6 +25,8 @@ _ERRORS = ("MseLoss", "SmoothL1Loss", "HuberLoss")
 _LOSSES = (*_ERRORS, "L1Loss", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits")
 _LAYERS = ("Addmm", "Mm", "Bmm", "Convolution", "Embedding", "NativeLayerNorm", "NativeBatchNorm")
 _COMPARES = (*_ERRORS, "Sub", "Rsub", "L1Loss")
+_PUSHED = 8  # elements that are pushed one way, if others get no gradient
+_COLUMNS = 16  # of an output, of which one may be idle
 _HALF, _WAYS = 0.5, 4  # of the own distance, that of the nearest; columns of an output that may each be pushed one way
 _NEAR = 60  # nodes of a graph next to the loss
 _BOUNDS = {"Sigmoid": (0.0, 1.0), "Tanh": (-1.0, 1.0), "Relu": (0.0, math.inf), "Softmax": (0.0, 1.0), "Softplus": (0.0, math.inf)}
@@ -173,8 +175,31 @@ def way_numbers(output: Tensor, gradient: Tensor) -> dict[str, Tensor]:
     made, held = (each.reshape(-1, columns).double() for each in (output, gradient))
     signs, size = held.sign(), held.abs()
     varies = size.amax(0) - size.amin(0) > 10 * _ALIKE * size.amax(0)  # as no term does that is added as it is
-    way = torch.where((signs.sum(0).abs() == len(held)) & varies, signs[0], 0.0)
+    count = (held != 0).sum(0)
+    way = torch.where(
+        (signs.sum(0).abs() == count) & ((2 * count > len(held)) | (count >= _PUSHED)) & varies, signs.sum(0).sign(), 0.0
+    )
     return {f"{name} {at}": each[at] for name, each in (("way", way), ("level", made.mean(0))) for at in range(columns)}
+
+
+def column_gradients(output: Tensor, gradient: Tensor) -> dict[str, Tensor]:
+    """Return which column of an *output*, of two to sixteen, is *idle*: the one without a *gradient*, or -1.
+
+    Of one output for each sample, which gradient is the *same* for all of them, or 0; of logits, which share of it is not that of
+    the *entropy* of their softmax.
+    """
+    columns = output.numel() // len(output)
+    made, held = (each.reshape(len(output), -1).double() for each in (output, gradient))
+    if columns == 1:
+        is_same = _is_alike(held) & (held.abs().min() > 0)
+        return {"same": torch.where(is_same, held[0, 0], 0.0)}
+    if columns > _COLUMNS or output.dim() != 2:
+        return {}
+    is_idle = (held == 0).all(0)
+    logs = made.log_softmax(1)
+    slope = logs.exp() * (logs - (logs.exp() * logs).sum(1, keepdim=True))
+    across = 1 - (slope * held).sum().square() / (slope.square().sum() * held.square().sum()).clamp(min=1e-300)
+    return {"idle": torch.where(is_idle.sum() == 1, is_idle.long().argmax(), -1), "entropy": across}
 
 
 def _off(errors: Tensor, gradient: Tensor) -> Tensor:
@@ -201,15 +226,32 @@ def _binary_numbers(made: Tensor, held: Tensor) -> dict[str, Tensor]:
     target = torch.where(is_one, chance - held / of_zero.nanmean(), math.nan)  # of the others, as those of 0 say
     is_other = varies & (_spread(of_zero) <= _ALIKE) & (_spread(target) <= _ALIKE) & (target.nanmean() > 1 + _BEYOND)
     is_other &= _spread(of_one) > 10 * _ALIKE  # a weight of ones would look alike, but for that
+    given, is_binary = _binary_targets(made, held, is_share)
+    is_beyond = is_binary & ((given < -_BEYOND) | (given > 1 + _BEYOND))
+    far, other = torch.where(is_beyond, given, math.nan), torch.where(is_other, target.nanmean(), 0.0).nan_to_num(0.0)
     all_of_one = times * is_one.sum() / (~is_one).sum().clamp(min=1)
     return {
         "zeros": varies & zeros & (held > 0).all(),
         "ones": varies & ones & (held < 0).all(),
         "times": times,
         "together": all_of_one,
-        "target": torch.where(is_other, target.nanmean(), 0.0).nan_to_num(0.0),
-        "target share": is_one.double().mean(),
+        "target": torch.where(is_beyond.any(), far.nan_to_num(-math.inf).max(), other),
+        "target low": torch.where(is_beyond.any(), far.nan_to_num(math.inf).min(), other),
+        "target share": torch.where(is_beyond.any(), is_beyond.double().mean(), is_one.double().mean()),
+        "is binary": is_binary,
     }
+
+
+def _binary_targets(made: Tensor, held: Tensor, is_share: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the targets of a mean binary cross-entropy of logits, or of shares, and whether the loss is one."""
+    sent = graph_nodes.sent_backward()[:1]
+    loss = sent[0].detach().double() if sent and sent[0].numel() == 1 else made.new_full((), math.nan)
+    error = held * len(held)
+    targets = torch.where(is_share, made - error * made * (1 - made), made.sigmoid() - error)
+    of_shares = -(targets * made.log().clamp(min=-100) + (1 - targets) * (1 - made).log().clamp(min=-100)).mean()
+    of_logits = (torch.nn.functional.softplus(made) - made * targets).mean()
+    is_mean = (torch.where(is_share, of_shares.nan_to_num(), of_logits) - loss).abs() <= _ALIKE * loss.abs()
+    return targets, is_mean
 
 
 def _spread(numbers: Tensor) -> Tensor:

@@ -12,12 +12,23 @@ from sonde.words import percent, short
 
 
 @entry(
-    "the labels of a cross-entropy, of 256 samples or more in 10 training passes or more, are one class in all of them, or in each",
+    "the labels of a cross-entropy, of 256 samples or more in 10 training passes or more, are one class in all of them, or one "
+    "in each of most",
     "the gradient of a cross-entropy at the outputs is the probabilities less the labels: below zero at the label alone",
     "look at how labels are made and read: an index, a mask, a threshold, a column; shuffle data that are sorted by class",
     needs=("rms:output",),
     evidence=("samples", "passes", "classes"),
-    brings=("overfitting", "loss_stuck", "output_growth", "spike", "bounded", "dead"),
+    brings=(
+        "overfitting",
+        "loss_stuck",
+        "loss_rising",
+        "gradient_zero",
+        "outputs_alike",
+        "output_growth",
+        "spike",
+        "bounded",
+        "dead",
+    ),
     about=("setup", "lost"),
 )
 def labels_alike(samples: float, passes: float, classes: float, *, least: float = 256.0, often: float = 10.0) -> Judged:
@@ -27,38 +38,43 @@ def labels_alike(samples: float, passes: float, classes: float, *, least: float 
     if classes == 1:
         yield f"all labels of the first {passes:,.0f} training passes, {samples:,.0f} samples, are one class"
     else:
-        yield f"all labels of a batch are one class, in each of {passes:,.0f} training passes, and {classes:,.0f} classes in all"
+        yield f"all labels of a batch are one class, in most of {passes:,.0f} training passes, and {classes:,.0f} classes in all"
 
 
 @entry(
-    "half of the labels of a model of tokens or more are one token at the ends of their rows",
+    "half of the labels of a model of tokens or more are one token at the ends of their rows; a tenth, where the input is padded",
     "torch.nn.functional.cross_entropy: ignore_index (-100); transformers: labels of padding are to be -100",
     "set the labels of padding to -100 (or give its token as ignore_index)",
     needs=("rms:output",),
     brings=("overfitting", "loss_stuck", "spike"),
     about=("setup", "lost"),
 )
-def padding_counted(share: float, *, most: float = 0.5) -> Judged:
-    """Judge the *share* of the labels that stand at the end of their row behind others, and are the same token in all rows."""
-    yield share >= most
+def padding_counted(share: float, *, most: float = 0.5, at_padding: float = 0.1, is_given: bool = False) -> Judged:
+    """Judge the *share* of the labels that stand at the end of their row behind others, and are the same token in all rows.
+
+    *is_given*: where the input is padded, too.
+    """
+    yield share >= (at_padding if is_given else most)
     yield share
     yield f"{percent(share)} of the labels that count are one token at the ends of rows: padding"
 
 
 @entry(
-    "outputs depend on the padding of a sample, and on nothing else of it, in two training passes of two",
+    "outputs depend on the padding of a sample, and not a thousandth as much on all else of it, in two training passes of two",
     "a mask the wrong way round: transformers takes 1 for what is read, torch's key_padding_mask True for what is left out",
-    "turn the mask round; look at which element of a sequence is taken as its last",
+    "turn the mask round; take the last element of a sequence before its padding (pack_padded_sequence, lengths), not that of the "
+    "row",
     needs=("rms:output",),
     severity="bad",
     brings=("loss_stuck", "overfitting"),
     about=("setup", "lost"),
 )
-def padding_alone(real: float, padding: float) -> Judged:
+def padding_alone(real: float, padding: float, *, least: float = 1e-3) -> Judged:
     """Judge how much outputs depend on the *real* tokens of a sample, and on its *padding*."""
-    yield (real <= 0) & (padding > 0)
+    yield (real <= least * padding) & (padding > 0)
     yield padding
-    yield "what the model returns depends on the padding of a sample alone, and not on its tokens"
+    hardly = "not" if real <= 0 else "hardly"
+    yield f"what the model returns depends on the padding of a sample, and {hardly} on its tokens"
 
 
 @entry(
@@ -124,11 +140,12 @@ def outputs_alike(apart: float, size: float, first: float, *, spread: float = 0.
 
 @entry(
     "5 % of the targets of a mean squared error or more are beyond what the activation that makes the outputs can return, or all "
-    "of an absolute error are on one side of it in 16 passes, or those of a binary cross-entropy are beyond 1",
+    "of an absolute error are on one side of it in 16 passes (or of another error, of a sigmoid or tanh), or those of a binary "
+    "cross-entropy are beyond 0 to 1",
     "the range of the activation: sigmoid and softmax 0 to 1, tanh -1 to 1, ReLU and softplus 0 and more",
     "leave the last activation out, or scale the targets into its range",
     needs=("rms:output",),
-    brings=("bounded", "loss_stuck", "dead", "flat"),
+    brings=("bounded", "loss_stuck", "dead", "flat", "loss_unbounded", "overfitting"),
     about=("setup", "lost"),
 )
 def target_beyond(
@@ -142,9 +159,10 @@ def target_beyond(
     yield share
     if side:
         where = "above" if side > 0 else "below"
-        yield f"all targets of an absolute error, in all passes, are {where} what the last {what} returns"
+        yield f"all targets, in all passes, are {where} what the last {what} returns"
     elif what == "binary cross-entropy":
-        yield f"{percent(share)} of the targets of a binary cross-entropy are {short(largest)}, and not 0 or 1"
+        which = short(largest) if short(least) == short(largest) else f"{short(least)} to {short(largest)}"
+        yield f"{percent(share)} of the targets of a binary cross-entropy are {which}, and not 0 or 1"
     else:
         yield f"{percent(share)} of the targets, {short(least)} to {short(largest)}, are beyond what the last {what} can return"
 
@@ -185,17 +203,27 @@ def terms_uneven(times: float, *, most: float = 3e3, one: str = "one output", ot
 
 @entry(
     "a further output has shrunk to a tenth of its first size or less, in the last three of 16 training passes or more, and most "
-    "of its gradient is a multiple of it, as that of a penalty",
+    "of its gradient is a multiple of it, as that of a penalty; or 90 % of the gradient at the outputs, of the first ten "
+    "passes (by their median), is that of the entropy of their softmax",
     "Bowman et al., Generating sentences from a continuous space, 2016: a posterior that is the prior; the numbers are our own",
-    "lower the weight of the penalty (a KL term), or let it grow; look whether anything else reads this output",
+    "lower the weight of the penalty (a KL term, an entropy), or let it grow; look whether anything else reads this output, or is "
+    "cut off it by a detach()",
     needs=("rms:output",),
     brings=("outputs_alike", "output_small", "gradient_vanishing"),
     about=("setup", "large"),
 )
-def penalty_alone(size: float, across: float, *, least: float = 0.1, most: float = 0.7, what: str = "") -> Judged:
-    """Judge the *size* of an output, of its first, and which share of its gradient is no multiple of it (*across*)."""
+def penalty_alone(
+    size: float, across: float, *, least: float = 0.1, most: float = 0.7, what: str = "", is_entropy: bool = False
+) -> Judged:
+    """Judge the *size* of an output, of its first, and which share of its gradient is no multiple of it (*across*).
+
+    *is_entropy*: or is not that of the entropy of a softmax of it.
+    """
     yield (size <= least) & (across <= most)
     yield size
+    if is_entropy:
+        yield "all that trains the outputs is the entropy of their softmax: other terms do not reach them, or weigh nothing"
+        return
     yield f"the output {what.strip('.[]')} has shrunk to {short(size)} of its first size: a penalty on it outweighs all else"
 
 
@@ -262,6 +290,21 @@ def pushed_one_way(passes: float, moved: float, first: float, *, times: float = 
     yield (passes > 0) & (first > 0) & (moved >= times * first)
     yield passes
     yield f"each sample of each pass pushes {what} the same way: nothing in the loss holds it"
+
+
+@entry(
+    "in each of six training passes or more the gradient at the outputs is one number for all samples, above zero in three of them "
+    "or more, and below in three",
+    "our own: the mean of errors is zero where they cancel, whatever each is",
+    "take the absolute value, or the square, of the error of each sample, and the mean of these: not of the mean error",
+    needs=("rms:output",),
+    about=("setup", "lost"),
+)
+def errors_cancel(passes: float, *, often: float = 6.0) -> Judged:
+    """Judge so many *passes* whose gradient is one number, now up and now down."""
+    yield passes >= often
+    yield passes
+    yield "the loss sees the mean of the outputs alone: the errors of samples cancel each other"
 
 
 @entry(
