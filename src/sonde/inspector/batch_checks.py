@@ -30,6 +30,7 @@ from sonde.inspector.target_reading import (
     range_numbers,
     range_of,
     scale_numbers,
+    series_numbers,
     target_column_numbers,
     way_numbers,
 )
@@ -38,14 +39,16 @@ from sonde.rules import Chosen, Finding
 _RULES = (
     "labels_alike", "label_seen", "padding_counted", "padding_alone", "future_seen", "target_shifted", "target_beyond",
     "target_own", "samples_mixed", "outputs_alike", "input_unused", "all_linear", "terms_uneven", "penalty_alone",
-    "generator_misled", "begins_large", "target_of_another", "views_same", "pushed_one_way", "errors_cancel", "weight_of_ones",
-    "weight_of_many", "few_indices", "running_off", "norm_starved",
+    "generator_misled", "begins_large", "target_of_another", "views_same", "pushed_one_way", "errors_cancel", "attention_sharp",
+    "weight_of_ones", "weight_of_many", "few_indices", "running_off", "norm_starved",
 )  # fmt: skip
 _GROWN = 1.5
 _DEPENDS = (0, 3, 10, 24)  # of the looks, those that walk the graph: a branch may begin at zero
 _ROWS, _COLUMNS = 64, 1024  # of outputs, whose distances are measured
 _NOTHING = 1e-6  # of a gradient, rounding
 _PAIRS, _APART = 3, 1e-3  # samples; of the size of outputs that tell samples apart
+_SCORES = (*SHAPES, "Div", "Mul", "MaskedFill", "Add", "Where", "Expand")  # operations between products and their softmax
+_NEAR, _HALF = 40, 0.5  # nodes behind an attention among which a layer is looked for; share of the rows that read one place
 _LINEAR = 3  # layers in a row
 _MOST_CLASSES = 256
 _OUTPUTS = 6  # of one pass
@@ -157,6 +160,8 @@ class BatchChecks:
                     look.depends = Depends(inputs, sought, list(depends.mixed_by), depends.is_graph, depends.is_cut)
                     mixes = {f"mixed {at}": each for at, each in enumerate(depends.mixed_by.values())}
                     look.add(dict(depends.numbers()) | mixes)
+            if self._depended == 1:
+                look.add(_attention_numbers(nodes, names))
             look.is_linear = layers_in_a_row(nodes) >= _LINEAR
             look.add(self._count_indices(shown, nodes, names))
             look.add(_norm_numbers(nodes, names, self._slow_norms() if self._steps >= _SETTLED else ()))
@@ -295,6 +300,29 @@ def _distances(output: Tensor, given: Iterable[Tensor]) -> dict[str, Tensor]:
     return numbers | ({"differ": torch.stack(differ).any()} if differ else {})
 
 
+def _attention_numbers(nodes: Sequence[Any], names: Mapping[int, str]) -> dict[str, Tensor]:
+    """Return how large the largest weight of each attention is on average (*sharp*), and of how many (*attended*).
+
+    It is 0 where most rows have it at one place.
+    """
+    found: dict[str, Tensor] = {}
+    for node in nodes:
+        weights = graph_nodes.attention_of(node)
+        if weights is None and graph_nodes.operation_of(node) == "Softmax":
+            scores = [graph_nodes.behind(each, _SCORES) for each in graph_nodes.sources_of(node)]
+            is_last = graph_nodes.axis_of(node) == len(graph_nodes.shape_of(node)) - 1
+            is_attention = is_last and bool(scores) and graph_nodes.operation_of(scores[0]) in ("Bmm", "Mm")
+            weights = graph_nodes.result_of(node) if is_attention else None
+        if weights is not None and weights.numel() <= _FEATURES:
+            largest, place = weights.detach().double().max(-1)
+            usual = (place == place.flatten().mode().values).double().mean()
+            leaves = (graph_nodes.leaf_of(each) for each in graph_nodes.nodes_before(node, _NEAR))
+            name = next((names[id(each)].rpartition(".")[0] for each in leaves if id(each) in names), "")
+            found[f"sharp {name}"] = torch.where(usual < _HALF, largest.mean(), 0.0)
+            found[f"attended {name}"] = usual.new_full((), weights.shape[-1])
+    return found
+
+
 def _are_same(one: Tensor, other: Tensor) -> Tensor:
     """Return whether two outputs are the same but for rounding, and tell samples apart."""
     size = one.abs().max()
@@ -370,6 +398,8 @@ def _feature_numbers(output: Tensor, gradient: Tensor, features: Tensor) -> dict
         numbers |= column_numbers(gradient, features)
     if each == 1 and known > 1:
         numbers |= target_column_numbers(output, gradient, features)
+    if features.dim() == 3 and output.dim() in (2, 3) and features.shape[-1] <= _COLUMNS:
+        numbers |= series_numbers(output, gradient, features)
     if output.shape == features.shape and known >= _TELLING and len(output) <= _MOST_CLASSES:
         numbers |= other_numbers(output, gradient, features)
     return numbers

@@ -118,6 +118,10 @@ class BatchFindings:
         yield from self._of_repeats(look, numbers)
         yield from self._of_indices(numbers)
         yield from self._of_norms(numbers)
+        for key in (each for each in numbers if each.startswith("sharp ")):
+            name = key.removeprefix("sharp ")
+            found = self._chosen.judge("attention_sharp", numbers[key], numbers[f"attended {name}"])
+            yield found and replace(found, site=name and f"{name}:output")
 
     def _of_labels(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that labels are alike: how many each pass had, and their one class, NaN of several; of first passes, of others."""
@@ -382,6 +386,7 @@ class BatchFindings:
                     yield None if turned is None else replace(turned, message=_OTHER_ORDER, advice=_SAME_ORDER)
         if look.depends is not None:
             yield from self._of_samples(look, look.depends, numbers)
+            yield from self._of_series(look.depends, numbers)
 
     def _of_samples(self, look: Look, depends: Depends, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that samples are mixed, or that no input is read."""
@@ -416,6 +421,17 @@ class BatchFindings:
             is_causal = ahead != 0 or following + later <= _NOTHING * whole
             is_picked = numbers.get(f"pieces {axis}", 0.0) > 1  # some places here and there, as of masked tokens
             yield self._chosen.judge("target_shifted", float(ahead), is_causal=is_causal, is_picked=is_picked)
+
+    def _of_series(self, depends: Depends, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that a model of series sees the value it is to predict, or is to return the value it is given."""
+        aheads = [ahead for ahead in (0, 1) for at in range(_INPUTS) if numbers.get(f"series {ahead} {at}", 1.0) <= _EXACT]
+        for place in range(len(depends.inputs)):
+            before, here, following, later = (numbers.get(f"{name} {place} 0", 0.0) for name in ("before", "here", "next", "later"))
+            whole = before + here + following + later
+            if aheads == [1] and whole > 0:
+                yield self._chosen.judge("future_seen", (following + later) / whole, before + here, what="values")
+            if aheads == [0] and before > 0 and following + later <= _NOTHING * whole:
+                yield self._chosen.judge("target_shifted", 0.0)
 
     def _told_unused(self, look: Look, numbers: Mapping[str, float], *, is_cut: bool = False) -> Finding | None:
         """Return that outputs do not depend on what they are made of; *is_cut*: the first one does not, others do."""

@@ -16,6 +16,8 @@ NODES = 5_000
 """Of a graph, that are walked in Python."""
 _FIRST = ("Embedding", "Addmm", "Mm", "Convolution")  # operations that treat each sample, and each place in it, by itself
 _ELEMENTS = 1 << 18  # of outputs, of which the first samples are looked at
+_SERIES = 8  # places of a series, which no channels are
+_MARGIN = 64  # places by which a series is longer that was padded
 _TOKENS = 3  # beside the padding of a sample, so that it is no other one that is read
 _NEAR = 40  # nodes behind an operation, among which a parameter is looked for
 _NOTHING = 1e-6  # of a gradient, rounding
@@ -88,11 +90,13 @@ class Dependence:
             if entry.given.is_floating_point():
                 rows = entry.given.detach().reshape(len(sizes), -1)[:, :_ELEMENTS].double()
                 yield f"near {number}", (rows[1:] - rows[:-1]).square().mean() / (2 * rows.var(0).mean())
-                continue
-            padding = _row(padded(entry.given), self.sample) * own
-            real = own - padding
-            yield f"real {number}", real.sum() - real.max()
-            yield f"padding {number}", padding.sum()
+                if sizes.shape[1] == 1:
+                    continue
+            else:
+                padding = _row(padded(entry.given), self.sample) * own
+                real = own - padding
+                yield f"real {number}", real.sum() - real.max()
+                yield f"padding {number}", padding.sum()
             for way, table, row, at in ((0, sizes, self.sample, self.place), (1, sizes.T, self.place, self.sample)):
                 line = _row(table, row.clamp(max=len(table) - 1))
                 ahead = torch.arange(len(line), device=at.device) - at
@@ -142,6 +146,9 @@ def dependence_of(
     tokens = [held for held, _ in entries.values() if not held.is_floating_point()]
     if len(shape) == 3 and tokens and not _fits(tokens, shape[order[1]]) and _fits(tokens, shape[2]):
         order = [order[0], 2, order[1]]  # classes before places
+    series = None if tokens else _series_axes([held for held, _ in entries.values()], shape, order)
+    if series is not None and len(shape) == 3:
+        order = [order[0], series[0], 3 - order[0] - series[0]]
     ordered = [shape[axis] for axis in order]
     sample, place = _looked_at(tokens, ordered, output.device)
     found = Dependence(sample, place, is_graph=holds_graph(model, given, samples), is_cut=is_cut)
@@ -149,13 +156,14 @@ def dependence_of(
         return found if is_cut else None
     weight = torch.arange(1, output.numel() + 1, device=output.device, dtype=output.dtype).cos().reshape(ordered)
     weight = weight * _one_of(sample, weight, 0)
-    if len(shape) > 2 and tokens:
+    if series is not None or (len(shape) > 2 and tokens):
         weight = weight * _one_of(place, weight, 1)
     weight = weight.permute([order.index(axis) for axis in range(len(order))]).reshape(output.shape)
     mixes = _Mixes(model, sample, samples) if seeks else None
     gradients = graph_nodes.gradients_at(output, weight, entries.keys(), mixes)
     for node, (held, is_argument) in entries.items():
-        entry = Entry(held, _sizes(gradients.get(node), held, samples), is_argument)
+        places = 1 if series is None or held.dim() != 3 else shape[series[0]]
+        entry = Entry(held, _sizes(gradients.get(node), held, samples, places), is_argument)
         (found.inputs if held.is_floating_point() else found.tokens).append(entry)
     found.mixed_by = {} if mixes is None else mixes.found
     return found
@@ -358,9 +366,29 @@ def padded(tokens: Tensor) -> Tensor:
     return is_end * ((run > 1) & (run < tokens.shape[1]))
 
 
-def _sizes(gradient: Tensor | None, given: Tensor, samples: int) -> Tensor:
+def _series_axes(given: Iterable[Tensor], shape: Sequence[int], order: Sequence[int]) -> tuple[int, int] | None:
+    """Return which axis of an output of this *shape*, and of series that were *given*, is of places; None where there is none.
+
+    Args:
+        given: what enters the graph.
+        shape: ``(samples, places)``, ``(samples, places, ...)`` or ``(samples, channels, places)``.
+        order: of its axes, samples first.
+    """
+    for each in (one for one in given if one.dim() == 3 and one.is_floating_point()):
+        for axis in order[1:]:
+            same = [place for place in (1, 2) if 0 <= each.shape[place] - shape[axis] <= _MARGIN and shape[axis] >= _SERIES]
+            if len(shape) in (2, 3) and len(same) == 1 and order[0] == 0:
+                return axis, same[0]
+    return None
+
+
+def _sizes(gradient: Tensor | None, given: Tensor, samples: int, places: int = 1) -> Tensor:
     """Return how large a *gradient* is at each place of each sample of what was *given*: ``(samples, places)``, float64."""
-    places = given.shape[1] if not given.is_floating_point() else 1
+    places = given.shape[1] if not given.is_floating_point() else places
     if gradient is None:
         return torch.zeros(samples, places, dtype=torch.float64, device=given.device)
+    if places > 1 and gradient.dim() == 3 and given.is_floating_point() and gradient.shape[2] >= places:  # of a convolution
+        return gradient.detach().abs().double().sum(1)[:, :places]
+    if gradient.numel() % (samples * places):
+        places = 1
     return gradient.detach().abs().double().reshape(samples, places, -1).sum(2)

@@ -25,6 +25,7 @@ _ERRORS = ("MseLoss", "SmoothL1Loss", "HuberLoss")
 _LOSSES = (*_ERRORS, "L1Loss", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits")
 _LAYERS = ("Addmm", "Mm", "Bmm", "Convolution", "Embedding", "NativeLayerNorm", "NativeBatchNorm")
 _COMPARES = (*_ERRORS, "Sub", "Rsub", "L1Loss")
+_SERIES, _SERIES_AHEAD = 8, (0, 1)  # places of a series; how far ahead of an output a target is looked for
 _PUSHED = 8  # elements that are pushed one way, if others get no gradient
 _COLUMNS = 16  # of an output, of which one may be idle
 _HALF, _WAYS = 0.5, 4  # of the own distance, that of the nearest; columns of an output that may each be pushed one way
@@ -167,6 +168,27 @@ def other_numbers(output: Tensor, gradient: Tensor, given: Tensor) -> dict[str, 
     return {"another": is_other.double().mean(), "stand": stands.double().mean()}
 
 
+def series_numbers(output: Tensor, gradient: Tensor, given: Tensor) -> dict[str, Tensor]:
+    """Return how far off targets are from being the first channel of a *given* series, so many places ahead of an *output*.
+
+    See :func:`target_column_numbers`. Places are the axis along which both are as long.
+    """
+    found: dict[str, Tensor] = {}
+    axes = [
+        (one, other) for one in range(1, output.dim()) for other in (1, 2) if output.shape[one] == given.shape[other] >= _SERIES
+    ]
+    if len(axes) != 1:
+        return found
+    (one, other), *_ = axes
+    made, held = (each.movedim(one, 1).reshape(len(output), output.shape[one], -1)[..., 0].double() for each in (output, gradient))
+    rows = given.detach().movedim(other, 1).double()
+    for ahead in _SERIES_AHEAD:
+        kept = rows.shape[1] - ahead
+        errors = made[:, :kept, None] - rows[:, ahead:]
+        found[f"series {ahead}"] = _off(errors.flatten(0, 1), held[:, :kept].reshape(-1, 1)).min()
+    return found
+
+
 def way_numbers(output: Tensor, gradient: Tensor) -> dict[str, Tensor]:
     """Return which *way* all samples push each column of an *output* (1: down; 0: several), of four or less, and its *level*."""
     columns = output.shape[1] if output.dim() == 2 else 1
@@ -251,7 +273,8 @@ def _binary_targets(made: Tensor, held: Tensor, is_share: Tensor) -> tuple[Tenso
     of_shares = -(targets * made.log().clamp(min=-100) + (1 - targets) * (1 - made).log().clamp(min=-100)).mean()
     of_logits = (torch.nn.functional.softplus(made) - made * targets).mean()
     is_mean = (torch.where(is_share, of_shares.nan_to_num(), of_logits) - loss).abs() <= _ALIKE * loss.abs()
-    return targets, is_mean
+    has_one = any(graph_nodes.operation_of(each).startswith("BinaryCrossEntropy") for each in _nodes_of_loss())
+    return targets, is_mean & has_one  # where logits are near zero, whatever targets fit
 
 
 def _spread(numbers: Tensor) -> Tensor:

@@ -78,7 +78,7 @@ def padding_alone(real: float, padding: float, *, least: float = 1e-3) -> Judged
 
 
 @entry(
-    "the labels are the next tokens of the input, and outputs depend on these very tokens",
+    "the labels are the next tokens of the input, or the targets of a squared error its next values, and outputs depend on these",
     "Karpathy, A recipe for training neural networks, 2019: use backprop to chart dependencies",
     "mask the attention to later positions, pad convolutions on the left alone, normalise no position by later ones, and let no "
     "recurrent layer run backwards",
@@ -87,16 +87,17 @@ def padding_alone(real: float, padding: float, *, least: float = 1e-3) -> Judged
     brings=("overfitting",),
     about=("setup", "lost"),
 )
-def future_seen(share: float, past: float, *, least: float = 1e-6) -> Judged:
-    """Judge which *share* of the gradient of an output comes to later tokens, and how much to the *past* ones."""
+def future_seen(share: float, past: float, *, least: float = 1e-6, what: str = "tokens") -> Judged:
+    """Judge which *share* of the gradient of an output comes to later tokens (*what* there is), and how much to the *past* ones."""
     yield share > least
     yield share
     alone = "" if past > 0 else ", and none of those before"
-    yield f"the model sees what it is to predict: an output depends on later tokens ({percent(share)} of its gradient){alone}"
+    yield f"the model sees what it is to predict: an output depends on later {what} ({percent(share)} of its gradient){alone}"
 
 
 @entry(
-    "the labels are tokens of the input at the same place or before it, which the model sees, or two places or more behind it",
+    "the labels are tokens of the input at the same place or before it, which the model sees, or two places or more behind it; or "
+    "the targets of a squared error are the values of a series, which a causal model sees",
     "transformers shifts labels inside of its models; a loop of one's own gives inputs [:, :-1] and targets [:, 1:]",
     "shift the targets once, by one place, in the model or outside of it; of a model that fills gaps, give it the masked tokens",
     needs=("rms:output",),
@@ -305,6 +306,23 @@ def errors_cancel(passes: float, *, often: float = 6.0) -> Judged:
     yield passes >= often
     yield passes
     yield "the loss sees the mean of the outputs alone: the errors of samples cancel each other"
+
+
+@entry(
+    "the largest weight of an attention over eight places or more is 0.95 on average in the first training pass, and not most "
+    "often at one place",
+    "Vaswani et al., Attention is all you need, 2017, section 3.2.1: a softmax of large products has tiny gradients",
+    "look at what multiplies the scores of the attention (a missing 1 / sqrt(size), a temperature), at initial weights, and at a "
+    "missing normalisation",
+    needs=("rms:output",),
+    brings=("spike", "loss_stuck", "gradient_vanishing", "gradient_growth", "update_small", "output_growth"),
+    about=("initialisation", "large"),
+)
+def attention_sharp(largest: float, places: float, *, least: float = 0.95, fewest: float = 8.0) -> Judged:
+    """Judge how large the *largest* weight of so many *places* is on average."""
+    yield (largest >= least) & (places >= fewest)
+    yield largest
+    yield f"attention begins with one place alone: the largest of {places:,.0f} weights is {short(largest)} on average"
 
 
 @entry(

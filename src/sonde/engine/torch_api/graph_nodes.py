@@ -88,6 +88,20 @@ def target_of(node: Node) -> Tensor | None:
     return held if isinstance(held, Tensor) else None
 
 
+def attention_of(node: Node) -> Tensor | None:
+    """Return the weights of the last query of an attention that is one operation, ``(samples, heads, keys)``, without its mask.
+
+    None for another operation.
+    """
+    query, key, scale = (getattr(node, each, None) for each in ("_saved_query", "_saved_key", "_saved_scale"))
+    if not operation_of(node).startswith("ScaledDotProduct") or not isinstance(query, Tensor) or not isinstance(key, Tensor):
+        return None
+    last, keys = query.detach()[..., -1:, :].double(), key.detach().double()
+    scale = float(scale) if scale is not None else query.shape[-1] ** -0.5
+    weights = (last @ keys.transpose(-2, -1) * scale).softmax(-1) if keys.shape[1] == last.shape[1] else None
+    return None if weights is None else weights[..., 0, :]
+
+
 def viewed_of(tensor: Tensor) -> Tensor | None:
     """Return the tensor that another one is a view of; None for one that is none."""
     return tensor._base
