@@ -258,12 +258,16 @@ def is_scrambled(source: Sequence[int], made: Sequence[int]) -> bool:
 def scrambled_in(nodes: Iterable[Any], given: Sequence[Tensor], names: Mapping[int, str]) -> tuple[str, str] | None:
     """Return behind which module a view stands where axes were to be exchanged, and what it makes.
 
+    None is one whose axes are exchanged next: (places, samples, features) becomes (places, samples x heads, features) so.
+
     Args:
         nodes: the operations of a graph.
         given: the arguments of the model.
         names: of its parameters, by their identity.
     """
-    for node in nodes:
+    nodes = list(nodes)
+    turned = {one for each in nodes if graph_nodes.operation_of(each) in _TURNS for one in graph_nodes.sources_of(each)}
+    for node in (each for each in nodes if each not in turned):
         name, before = graph_nodes.operation_of(node), graph_nodes.sources_of(node)
         pairs: list[tuple[Sequence[int], Sequence[int]]] = []
         if name in _VIEWS and len(before) == 1:
