@@ -132,7 +132,7 @@ def no_training_forward(missed: int, logged: int) -> Judged:
     window=Window(3, 5),
     least=LOSS_VALUES,
     about=("loss", "large"),
-    unless=("in turns",),
+    unless=("in turns", "learnt"),
     tries=("lr", "clip_grad_norm"),
     symptom=True,
 )

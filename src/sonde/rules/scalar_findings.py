@@ -56,6 +56,7 @@ _CONVERGED = 0.01  # loss, of the first ones, from which on there is little left
 _LEARNT = 0.7  # loss, of the first ones, below which a network is on its way to its targets
 _SLOWLY = 0.8  # loss, of the first ones, below which it falls at whatever rate
 _WORSE = 1.2  # the least of three losses, of the median of five before: what was done between them did harm
+_PASSED = 2  # evaluations in a row after which a training no longer overfits
 _COIN = math.log(2)  # the cross-entropy of a guess of two classes
 _AFTER, _HELPED = 3, 0.9  # losses after a step, and their least one against that of the step, that say that the step was a good one
 
@@ -591,7 +592,7 @@ class _HeldOut:
         self.found: Finding | None = None
         self._name, self._chosen = name, chosen
         self._lowest, self._then, self._begin = math.inf, math.inf, math.nan
-        self._count = 0
+        self._count = self._passed = 0  # values, and those of the last that were no overfitting
         self._held = chosen.held("overfitting")
 
     def add(self, value: float, epoch: int, step: int, loss: _Loss, guess: float) -> None:
@@ -606,6 +607,9 @@ class _HeldOut:
             self._lowest, self._then = value, now
         known = value, self._lowest, begin, now, self._then, guess, float(self._count)
         found = None if not math.isfinite(now) else self._chosen.judge("overfitting", *known)
+        self._passed = self._passed + 1 if found is None else 0
+        if self._passed >= _PASSED:  # it came down again
+            self.found = None
         if self._held.add_one(step, holds=found is not None) and found is not None and self.found is None:
             message = f"{self._name}: {found.message}, at step {step:,}"
             if self._lowest > _FELL * self._begin:  # it never fell with the other loss: what is evaluated is something else

@@ -43,6 +43,7 @@ _HARMED = {"output", "loss", "gradient", "update", "weight"}  # what an input th
 _TOO_FAR: set[object] = {("output", "large"), ("loss", "large"), ("gradient", "large"), ("update", "large"), ("weight", "large")}
 _OF_TARGETS: set[object] = {*_TOO_FAR, ("loss", "still")}  # what targets that are far larger than outputs can do
 _GROWN = (("output", "large"), ("weight", "large"))  # what a loss that falls without bound makes grow
+_PASSING = ("loss_rising", "overfitting")  # rules whose findings are taken back where the loss comes down again
 _BY_OTHERS = (
     "rate_grown",
     "momentum_large",
@@ -580,8 +581,11 @@ class Findings:
                 self._beyond.add(each.identity)
 
     def _now(self) -> list[Finding]:
-        """Return every open finding, with what later steps have added."""
+        """Return every open finding, with what later steps have added; none that later losses have taken back."""
         every = {each.identity: each for each in self._judges.findings()}
+        for gone in [each for each in self._opened if self._opened[each].rule in _PASSING and each not in every]:
+            del self._opened[gone]
+            self._known.discard(gone)
         found = [grown(each, every[identity]) if identity in every else each for identity, each in self._opened.items()]
         return sorted(found, key=gravity)
 
