@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sonde
+from sonde.inspector.batch_look import Look
 from sonde.rules import Finding
 
 VOCABULARY, PLACES, SAMPLES = 30, 17, 16
@@ -440,3 +441,127 @@ def test_a_backward_written_in_python_does_not_run_twice() -> None:
     model = Own("none")
     assert not trained(model, next_token(model), steps=5)
     assert len(passes) == 5
+
+
+@pytest.mark.parametrize(("samples", "places", "width", "heads"), [(8, 12, 16, 2), (4, 8, 16, 4), (16, 8, 32, 2), (8, 8, 16, 2)])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_attention_with_as_many_samples_as_a_head_has_features_is_healthy(
+    samples: int, places: int, width: int, heads: int, batch_first: bool
+) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(width, heads, 32, dropout=0.0, batch_first=batch_first)
+    model = nn.Sequential(layer, nn.Linear(width, 3))
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(samples, places, width) if batch_first else torch.randn(places, samples, width)
+        return functional.cross_entropy(model(x).mean(1 if batch_first else 0), torch.randint(3, (samples,)))
+
+    assert not {each for each, found in trained(model, loss, steps=6).items() if found.severity != "note"}
+
+
+@pytest.mark.parametrize(("scale", "is_told"), [(1.0, False), (100.0, True)])
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_attention_that_begins_with_one_place_alone_is_told(scale: float, is_told: bool, is_fused: bool) -> None:
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.made, self.head = nn.Linear(16, 48), nn.Linear(16, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            query, key, value = self.made(x).reshape(*x.shape[:2], 3, 2, 8).permute(2, 0, 3, 1, 4)
+            if is_fused:
+                mixed = functional.scaled_dot_product_attention(query * scale, key, value)
+            else:
+                mixed = (scale * query @ key.transpose(-2, -1) / 8**0.5).softmax(-1) @ value
+            made: Tensor = self.head(mixed.transpose(1, 2).flatten(2).mean(1))
+            return made
+
+    torch.manual_seed(0)
+    model = Attends()
+    found = trained(model, lambda _: functional.cross_entropy(model(torch.randn(8, 12, 16)), torch.randint(3, (8,))))
+    assert ("attention_large" in found) is is_told
+
+
+def test_a_batch_of_one_sample_again_and_again_is_told() -> None:
+    torch.manual_seed(0)
+    model = mlp(3)
+    found = trained(model, lambda _: functional.cross_entropy(model(torch.randn(1, 8).repeat(2, 1)), torch.randint(3, (2,))))
+    assert "input_same" in found
+
+
+def test_batches_of_data_that_are_sorted_are_told_where_some_have_two_classes() -> None:
+    """And where another pass of each step, without a loss, comes first."""
+    torch.manual_seed(0)
+    model, labels = mlp(4), torch.arange(4).repeat_interleave(90)
+
+    def loss(step: int) -> Tensor:
+        model(torch.randn(32, 8))
+        of_step = labels[torch.arange(32 * step, 32 * step + 32) % 360]
+        return functional.cross_entropy(model(torch.randn(32, 8)), of_step)
+
+    assert "most of" in trained(model, loss)["labels_alike"].message
+
+
+def test_outputs_in_one_row_with_their_places_are_read() -> None:
+    class Flat(Decoder):
+        def forward(self, tokens: Tensor) -> Tensor:
+            return super().forward(tokens).flatten(0, 1)
+
+    torch.manual_seed(0)
+    model = Flat("none")
+
+    def loss(_: int) -> Tensor:
+        given = text()
+        return functional.cross_entropy(model(given[:, :-1]), given[:, 1:].flatten())
+
+    assert "future_seen" in trained(model, loss)
+
+
+def test_parts_are_looked_at_behind_their_first_passes_too() -> None:
+    class Parts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = mlp(8), nn.Linear(8, 1)
+
+    torch.manual_seed(0)
+    model = Parts()
+    seen = []
+    held = Look.read
+
+    def read(look: Look) -> dict[str, float]:
+        seen.append(look.step)
+        return held(look)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Look, "read", read)
+        trained(model, lambda _: model.head(model.body(torch.randn(8, 8))).square().mean(), steps=60)
+    assert max(seen) > 40
+
+
+def test_a_softmax_that_holds_each_sample_itself_is_told() -> None:
+    torch.manual_seed(0)
+    model = mlp(6)
+
+    def loss(is_masked: bool) -> Callable[[int], Tensor]:
+        def made(_: int) -> Tensor:
+            units = functional.normalize(model(torch.randn(12, 8).repeat(2, 1) + 0.3 * torch.randn(24, 8)), dim=1)
+            likeness = units @ units.T / 0.5
+            likeness = likeness.masked_fill(torch.eye(24).bool(), -1e9) if is_masked else likeness
+            return functional.cross_entropy(likeness, torch.arange(24).roll(12))
+
+        return made
+
+    assert "holds that of each sample to itself" in trained(model, loss(False))["target_own"].message
+    assert "target_own" not in trained(model, loss(True))
+
+
+def test_positives_alone_of_one_batch_are_told() -> None:
+    torch.manual_seed(0)
+    model = mlp(6)
+
+    def loss(_: int) -> Tensor:
+        made = model(torch.randn(24, 8))
+        likeness: Tensor = functional.cosine_similarity(made[:12], made[12:]).mean()
+        return 2 - 2 * likeness
+
+    assert "target_trained" in trained(model, loss)

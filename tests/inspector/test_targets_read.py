@@ -188,3 +188,264 @@ def test_similarities_of_pairs_are_judged(scale: float, is_own: bool, told: set[
         return functional.cross_entropy(made, labels) + functional.cross_entropy(made.T, labels)
 
     assert {"labels_alike", "begins_large", "samples_mixed"} & set(trained(model, loss)) == told
+
+
+def recurrent() -> nn.Module:
+    class Forecaster(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell, self.head = nn.GRU(1, 8, batch_first=True), nn.Linear(8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            made: Tensor = self.head(self.cell(x)[0][:, -1])
+            return made
+
+    return Forecaster()
+
+
+@pytest.mark.parametrize(("kind", "is_told"), [("ahead", False), ("last", True), ("first", False)])
+def test_a_window_that_holds_its_target_is_found(kind: str, is_told: bool) -> None:
+    """What stands at its end is the target; what stood at its start may be asked for, as of a memory."""
+    torch.manual_seed(0)
+    model = recurrent()
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(16, 13, 1)
+        target = {"ahead": x[:, -1], "last": x[:, -2], "first": x[:, 0]}[kind]
+        return 3.0 * functional.mse_loss(model(x[:, :-1]), target)
+
+    found = trained(model, loss)
+    assert ("label_seen" in found) is is_told
+    assert not is_told or "is the target" in found["label_seen"].message
+
+
+@pytest.mark.parametrize(("kind", "is_told"), [("own", False), ("rolled", True), ("next", False), ("shuffled", True)])
+def test_targets_that_are_other_samples_of_the_batch_are_found(kind: str, is_told: bool) -> None:
+    torch.manual_seed(0)
+    model = mlp(8)
+
+    def loss(_: int) -> Tensor:
+        track = torch.randn(17, 8)
+        x = track[:16]
+        noisy = x + 0.1 * torch.randn(16, 8)
+        target = {"own": x, "rolled": x.roll(1, 0), "next": track[1:], "shuffled": x.flip(0)}[kind]
+        return functional.mse_loss(model(noisy), target)
+
+    assert ("target_of_another" in trained(model, loss)) is is_told
+
+
+@pytest.mark.parametrize(("kind", "is_told"), [("two", False), ("two calls", False), ("same", True), ("same calls", True)])
+def test_views_that_are_the_same_are_found(kind: str, is_told: bool) -> None:
+    torch.manual_seed(0)
+    model = mlp(6)
+
+    def loss(_: int) -> Tensor:
+        x = drawn()
+        views = [x + 0.3 * torch.randn_like(x), x + 0.3 * torch.randn_like(x)] if kind.startswith("two") else [x, x]
+        made = torch.cat([model(each) for each in views]) if "calls" in kind else model(torch.cat(views))
+        units = functional.normalize(made, dim=1)
+        likeness = (units @ units.T / 0.5).masked_fill(torch.eye(48).bool(), -1e9)
+        return functional.cross_entropy(likeness, torch.arange(48).roll(24))
+
+    assert ("views_same" in trained(model, loss)) is is_told
+
+
+def test_two_losses_that_are_sent_back_one_by_one_are_no_two_views() -> None:
+    """As a generator's and a discriminator's, of the same samples."""
+    torch.manual_seed(0)
+    model = mlp(1)
+    optimizer = torch.optim.Adam(model.parameters())
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False) as inspector:
+        for _ in range(20):
+            x = drawn()
+            for target in (1.0, 0.0):
+                functional.mse_loss(model(x), torch.full((24, 1), target) + torch.randn(24, 1)).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+    assert "views_same" not in {each.rule for each in inspector.findings}
+
+
+@pytest.mark.parametrize(("has_log", "is_told"), [(True, False), (False, True)])
+def test_a_deviation_that_nothing_holds_is_found(has_log: bool, is_told: bool) -> None:
+    class Likelihood(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.mean, self.log = mlp(16), nn.Linear(16, 1), nn.Linear(16, 1)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            held = self.body(x)
+            return self.mean(held), self.log(held)
+
+    torch.manual_seed(0)
+    model = Likelihood()
+
+    def loss(_: int) -> Tensor:
+        x = drawn(32)
+        mean, log = model(x)
+        error = x[:, :1] + 0.3 * torch.randn(32, 1) - mean
+        each: Tensor = 0.5 * error**2 * (-2 * log).exp() + log * has_log
+        return each.mean()
+
+    found = trained(model, loss, steps=130, lr=1e-2)
+    assert ("pushed_one_way" in found) is is_told
+    assert not is_told or found["pushed_one_way"].message.startswith("each sample of each pass pushes the output 1 ")
+
+
+@pytest.mark.parametrize(("weight", "is_told"), [(1.0, False), (0.0, True)])
+def test_a_pass_whose_term_weighs_nothing_is_found(weight: float, is_told: bool) -> None:
+    torch.manual_seed(0)
+    model = mlp(1)
+
+    def loss(_: int) -> Tensor:
+        inside, border = drawn(), drawn()
+        return functional.mse_loss(model(inside), inside[:, :1]) + weight * functional.mse_loss(model(border), border[:, 1:2])
+
+    found = trained(model, loss, steps=60)
+    assert ("terms_uneven" in found) is is_told
+    assert not is_told or "pass 2 of each step is zero" in found["terms_uneven"].message
+
+
+@pytest.mark.parametrize(("kind", "is_told"), [("each", False), ("one", True)])
+def test_a_column_that_no_gradient_reaches_is_found(kind: str, is_told: bool) -> None:
+    torch.manual_seed(0)
+    model = mlp(2)
+
+    def loss(_: int) -> Tensor:
+        x = drawn()
+        action = torch.randint(2, (24, 1)) * (kind == "each")
+        return functional.smooth_l1_loss(model(x).gather(1, action)[:, 0], x[:, 0])
+
+    found = trained(model, loss, steps=60)
+    assert ("terms_uneven" in found) is is_told
+    assert not is_told or "column 1 of the output is zero" in found["terms_uneven"].message
+
+
+@pytest.mark.parametrize(("kind", "is_told"), [("each", False), ("mean", True), ("critic", False)])
+def test_errors_that_cancel_are_found(kind: str, is_told: bool) -> None:
+    torch.manual_seed(0)
+    model = mlp(1)
+
+    def loss(_: int) -> Tensor:
+        x = drawn()
+        error: Tensor = x[:, :1] - model(x)
+        return {"each": error.abs().mean(), "mean": error.mean().abs(), "critic": error.mean()}[kind]
+
+    assert ("errors_cancel" in trained(model, loss, lr=1e-2, steps=40)) is is_told
+
+
+@pytest.mark.parametrize(("kind", "is_told"), [("policy", False), ("large", True), ("cut", True)])
+def test_an_entropy_that_is_all_there_is_is_found(kind: str, is_told: bool) -> None:
+    class Actor(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.policy, self.value = mlp(16), nn.Linear(16, 4), nn.Linear(16, 1)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            held = self.body(x)
+            return self.policy(held), self.value(held)[:, 0]
+
+    torch.manual_seed(0)
+    model = Actor()
+
+    def loss(_: int) -> Tensor:
+        x = drawn(64)
+        scores, value = model(x)
+        policy = torch.distributions.Categorical(logits=scores)
+        action = policy.sample()  # type: ignore[no-untyped-call]
+        reward = (action == x[:, :4].argmax(1)).float()
+        likely = policy.log_prob(action)  # type: ignore[no-untyped-call]
+        likely = likely.detach() if kind == "cut" else likely
+        bonus = (30.0 if kind == "large" else 0.01) * policy.entropy().mean()  # type: ignore[no-untyped-call]
+        made: Tensor = -((reward - value).detach() * likely).mean() + 0.5 * functional.mse_loss(value, reward) - bonus
+        return made
+
+    assert ("penalty_alone" in trained(model, loss)) is is_told
+
+
+@pytest.mark.parametrize(("largest", "is_told"), [(1.0, False), (5.0, True)])
+def test_ratings_as_targets_of_a_binary_cross_entropy_are_found(largest: float, is_told: bool) -> None:
+    torch.manual_seed(0)
+    model = mlp(1)
+
+    def loss(_: int) -> Tensor:
+        x = drawn()
+        return (
+            functional.binary_cross_entropy(model(x).sigmoid(), x[:, :1].sigmoid() * largest)
+            if largest == 1
+            else (functional.binary_cross_entropy_with_logits(model(x), 1 + (x[:, :1].sigmoid() * (largest - 1)).round()))
+        )
+
+    found = trained(model, loss, steps=60)
+    assert ("target_beyond" in found) is is_told
+    assert "pushed_one_way" not in found
+
+
+class ReturnsItsLoss(nn.Module):
+    """A model that returns losses alone, made by hand or by torch."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.body, self.boxes, self.kinds = kind, mlp(16), nn.Linear(16, 4), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor, boxes: Tensor, kinds: Tensor) -> dict[str, Tensor]:
+        held = self.body(x)
+        made = self.boxes(held).sigmoid()
+        by_hand = ((made - boxes) ** 2 * (boxes[:, :1] >= 0)).mean()
+        error = by_hand if self.kind == "by hand" else functional.mse_loss(made, boxes)
+        return {"boxes": error, "kinds": functional.cross_entropy(self.kinds(held), kinds)}
+
+
+@pytest.mark.parametrize("kind", ["by hand", "by torch"])
+@pytest.mark.parametrize(("scale", "is_told"), [(1.0, False), (16.0, True)])
+def test_targets_of_a_model_that_returns_losses_alone_are_read(kind: str, scale: float, is_told: bool) -> None:
+    torch.manual_seed(0)
+    model = ReturnsItsLoss(kind)
+
+    def loss(_: int) -> Tensor:
+        x = drawn()
+        losses = model(x, scale * x[:, :4].sigmoid(), (x[:, 0] > 9).long())
+        total: Tensor = losses["boxes"] + losses["kinds"]
+        return total
+
+    found = trained(model, loss)
+    assert ("target_beyond" in found) is is_told
+
+
+@pytest.mark.parametrize("kind", ["log_softmax", "softmax"])
+def test_labels_of_a_model_that_returns_a_softmax_are_read(kind: str) -> None:
+    torch.manual_seed(0)
+    model = mlp(3, nn.LogSoftmax(1) if kind == "log_softmax" else nn.Softmax(1))
+
+    def made(x: Tensor) -> Tensor:
+        return model(x) if kind == "log_softmax" else model(x).log()  # type: ignore[no-any-return]
+
+    assert "labels_alike" in trained(model, lambda _: functional.nll_loss(made(drawn()), torch.ones(24).long()))
+    assert "labels_alike" not in trained(model, lambda _: functional.nll_loss(made(drawn()), torch.randint(3, (24,))))
+
+
+class Series(nn.Module):
+    """Two convolutions over a series, which see later values or not."""
+
+    def __init__(self, is_causal: bool) -> None:
+        super().__init__()
+        self.pads, self.one, self.two = (2, 0) if is_causal else (1, 1), nn.Conv1d(1, 8, 3), nn.Conv1d(8, 1, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        held = self.one(functional.pad(x, self.pads)).tanh()
+        made: Tensor = self.two(functional.pad(held, self.pads))
+        return made
+
+
+@pytest.mark.parametrize(
+    ("is_causal", "ahead", "told"), [(True, 1, ""), (False, 1, "future_seen"), (True, 0, "target_shifted"), (False, 0, "")]
+)
+def test_a_series_is_read_as_tokens_are(is_causal: bool, ahead: int, told: str) -> None:
+    torch.manual_seed(0)
+    model = Series(is_causal)
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(12, 1, 21).cumsum(2) / 3
+        return functional.mse_loss(model(x[..., :-1]), x[..., ahead : 20 + ahead])
+
+    found = trained(model, loss)
+    assert {each for each in found if each in ("future_seen", "target_shifted")} == ({told} if told else set())

@@ -39,8 +39,8 @@ from sonde.rules import Chosen, Finding
 _RULES = (
     "labels_alike", "label_seen", "padding_counted", "padding_alone", "future_seen", "target_shifted", "target_beyond",
     "target_own", "samples_mixed", "outputs_alike", "input_unused", "all_linear", "terms_uneven", "penalty_alone",
-    "generator_misled", "begins_large", "target_of_another", "views_same", "pushed_one_way", "errors_cancel", "attention_sharp",
-    "weight_of_ones", "weight_of_many", "few_indices", "running_off", "norm_starved",
+    "generator_misled", "begins_large", "target_of_another", "views_same", "pushed_one_way", "errors_cancel", "attention_large",
+    "input_same", "weight_of_ones", "weight_of_many", "few_indices", "running_off", "norm_starved",
 )  # fmt: skip
 _GROWN = 1.5
 _DEPENDS = (0, 3, 10, 24)  # of the looks, those that walk the graph: a branch may begin at zero

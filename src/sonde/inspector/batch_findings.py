@@ -38,11 +38,14 @@ _OWN, _VARIED = 1e-10, 0.05  # of a gradient that is no multiple of outputs, rou
 _DIFFERENCES = ("Sub", "Rsub", "Abs", "Pow", "Mul")  # what makes an error, which may be what is returned
 _SCALED = ("Mm", "Mul", "Div", "Bmm", "UnsafeView", "Add", "Sub")  # by which logits are made that no layer has made
 _SCALES = "look at what multiplies the outputs: a temperature, a scale, a missing 1 / sqrt(size)"
-_ONE_SAMPLE = "look at how batches are made: a repeat or expand of one sample, an index that is always the same"
 _IDLE = (
     "look at what picks a column: an index that is always the same, a slice, a mask; and whether more columns are made than needed"
 )
 _LAST_RELU = "leave the last activation out: outputs below zero are cut, and get no gradient"
+_SHARP = (
+    "look at what multiplies the scores of the attention (a missing 1 / sqrt(size), a temperature), at initial weights, and at a "
+    "missing normalisation"
+)
 _WEIGHTLESS = "look for a weight of zero, a mask that holds nothing, a bound that all samples keep, a clamp"
 _TABLE = 2  # by which a table of similarities may be no square, as without those to itself
 _SQUARE = 8  # samples whose similarities are a table of classes
@@ -94,7 +97,8 @@ class BatchFindings:
             float
         ] = []  # of each pass, the gradient at the first output, if it is one number for all samples; else 0
         self._silent: dict[tuple[int, int], list[bool]] = {}  # by output and pass of a step: whether its gradient was zero
-        self._repeats: list[bool] = []  # whether outputs of each step were those of another pass, or one half of them the other
+        # whether outputs were those of the pass before in a step, and whether one half of them was the other
+        self._repeats: dict[str, list[bool]] = {"again": [], "halves": []}
         self._equal: list[bool] = []  # whether all samples that went in were the same
         self._another: list[bool] = []  # whether the targets of each pass were what was given of other samples
         self._told: dict[int, list[float]] = {}  # by input: the column that is the target, NaN for none
@@ -118,10 +122,7 @@ class BatchFindings:
         yield from self._of_repeats(look, numbers)
         yield from self._of_indices(numbers)
         yield from self._of_norms(numbers)
-        for key in (each for each in numbers if each.startswith("sharp ")):
-            name = key.removeprefix("sharp ")
-            found = self._chosen.judge("attention_sharp", numbers[key], numbers[f"attended {name}"])
-            yield found and replace(found, site=name and f"{name}:output")
+        yield from self._of_attention(numbers)
 
     def _of_labels(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that labels are alike: how many each pass had, and their one class, NaN of several; of first passes, of others."""
@@ -160,7 +161,7 @@ class BatchFindings:
         )
         if is_sorted or (are_all and len(classes) == 1 and classes >= {each for _, each in others}):
             counts = sum(count for count, _ in (*firsts, *others))
-            yield self._chosen.judge("labels_alike", counts, float(len(firsts)), float(len(classes)))
+            yield self._chosen.judge("labels_alike", counts, float(len(firsts)), float(len(classes)), is_each=are_all)
 
     def _of_distances(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that outputs are alike, from the first pass on, or have come to be."""
@@ -306,11 +307,11 @@ class BatchFindings:
         if "differ" in numbers:
             self._equal.append(numbers["differ"] == 0)
             if len(self._equal) >= _OFTEN and all(self._equal):
-                found = self._chosen.judge("views_same", float(len(self._equal)))
-                yield found and replace(found, message="all samples of a batch are one and the same", advice=_ONE_SAMPLE)
-        if "again" in numbers or "halves" in numbers:
-            self._repeats.append(is_again or bool(numbers.get("halves")))
-            yield self._chosen.judge("views_same", float(len(self._repeats))) if all(self._repeats) else None
+                yield self._chosen.judge("input_same", float(len(self._equal)), 0.0)
+        for name, is_same in (("again", is_again), ("halves", bool(numbers.get("halves")))):
+            if name in numbers:
+                self._repeats[name].append(is_same)
+                yield self._chosen.judge("views_same", float(len(self._repeats[name]))) if all(self._repeats[name]) else None
         self._before = look
 
     def _of_kinds(self, look: Look, label: float) -> Iterator[Finding | None]:
@@ -340,6 +341,15 @@ class BatchFindings:
                 )
                 if found is not None and table.looks >= _OFTEN:
                     yield replace(found, message=f"{name}: {found.message}", site=f"{name}:param")
+
+    def _of_attention(self, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that attention begins with one place alone."""
+        for name in (each.removeprefix("sharp ") for each in numbers if each.startswith("sharp ")):
+            places = numbers[f"attended {name}"]
+            if places >= _SQUARE:
+                sharp = numbers[f"sharp {name}"]
+                found = self._chosen.judge("attention_large", math.nan, math.nan, sharp=sharp, places=places)
+                yield found and replace(found, advice=_SHARP, site=name and f"{name}:output")
 
     def _of_norms(self, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that running statistics are not those of the batches, or that eps is more than what goes in varies."""

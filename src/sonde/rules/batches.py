@@ -31,14 +31,17 @@ from sonde.words import percent, short
     ),
     about=("setup", "lost"),
 )
-def labels_alike(samples: float, passes: float, classes: float, *, least: float = 256.0, often: float = 10.0) -> Judged:
-    """Judge how many *samples* were seen in so many *passes*; each pass had one class, and all together there are *classes*."""
+def labels_alike(
+    samples: float, passes: float, classes: float, *, least: float = 256.0, often: float = 10.0, is_each: bool = True
+) -> Judged:
+    """Judge how many *samples* were seen in so many *passes*, each or most of one class; all together there are *classes*."""
     yield (samples >= least) & (passes >= often)
     yield samples
     if classes == 1:
         yield f"all labels of the first {passes:,.0f} training passes, {samples:,.0f} samples, are one class"
     else:
-        yield f"all labels of a batch are one class, in most of {passes:,.0f} training passes, and {classes:,.0f} classes in all"
+        which = "each" if is_each else "most"
+        yield f"all labels of a batch are one class, in {which} of {passes:,.0f} training passes, and {classes:,.0f} classes in all"
 
 
 @entry(
@@ -306,23 +309,6 @@ def errors_cancel(passes: float, *, often: float = 6.0) -> Judged:
     yield passes >= often
     yield passes
     yield "the loss sees the mean of the outputs alone: the errors of samples cancel each other"
-
-
-@entry(
-    "the largest weight of an attention over eight places or more is 0.95 on average in the first training pass, and not most "
-    "often at one place",
-    "Vaswani et al., Attention is all you need, 2017, section 3.2.1: a softmax of large products has tiny gradients",
-    "look at what multiplies the scores of the attention (a missing 1 / sqrt(size), a temperature), at initial weights, and at a "
-    "missing normalisation",
-    needs=("rms:output",),
-    brings=("spike", "loss_stuck", "gradient_vanishing", "gradient_growth", "update_small", "output_growth"),
-    about=("initialisation", "large"),
-)
-def attention_sharp(largest: float, places: float, *, least: float = 0.95, fewest: float = 8.0) -> Judged:
-    """Judge how large the *largest* weight of so many *places* is on average."""
-    yield (largest >= least) & (places >= fewest)
-    yield largest
-    yield f"attention begins with one place alone: the largest of {places:,.0f} weights is {short(largest)} on average"
 
 
 @entry(

@@ -37,6 +37,8 @@ SCORES = 100.0
 """Size of attention scores. Of n normal scores of size s the largest two are s / sqrt(2 ln n) apart on average. The gradient of a
 softmax is below the rounding of float32 where they are 16.6 = ln(2**24) apart: at s = 68 for n = 4,096. Scores of trained language
 models are about 10 at most."""
+SHARP = 0.95
+"""Largest weight of an attention, on average over its rows, that leaves next to nothing to the other places."""
 EPS_LARGE = 0.1
 """What a normalisation adds to a variance of about 1."""
 NORM_LEFT = 0.05
@@ -255,7 +257,8 @@ def one_index(elements: float, width: float, indices: float) -> Judged:
 
 @entry(
     f"all that goes into a model is one value, or the same for each sample of a batch of {DEAD_SAMPLES} or more, in 5 of 5 "
-    f"training passes; or the same {FEW_SAMPLES} samples or fewer in each of these, where the training overfits (warn)",
+    f"training passes (of smaller ones in ten); or the same {FEW_SAMPLES} samples or fewer in each of these, where the training "
+    "overfits (warn)",
     "a function of its inputs: outputs cannot tell apart what the inputs do not",
     "look at how a batch is made: an index, a normalisation to 0, a buffer that is filled once, images that cannot be read",
     needs=("rms:output",),
@@ -280,9 +283,11 @@ def input_same(
 
 
 @entry(
-    f"attention scores of size {SCORES:g} or more (size of the queries x size of the keys), in 3 of 5 logged steps",
+    f"attention scores of size {SCORES:g} or more (size of the queries x size of the keys), in 3 of 5 logged steps; or the largest "
+    f"weight of an attention over eight places or more is {SHARP:g} on average in the first training pass, and not most often at "
+    "one place",
     "softmax of 4,096 normal scores of this size is a one in float32; Dehghani et al., Scaling vision transformers to 22 billion "
-    "parameters, 2023: scores grow before a training diverges",
+    "parameters, 2023: scores grow before a training diverges; Vaswani et al., Attention is all you need, 2017, section 3.2.1",
     "normalise queries and keys, scale down their initial weights; {lr}",
     needs=("rms:output",),
     at="attention",
@@ -290,13 +295,20 @@ def input_same(
     about=("output", "large"),
     tries=("lr",),
 )
-def attention_large(query: float, key: float, *, most: float = SCORES) -> Judged:
+def attention_large(
+    query: float, key: float, *, most: float = SCORES, sharp: float = 0.0, places: float = 0.0, least: float = SHARP
+) -> Judged:
     """Judge the root mean squares of queries and keys. Their product is the size of scores that are divided by sqrt(head width).
 
-    That holds of queries and keys that point anywhere; where they are parallel, scores are sqrt(head width) x as large.
+    That holds of queries and keys that point anywhere; where they are parallel, scores are sqrt(head width) x as large. Or judge
+    how large the largest weight of so many *places* is on average (*sharp*).
     """
-    yield query * key >= most
-    yield query * key
+    yield (query * key >= most) | (sharp >= least)
+    value: Any = np.where(sharp >= least, sharp, query * key)
+    yield value
+    if sharp >= least:
+        yield f"attention begins with one place alone: the largest of {places:,.0f} weights is {short(sharp)} on average"
+        return
     yield f"attention scores of size {short(query * key)}: softmax takes one of them and forgets the others"
 
 
