@@ -342,10 +342,13 @@ def _looked_at(tokens: Sequence[Tensor], shape: Sequence[int], device: torch.dev
     if not tokens:
         return sample, place
     given = next((each for each in tokens if each.shape[1] == places), tokens[0])
-    run = padded(given)[:count].sum(1)
+    padding = padded(given)[:count]
+    run = padding.sum(1)
     run = run * (given.shape[1] - run >= _TOKENS)
     sample = torch.where(run.max() > 0, run.argmax(), sample)
-    return sample, torch.where(run.max() > 0, (given.shape[1] - run.max()) // 2, place).clamp(max=places - 1)
+    real = 1 - _row(padding, run.argmax())
+    middle = (real * torch.arange(given.shape[1], device=device)).sum() // real.sum().clamp(min=1)
+    return sample, torch.where(run.max() > 0, middle, place).clamp(max=places - 1)
 
 
 def _row(table: Tensor, number: Tensor) -> Tensor:
@@ -360,14 +363,19 @@ def _one_of(place: Tensor, output: Tensor, axis: int) -> Tensor:
 
 
 def padded(tokens: Tensor) -> Tensor:
-    """Return which of *tokens* are padding: of two or more at the end of a row those that are what rows end with most often.
+    """Return which of *tokens* are padding: of two or more at one end of a row those that are what rows have there most often.
 
     A row of these alone has none.
     """
-    last = tokens[:, -1].mode().values
-    is_end = (tokens == last).flip(1).long().cumprod(1).flip(1)
-    run = is_end.sum(1, keepdim=True)
-    return is_end * ((run > 1) & (run < tokens.shape[1]))
+    behind = _run(tokens.flip(1)).flip(1)
+    found = behind | (_run(tokens) & ~behind)
+    return (found & (found.sum(1, keepdim=True) < tokens.shape[1])).long()
+
+
+def _run(tokens: Tensor) -> Tensor:
+    """Return which of *tokens* stand in front of a row, two or more, and are what rows begin with most often."""
+    is_first = (tokens == tokens[:, 0].mode().values).long().cumprod(1)
+    return (is_first * (is_first.sum(1, keepdim=True) > 1)).bool()
 
 
 def _series_axes(given: Iterable[Tensor], shape: Sequence[int], order: Sequence[int]) -> tuple[int, int] | None:
