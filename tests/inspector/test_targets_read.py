@@ -409,6 +409,7 @@ def test_targets_of_a_model_that_returns_losses_alone_are_read(kind: str, scale:
 
     found = trained(model, loss)
     assert ("target_beyond" in found) is is_told
+    assert found["labels_alike"].site == "(root):output['kinds']"  # all of them are 0
 
 
 @pytest.mark.parametrize("kind", ["log_softmax", "softmax"])

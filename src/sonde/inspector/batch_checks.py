@@ -26,6 +26,7 @@ from sonde.inspector.target_reading import (
     column_numbers,
     compared_in,
     numbers_of,
+    one_label,
     other_numbers,
     range_numbers,
     range_of,
@@ -115,10 +116,10 @@ class BatchChecks:
                     arranged = _arranged(held, [each for _, each in given])
                     is_turned = _are_places_first(arranged, [each for _, each in given])
                     shape = (arranged[1], arranged[0], *arranged[2:]) if is_turned else arranged
-                    node = graph_nodes.behind(held.grad_fn, SHAPES)
-                    made_by = graph_nodes.operation_of(node)
+                    nodes = [graph_nodes.behind(each.grad_fn, SHAPES) for each in (held, *others)][:_OUTPUTS]
+                    made_by = graph_nodes.operation_of(nodes[0])
                     look = Look(*moment, shape, number, made_by, samples_of(shape), list(returned)[:_OUTPUTS])
-                    look.softmax_axis = graph_nodes.axis_of(node)
+                    look.softmaxes = [(graph_nodes.operation_of(each), graph_nodes.axis_of(each)) for each in nodes]
                     look.is_turned, look.arranged = is_turned, arranged
                     ranges = [range_of(each) for each in (held, *others)][:_OUTPUTS]
                     look.activations = ["" if each is None else each.activation for each in ranges]
@@ -369,7 +370,7 @@ def _gradient_comes(
             with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False):
                 held = gradient[: len(output)]
                 look.loss = next(map(id, graph_nodes.sent_backward()), None)
-                scores, slopes = as_logits(output, held, look.made_by, look.softmax_axis)
+                scores, slopes = as_logits(output, held, *look.softmaxes[0])
                 look.add(numbers_of(scores, slopes, class_axes(look) & axes, tokens, place))
                 look.add({"part 0": held.double().square().sum().sqrt()} | _of_output(0, way_numbers(output, held)))
                 look.add(column_gradients(scores, slopes))
@@ -412,7 +413,9 @@ def _gradient_of_other(output: Tensor, number: int, reaches: Range | None, look:
             with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False):
                 held = gradient.detach()
                 look.add(_of_output(number, {"part": held.double().square().sum().sqrt()} | scale_numbers(output, held)))
-                look.add(_of_output(number, way_numbers(output, held)))
+                look.add(
+                    _of_output(number, way_numbers(output, held) | one_label(*as_logits(output, held, *look.softmaxes[number])))
+                )
                 look.add(_of_output(number, range_numbers(output, held, reaches)))
     except Exception as error:
         raise_if_foreign(error)

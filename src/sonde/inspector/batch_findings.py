@@ -76,6 +76,7 @@ class BatchFindings:
         self._chosen, self._part, self._tables = chosen, part, tables
         self._first_step: int | None = None
         self._labels: dict[int, list[tuple[float, float]]] = {}  # by pass of a step, see _of_labels
+        self._others: dict[tuple[int, int], list[tuple[float, float]]] = {}  # of further outputs, by output and pass
         self._apart: list[tuple[float, float]] = []  # how far outputs of each step were apart, and their size
         self._norms: dict[str, list[Finding | None]] = {}  # by what was read of which batch normalisation, what was judged
         # by output and pass of a step: the sign of all errors, 0 where they differ
@@ -115,6 +116,7 @@ class BatchFindings:
         """Yield what one pass shows, beside those before it."""
         self._first_step = look.step if self._first_step is None else self._first_step
         yield from self._of_labels(look, numbers)
+        yield from self._of_other_labels(look, numbers)
         yield from self._of_distances(look, numbers)
         yield from self._of_dependence(look, numbers)
         yield from self._of_range(look, numbers)
@@ -162,6 +164,19 @@ class BatchFindings:
         if is_sorted or (are_all and len(classes) == 1 and classes >= {each for _, each in others}):
             counts = sum(count for count, _ in (*firsts, *others))
             yield self._chosen.judge("labels_alike", counts, float(len(firsts)), float(len(classes)), is_each=are_all)
+
+    def _of_other_labels(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that the labels of a further output are alike."""
+        for at in range(1, len(look.outputs)):
+            if numbers.get(f"labelled {at}", 0.0) > 0:
+                labels = self._others.setdefault((at, look.number), [])
+                labels.append((numbers[f"labelled {at}"], numbers[f"label {at}"]))
+                firsts = self._others.get((at, 0), labels)
+                classes = {each for _, each in firsts}
+                if len(classes) == 1 and not any(map(math.isnan, classes)):
+                    counts = sum(count for count, _ in firsts)
+                    found = self._chosen.judge("labels_alike", counts, float(len(firsts)), 1.0)
+                    yield found and replace(found, site=f"{self._part}:output{look.outputs[at]}")
 
     def _of_distances(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that outputs are alike, from the first pass on, or have come to be."""

@@ -43,7 +43,7 @@ class Look:
         shape: of the output, samples first.
         number: which pass of the step it is.
         made_by: the operation that has made the output.
-        softmax_axis: along which that ran, if it is a softmax.
+        softmaxes: of each output that is looked at, the operation that has made it, and the axis along which that ran, if it did.
         samples: of the output, that are looked at.
         activations: by which each of them is kept in a range; "" for none.
         viewed: where a view has its axes in another order than what it was made of, and what it was.
@@ -66,7 +66,7 @@ class Look:
     samples: int
     outputs: list[str]
     activations: list[str] = field(default_factory=list)
-    softmax_axis: int | None = None
+    softmaxes: list[tuple[str, int | None]] = field(default_factory=list)
     viewed: tuple[str, str] | None = None
     arranged: tuple[int, ...] = ()
     is_turned: bool = False

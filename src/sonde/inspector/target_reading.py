@@ -26,6 +26,7 @@ _LOSSES = (*_ERRORS, "L1Loss", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogi
 _LAYERS = ("Addmm", "Mm", "Bmm", "Convolution", "Embedding", "NativeLayerNorm", "NativeBatchNorm")
 _COMPARES = (*_ERRORS, "Sub", "Rsub", "L1Loss")
 _SERIES, _SERIES_AHEAD = 8, (0, 1)  # places of a series; how far ahead of an output a target is looked for
+_OFF = 0.02  # of a gradient in half precision, rounding of its sum
 _PUSHED = 8  # elements that are pushed one way, if others get no gradient
 _COLUMNS = 16  # of an output, of which one may be idle
 _HALF, _WAYS = 0.5, 4  # of the own distance, that of the nearest; columns of an output that may each be pushed one way
@@ -202,6 +203,21 @@ def way_numbers(output: Tensor, gradient: Tensor) -> dict[str, Tensor]:
         (signs.sum(0).abs() == count) & ((2 * count > len(held)) | (count >= _PUSHED)) & varies, signs.sum(0).sign(), 0.0
     )
     return {f"{name} {at}": each[at] for name, each in (("way", way), ("level", made.mean(0))) for at in range(columns)}
+
+
+def one_label(output: Tensor, gradient: Tensor) -> dict[str, Tensor]:
+    """Return the one *label* of all samples of a cross-entropy, NaN of several, and how many are *labelled*, 0 of another loss."""
+    made, held = (each.reshape(len(output), -1).double() for each in (output, gradient))
+    binary = _binary_numbers(made.flatten()[:_BINARY], held.flatten()[:_BINARY])
+    is_binary = binary["zeros"] | binary["ones"]
+    label, count = torch.where(binary["ones"], 1.0, 0.0), (held != 0).any(1).sum()
+    if output.dim() != 2 or output.shape[1] < 2:
+        return {"label": label, "labelled": count * is_binary}
+    classes = _label_numbers(output, gradient, 1, (), None)
+    low, high = (classes[f"{name} 1"].double() for name in ("low", "high"))
+    is_class = (classes["single 1"] == classes["counted 1"]) & (classes["off 1"] <= _OFF) & (count > 0)
+    of_class = torch.where(low == high, low, math.nan)
+    return {"label": torch.where(is_class, of_class, label), "labelled": count * (is_class | is_binary)}
 
 
 def column_gradients(output: Tensor, gradient: Tensor) -> dict[str, Tensor]:
