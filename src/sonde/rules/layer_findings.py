@@ -864,7 +864,7 @@ class LayerFindings:
         """Return whether the weight of a state has no gradient, where that of the input of the same layer has one."""
         site = self.history.sites[column]
         beside = self.history.column_at(site.path.replace("weight_hh", "weight_ih"), "grad")
-        return beside is not None and bool(self.history.recent[-1, beside] > 0)
+        return "weight_hh" in site.path and beside is not None and bool(self.history.recent[-1, beside] > 0)
 
     def _of_still(self) -> Iterator[Finding]:
         """Weights with a gradient that nothing moves; weights that no gradient reaches."""
