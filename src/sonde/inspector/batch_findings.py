@@ -324,7 +324,7 @@ class BatchFindings:
             if len(self._equal) >= _OFTEN and all(self._equal):
                 yield self._chosen.judge("input_same", float(len(self._equal)), 0.0)
         for name, is_same in (("again", is_again), ("halves", bool(numbers.get("halves")))):
-            if name in numbers:
+            if name in numbers and look.made_by != "Embedding":  # positions are the same each time
                 self._repeats[name].append(is_same)
                 yield self._chosen.judge("views_same", float(len(self._repeats[name]))) if all(self._repeats[name]) else None
         self._before = look

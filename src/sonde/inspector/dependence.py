@@ -31,6 +31,7 @@ _LINEAR = frozenset(
     )
 )  # fmt: skip
 _VIEWS = ("View", "UnsafeView", "ReshapeAlias")
+_TAKEN = ("Slice", "Index", "IndexSelect", "Narrow")
 _TURNS = ("T", "Transpose", "Permute", "ToCopy")
 _PRODUCTS = ("Mm", "Bmm", "Addmm", "Baddbmm")
 
@@ -258,7 +259,8 @@ def is_scrambled(source: Sequence[int], made: Sequence[int]) -> bool:
 def scrambled_in(nodes: Iterable[Any], given: Sequence[Tensor], names: Mapping[int, str]) -> tuple[str, str] | None:
     """Return behind which module a view stands where axes were to be exchanged, and what it makes.
 
-    None is one whose axes are exchanged next: (places, samples, features) becomes (places, samples x heads, features) so.
+    None is one whose axes are exchanged next, as (places, samples, features) becomes (places, samples x heads, features), nor one
+    that a view follows behind a slice, as distances become places so (Transformer-XL).
 
     Args:
         nodes: the operations of a graph.
@@ -267,6 +269,9 @@ def scrambled_in(nodes: Iterable[Any], given: Sequence[Tensor], names: Mapping[i
     """
     nodes = list(nodes)
     turned = {one for each in nodes if graph_nodes.operation_of(each) in _TURNS for one in graph_nodes.sources_of(each)}
+    copied = {one for each in nodes if graph_nodes.operation_of(each) in _VIEWS for one in graph_nodes.sources_of(each)}
+    sliced = {graph_nodes.behind(each, ("Clone",)) for each in copied}
+    turned |= {graph_nodes.behind(each, _TAKEN) for each in sliced if graph_nodes.operation_of(each) in _TAKEN}
     for node in (each for each in nodes if each not in turned):
         name, before = graph_nodes.operation_of(node), graph_nodes.sources_of(node)
         pairs: list[tuple[Sequence[int], Sequence[int]]] = []
