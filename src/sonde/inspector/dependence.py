@@ -269,9 +269,10 @@ def scrambled_in(nodes: Iterable[Any], given: Sequence[Tensor], names: Mapping[i
     """
     nodes = list(nodes)
     turned = {one for each in nodes if graph_nodes.operation_of(each) in _TURNS for one in graph_nodes.sources_of(each)}
-    copied = {one for each in nodes if graph_nodes.operation_of(each) in _VIEWS for one in graph_nodes.sources_of(each)}
-    sliced = {graph_nodes.behind(each, ("Clone",)) for each in copied}
-    turned |= {graph_nodes.behind(each, _TAKEN) for each in sliced if graph_nodes.operation_of(each) in _TAKEN}
+    for each in (each for each in nodes if graph_nodes.operation_of(each) in _VIEWS):
+        cut = graph_nodes.behind(each, (*_VIEWS, "Clone"))
+        if graph_nodes.operation_of(cut) in _TAKEN and graph_nodes.operation_of(first := graph_nodes.behind(cut, _TAKEN)) in _VIEWS:
+            turned |= {each, first}
     for node in (each for each in nodes if each not in turned):
         name, before = graph_nodes.operation_of(node), graph_nodes.sources_of(node)
         pairs: list[tuple[Sequence[int], Sequence[int]]] = []
