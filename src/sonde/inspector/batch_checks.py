@@ -41,7 +41,7 @@ _RULES = (
     "labels_alike", "label_seen", "padding_counted", "padding_alone", "future_seen", "target_shifted", "target_beyond",
     "target_own", "samples_mixed", "outputs_alike", "input_unused", "all_linear", "terms_uneven", "penalty_alone",
     "generator_misled", "begins_large", "target_of_another", "views_same", "pushed_one_way", "errors_cancel", "attention_large",
-    "input_same", "weight_of_ones", "weight_of_many", "few_indices", "running_off", "norm_starved",
+    "input_same", "input_large", "weight_of_ones", "weight_of_many", "few_indices", "running_off", "norm_starved",
 )  # fmt: skip
 _GROWN = 1.5
 _DEPENDS = (0, 3, 10, 24)  # of the looks, those that walk the graph: a branch may begin at zero
@@ -403,6 +403,8 @@ def _feature_numbers(output: Tensor, gradient: Tensor, features: Tensor) -> dict
         numbers |= series_numbers(output, gradient, features)
     if output.shape == features.shape and known >= _TELLING and len(output) <= _MOST_CLASSES:
         numbers |= other_numbers(output, gradient, features)
+    if output.shape == features.shape:
+        numbers["given"] = features.detach().double().square().mean().sqrt()
     return numbers
 
 

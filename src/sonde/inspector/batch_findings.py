@@ -15,7 +15,7 @@ from sonde.inspector.batch_look import EACH, PASSES, Depends, Look, Table, class
 from sonde.inspector.dependence import is_graph_operation, is_statistic
 from sonde.inspector.target_reading import AHEAD
 from sonde.rules import DEAD_SAMPLES, Chosen, Finding
-from sonde.words import percent
+from sonde.words import percent, short
 
 _ALONG, _ACROSS, _TURNED = 0, 1, 2  # tokens as (samples, places), as (places, samples), and labels of outputs in the other order
 _OTHER_ORDER = "the loss compares the outputs of one place with the targets of another: one goes by samples, the other by places"
@@ -53,6 +53,7 @@ _ALIKE = 3e-7  # of the size of outputs, rounding
 _SEEN = 17  # looks, after which it is told that outputs are alike
 _UNLIKE = 0.8  # as far as any two are samples apart that stand next to each other, and are in no order
 _INPUTS = 8  # that are compared with targets
+_FAR = 8.0  # times as large as all targets of its shape
 _EXACT = 1e-8  # of a gradient that is the difference to a target, rounding
 _OFTEN = 10  # looks at the rows of an embedding that are needed
 _MOST_AXES = 8
@@ -258,6 +259,14 @@ class BatchFindings:
                 told.append(column if off <= _EXACT and numbers["reached"] >= _SPARE else math.nan)
                 if len(told) >= _KEPT and all(each == told[0] for each in told):
                     yield self._chosen.judge("label_seen", 0.0, column, is_number=True)
+            given, target = (
+                numbers.get(f"given {at}", 0.0),
+                max(-numbers.get("least 0", -math.inf), numbers.get("largest 0", math.inf)),
+            )
+            if given >= _FAR * target > 0:
+                found = self._chosen.judge("input_large", given, does_harm=True)
+                sizes = f"what goes in is of size {short(given)}, and what is to be returned at most {short(target)}"
+                yield found and replace(found, message=sizes)
             if f"another {at}" in numbers:
                 self._another.append(min(numbers[f"another {at}"], numbers[f"stand {at}"]) >= _MATCHES)
                 if len(self._another) >= _KEPT and all(self._another):
