@@ -84,6 +84,8 @@ _NODES: dict[str, Callable[[], Tensor]] = {
     "ConvolutionNode": lambda: nn.functional.conv1d(_ones(1, 1, 1), _ones(1, 1, 1)),
     "BatchNormNode": lambda: nn.functional.batch_norm(_ones(2, 1), _ones(1).detach(), _ones(1).detach(), training=True),
     "ActivationNode": lambda: _ones(1).tanh(),
+    "LossNode": lambda: nn.functional.mse_loss(_ones(1), _ones(1).detach()),
+    "AttentionNode": lambda: nn.functional.scaled_dot_product_attention(_ones(1, 1, 1, 1), _ones(1, 1, 1, 1), _ones(1, 1, 1, 1)),
     "TransposeNode": lambda: _ones(1, 1).transpose(0, 1),
     "PermuteNode": lambda: _ones(1, 1).permute(1, 0),
 }
@@ -97,6 +99,7 @@ _NO_GATHERING = "a graph holds the operations that gather parameters"
 
 _NO_MOVE = "a view that mixes classes with other axes is not found in a loss"
 _NO_INPUT = "what the outputs of a training pass depend on is not known"
+_NO_ATTENTION = "attention in one operation that begins with one place alone is not found"
 _NO_NORM = "running statistics that are not those of the batches are not found"
 
 _TABLE = {
@@ -126,6 +129,10 @@ _TABLE = {
         "BatchNormNode._saved_eps": _NO_NORM,
         "BatchNormNode._saved_weight": _NO_NORM,
         "ActivationNode._saved_result": "targets beyond an activation whose result is scaled are not found",
+        "LossNode._saved_target": "targets of a loss that is computed within a model are not read",
+        "AttentionNode._saved_query": _NO_ATTENTION,
+        "AttentionNode._saved_key": _NO_ATTENTION,
+        "AttentionNode._saved_scale": _NO_ATTENTION,
         "Tensor._base": "a view that was given in the place of a transposed tensor is not found",
         "torch.autograd.Variable._execution_engine": "the end of a backward pass cannot be seen: no micro-steps",
     },
