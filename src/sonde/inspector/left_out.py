@@ -6,7 +6,10 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from statistics import median
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -21,6 +24,7 @@ _NEAR = 0.7  # distance of a copy, of its size: initial weights are 1.4 of their
 _SAMPLE, _ENOUGH = 4096, 256  # elements of a frozen weight that are looked at, at most; and the fewest that tell something
 _LEAST = {False: _ENOUGH, True: 200}  # of a table, whose normal numbers tell more
 _SURE = 2048  # elements of frozen weights in a row: a training that moves each by a hundredth takes ten of these beyond their bound
+_ALIKE = 3  # weights with one deviation: more are no chance
 _STD = 0.02  # of the normal numbers that transformers begin with
 _MIXING = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _REPLACED = (
@@ -64,7 +68,8 @@ class _NeverTrained:
     """Which weights that nothing moves are exactly as initialised: their numbers at one moment, copied without a wait for a device.
 
     They are uniform within 1 / sqrt(inputs), as torch begins, or normal with a deviation of 0.02, where frozen norms are 1 and
-    biases 0 throughout: a training moves some element beyond that. Tables of embeddings are normal with a deviation of 1.
+    biases 0 throughout: a training moves some element beyond that. So they are with any deviation that several weights of
+    different shapes have, where no optimizer holds them. Tables of embeddings are normal with a deviation of 1.
     """
 
     def __init__(self, frozen: Sequence[SiteHook]) -> None:
@@ -82,7 +87,8 @@ class _NeverTrained:
     def hooks(self) -> list[SiteHook]:
         """Return those of the weights that were as initialised, and that nothing has written into since."""
         numbers = self._numbers.unpack()
-        is_plain = bool(self._others) and not any(float(each) for each in numbers[len(self._weights) :])
+        is_plain = len(self._others) > 0 and not any(float(each) for each in numbers[len(self._weights) :])
+        alike = self._alike(numbers) if is_plain else set()
         found = []
         for hook, (largest, mean, square, fourth) in zip(self._weights, numbers[: len(self._weights)], strict=True):
             weight, count = hook.target, min(hook.target.numel(), _SAMPLE)
@@ -95,9 +101,26 @@ class _NeverTrained:
             is_drawn = is_uniform or (is_plain and is_normal)
             if is_table:  # tables that are trained may be scaled to that size, and are not normal then
                 is_drawn = is_normal and abs(fourth / square**2 - 3) <= 40 * error
+            is_drawn = is_drawn or id(hook) in alike
             if is_drawn and version_of(weight) == self._versions[id(hook)]:
                 found.append(hook)
         return found
+
+    def _alike(self, numbers: Sequence[npt.NDArray[np.float64]]) -> set[int]:
+        """Return the ids of trainable weights that are normal numbers of one deviation, as most of them and of their shapes are."""
+        drawn: list[tuple[SiteHook, float]] = []
+        trainable = 0
+        for hook, (largest, mean, square, fourth) in zip(self._weights, numbers[: len(self._weights)], strict=True):
+            size, error = math.sqrt(square), 1 / math.sqrt(min(hook.target.numel(), _SAMPLE))
+            is_normal = abs(mean) <= 4 * size * error and largest <= 6 * size
+            is_normal = is_normal and abs(fourth - 3 * square**2) <= 15 * error * square**2
+            trainable += hook.target.requires_grad
+            if hook.target.requires_grad and is_normal and size > 0:
+                drawn.append((hook, size))
+        middle = median([size for _, size in drawn]) if drawn else 0.0
+        near = [hook for hook, size in drawn if abs(size / middle - 1) <= 3 / math.sqrt(min(hook.target.numel(), _SAMPLE))]
+        is_sure = len({hook.target.shape for hook in near}) > 1 and len(near) > _ALIKE and len(near) > _MOST * trainable
+        return {id(hook) for hook in near} if is_sure else set()
 
 
 class LeftOut:
