@@ -236,6 +236,10 @@ def said(found: Finding | None) -> tuple[str, str, str] | None:
         (rules.judge("loss_unbounded", -11.0, -6.0, 0.0, 1.0), None),  # it slows down
         (rules.judge("loss_unbounded", -11.0, -4.0, 0.0, 1.0, 0.4), None),  # it began around 0
         (
+            rules.judge("underflow", 1.0, 0.0, 2.0**-14),
+            ("underflow", "warn", "gradient underflows: all of it is zero in float16, whose smallest number is 6.0e-08"),
+        ),
+        (
             rules.judge("loss_unbounded", -13.0, -5.0, 0.0, -0.1, 0.4),
             ("loss_unbounded", "warn", "the loss falls without bound: from -0.1 to -13"),
         ),

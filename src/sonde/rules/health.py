@@ -422,4 +422,8 @@ def underflow(zeros: float, absmax: float, smallest: float, *, share: float = VA
     """Judge a gradient: its share of *zeros*, and its *absmax* against the *smallest* normal number of its format."""
     yield (absmax < smallest) & ((zeros >= share) | (absmax == 0))
     yield zeros
-    yield f"gradient underflows: {percent(zeros)} zero, the rest up to {absmax:.1e}, where normal numbers begin at {smallest:.1e}"
+    yield (
+        f"gradient underflows: {percent(zeros)} zero, the rest up to {absmax:.1e}, where normal numbers begin at {smallest:.1e}"
+        if absmax > 0
+        else f"gradient underflows: all of it is zero in float16, whose smallest number is {smallest / 1024:.1e}"
+    )

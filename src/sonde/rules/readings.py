@@ -15,6 +15,7 @@ from sonde.rules.window import Columns, Mask, Numbers
 
 DEEP = 6
 """Layers: with fewer, a quarter of them is no more than one."""
+_DIGITS = 3  # parameters whose largest elements have more digits than bfloat16
 _INNER = 4  # weights: with fewer, two of them may well differ from the third
 
 
@@ -230,6 +231,39 @@ def float16(of: Sizes) -> Reading:
 
 @_place
 def float16_gradients(of: Sizes) -> Reading:
-    """Return the gradients in float16."""
-    here = float16(of)
-    return Reading(here.columns, here.numbers, (of.history.at("grad") & of.history.matrix)[here.columns])
+    """Return the gradients in float16.
+
+    One that is zero underflows only where some other one is below the normal numbers, or none is
+    above them. A model that comes to this format behind the begin of the run shows it by its numbers.
+    """
+    here = float16(of) if len(of.groups.float16) else _turned_to_float16(of)
+    if not len(here.columns):
+        return _NOTHING
+    is_matrix = (of.history.at("grad") & of.history.matrix)[here.columns]
+    size = np.where(of.history.at("grad")[here.columns], here.numbers["absmax"], 0.0)
+    is_below = (size > 0) & (size < FORMATS["float16"][1])
+    fades = np.asarray(is_below.any(axis=1) | ~(size > 0).any(axis=1)).reshape(-1, 1)
+    return Reading(here.columns, here.numbers, is_matrix & ((here.numbers["absmax"] > 0) | fades))
+
+
+def _turned_to_float16(of: Sizes) -> Reading:
+    """Return the gradients, where the largest elements of parameters and gradients are numbers of float16, and some of no less.
+
+    Of float32 a number in 8,192 is one of float16 by chance; those of bfloat16 need fewer digits.
+    """
+    history = of.history
+    gradients = np.flatnonzero(history.at("grad"))
+    absmax = history.of("absmax")
+    if not (absmax[:, gradients] < FORMATS["float16"][1]).any():
+        return _NOTHING
+    known = absmax[:, np.concatenate([gradients, np.flatnonzero(history.at("param"))])]
+    known = np.where(known > 0, known, np.nan)
+    missing = np.isnan(known)
+    is_half = (missing | (known.astype(np.float16) == known)).all(axis=1)
+    digits = np.frexp(np.where(missing, 0.0, known))[0] * 256  # those of bfloat16 are whole numbers
+    is_half &= (digits != np.floor(digits)).sum(axis=1) >= _DIGITS
+    if not is_half.any():
+        return _NOTHING
+    zeros = history.of("zeros")[:, gradients] / history.of("count")[:, gradients]
+    size = np.where(is_half[:, None], absmax[:, gradients], np.nan)
+    return Reading(gradients, {"absmax": size, "zeros": zeros, "smallest": np.full(size.shape, FORMATS["float16"][1])})
