@@ -41,6 +41,8 @@ RULE_SYMPTOMS = {
     "frozen": "small steps",
     "frozen_raw": "small steps",
     "weight_large": "scale",
+    "weight_small": "vanishing",
+    "gate_shut": "saturated",
     "attention_large": "saturated",
     "one_index": "constant",
     "gradient_kept": "exploding",

@@ -28,6 +28,8 @@ AT_BOUNDS, APART, PULLED = 0.25, 0.6, 0.5
 """Mean slope of the last sigmoid of a model, of its largest one, and the standard deviation of its outputs, as a share of
 half of its range: outputs at one end alone may be those of a rare class. And the mean of a gradient, of its size, that is no
 chance."""
+SHUT = 5.0
+"""Bias of a gate: a sigmoid of -5 lets 0.7 % through. That of a forget gate is 1 to 3 as a rule, or log(1 .. T)."""
 ONE_DIRECTION = 1.1
 """Effective rank of a layer's outputs: all other directions together hold two hundredths of the singular values, for which the
 entropy is 0.1 = ln(1.1). Features of a classifier that has converged use about as many directions as there are classes."""
@@ -280,6 +282,29 @@ def input_same(
     what = f"the same {again:.0f} samples" if differ else what
     yield f"what goes in is {what}, in {passes:.0f} passes"
     yield "warn" if differ else "bad"
+
+
+@entry(
+    f"the biases (bias_ih + bias_hh) of all units of a gate are {SHUT:g} or more in size at the first logged step, and 3 x what "
+    "inputs of size 1 add: they shut the input, forget or output gate of an LSTM, or have the update gate of a GRU keep all",
+    "sigmoid(-5) is 0.007; Jozefowicz et al., 2015, begin with a forget bias of 1, and Tallec and Ollivier, 2018, with log(1 .. T)",
+    "begin with a bias of 0, and of 1 or more for the forget gate; the gates of torch's LSTM are in the order input, forget, cell, "
+    "output, those of its GRU in the order reset, update, new, and two biases are added",
+    needs=("rms:param",),
+    evidence=("least", "bias", ""),
+    least=1,
+    about=("initialisation", "lost"),
+)
+def gate_shut(
+    least: float, bias: float, spread: float, *, most: float = SHUT, gate: str = "gate", effect: str = "nothing goes through it"
+) -> Judged:
+    """Judge the *least* bias of the units of a *gate*, in the direction that shuts it; their mean is *bias*.
+
+    *spread* is how far inputs of size 1 move it; *effect* says what follows.
+    """
+    yield (least >= most) & (least >= 3 * spread)
+    yield bias
+    yield f"the bias of its {gate} begins at {short(bias)}: {effect}"
 
 
 @entry(

@@ -12,6 +12,7 @@ from sonde.engine import Pace, RowKeys, Scaling, SiteHook, held_by
 from sonde.inspector.batch_checks import BatchChecks
 from sonde.inspector.between_steps import BetweenSteps
 from sonde.inspector.forward_modes import ForwardModes
+from sonde.inspector.initial_gates import InitialGates
 from sonde.inspector.kept_gradients import KeptGradients
 from sonde.inspector.left_out import LeftOut
 from sonde.inspector.loss_graph import LossGraph
@@ -49,6 +50,7 @@ class RowTaker:
         evaluated_alone: of the clock's count of such calls outside of the root, those whose rows were taken.
         modes: in which logged steps no forward was in training mode.
         left_out: the parameters that the first logged steps leave as they are.
+        gates: whether those of recurrent layers are shut as the training begins.
         kept: whether the gradients of the step before are cleared.
         between: whether parameters change between steps.
         same: whether all samples that go in are the same.
@@ -68,6 +70,7 @@ class RowTaker:
         self.evaluated_alone = 0
         self.modes = ForwardModes(name)
         self.left_out = LeftOut(settings.rules)
+        self.gates = InitialGates(settings.rules)
         self.kept = KeptGradients(settings.rules)
         self.between = BetweenSteps()
         self.same = SameInputs(settings.rules, name)
@@ -75,7 +78,7 @@ class RowTaker:
         self.loss_graph = LossGraph(settings.rules, model, name)
         self.batches = BatchChecks(settings.rules, model, name)
         self.parts = PartPasses(settings.rules, model, name)
-        self.looks = (self.left_out, self.kept, self.same, self.settings, self.loss_graph, self.batches, self.parts)
+        self.looks = (self.left_out, self.gates, self.kept, self.same, self.settings, self.loss_graph, self.batches, self.parts)
         self._send = send
         self._scaling = Scaling(settings.scaler)
         self._ordering = Ordering(model, name)
@@ -180,6 +183,8 @@ class RowTaker:
         held = None if optimizer is None else held_by(optimizer)
         if self.left_out.looks:
             self.left_out.check(self._hooks_at("param"), held, ended.epoch, ended.step, self._ordering.ran)
+        if self.gates.looks:
+            self.gates.check(self._hooks_at("param"), ended.epoch, ended.step)
         if self.kept.looks:
             self.kept.check(self._hooks_at("param"), held, ended.epoch, ended.step)
         if held is not None:
