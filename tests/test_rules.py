@@ -165,6 +165,39 @@ def said(found: Finding | None) -> tuple[str, str, str] | None:
             ("weight_large", "warn", "begins with weights of size 4, 40 x as large as usual"),
         ),
         (
+            rules.judge("weight_large", 4.0, 0.1, 0.0, 20.0, does_harm=True),
+            ("weight_large", "warn", "begins with weights of size 4, 40 x as large as usual: outputs of size 20"),
+        ),
+        (
+            rules.judge("weight_large", 4.0, 0.1, 0.0, 20.0, does_harm=True, recurs=True),
+            (
+                "weight_large",
+                "warn",
+                "begins with weights of size 4, 40 x as large as usual: of inputs of size 1, sums of size 20 go into its state",
+            ),
+        ),
+        (rules.judge("weight_large", 9.9, 1.0, 1.0), None),
+        (
+            rules.judge("weight_large", 10.0, 1.0, 1.0),
+            ("weight_large", "warn", "begins with weights of size 10, 10 x as large as usual"),
+        ),
+        (rules.judge("weight_small", 3, 1e-9, 0.01), None),
+        (rules.judge("weight_small", 4, 2e-4, 0.1), None),
+        (
+            rules.judge("weight_small", 4, 1e-4, 0.1),
+            (
+                "weight_small",
+                "warn",
+                "begins with weights 0.1 x as large as usual, as 4 layers in a row do: what goes through fades",
+            ),
+        ),
+        (rules.judge("gate_shut", 4.9, -6.0, 0.5), None),
+        (rules.judge("gate_shut", 5.0, -6.0, 2.0), None),
+        (
+            rules.judge("gate_shut", 5.0, -6.0, 0.5, gate="forget gate", effect="nothing is kept"),
+            ("gate_shut", "warn", "the bias of its forget gate begins at -6: nothing is kept"),
+        ),
+        (
             rules.judge("weight_large", 30.0, 0.1),
             ("weight_large", "warn", "begins with weights of size 30, 300 x as large as usual"),
         ),
@@ -203,6 +236,10 @@ def said(found: Finding | None) -> tuple[str, str, str] | None:
         (rules.judge("underflow", 0.9, 2.0**-14, 2.0**-14), None),
         (rules.judge("underflow", 0.49, 1e-6, 2.0**-14), None),
         (
+            rules.judge("underflow", 1.0, 0.0, 2.0**-14),
+            ("underflow", "warn", "gradient underflows: all of it is zero in float16, whose smallest number is 6.0e-08"),
+        ),
+        (
             rules.judge("underflow", 0.5, 1e-6, 2.0**-14),
             (
                 "underflow",
@@ -235,10 +272,6 @@ def said(found: Finding | None) -> tuple[str, str, str] | None:
         (rules.judge("loss_unbounded", -9.0, -4.0, 0.0, 1.0), None),
         (rules.judge("loss_unbounded", -11.0, -6.0, 0.0, 1.0), None),  # it slows down
         (rules.judge("loss_unbounded", -11.0, -4.0, 0.0, 1.0, 0.4), None),  # it began around 0
-        (
-            rules.judge("underflow", 1.0, 0.0, 2.0**-14),
-            ("underflow", "warn", "gradient underflows: all of it is zero in float16, whose smallest number is 6.0e-08"),
-        ),
         (
             rules.judge("loss_unbounded", -13.0, -5.0, 0.0, -0.1, 0.4),
             ("loss_unbounded", "warn", "the loss falls without bound: from -0.1 to -13"),
@@ -570,6 +603,7 @@ def test_every_rule_is_listed_with_its_condition_and_source() -> None:
         "random_output", "target_trained", "padding_counted", "padding_alone", "future_seen", "target_shifted",
         "outputs_alike", "target_beyond", "weight_of_ones", "few_indices", "running_off", "norm_starved",
         "target_of_another", "views_same", "pushed_one_way", "errors_cancel", "metric_falls",
+        "weight_small", "gate_shut",
         "target_own", "terms_uneven", "penalty_alone", "label_seen", "generator_misled", "all_linear", "weight_of_many",
     }  # fmt: skip
     assert all(each.condition and each.source and each.advice and each.judge.__name__ == name for name, each in rules.RULES.items())

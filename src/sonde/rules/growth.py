@@ -22,8 +22,14 @@ WEIGHT_LARGE = 300.0
 2.5 x as large, and a standard deviation of 1, as in the head of T5, 111 x with 4,096 inputs."""
 WEIGHT_HARMS = 30.0
 """That of a weight which is told where another finding shows what may come of it: a deviation of 1 has 28 x with 256 inputs."""
-TABLE_LARGE = 20.0
+WEIGHT_BEYOND, MADE_LARGE = 2.0, 10.0
+"""Size of a weight, and of what its layer returns, from which on it is told by itself: scales of an equalised learning rate, and of
+heads that a factor follows, are 1 in size; and where what goes in is as much smaller, a large weight is right."""
+TABLE_LARGE = 10.0
 """Size of an embedding as training begins: PyTorch's own is normal, of size 1."""
+WEIGHT_SMALL, SMALL_TOGETHER, SMALL_ROW = 0.2, 1e-4, 4
+"""Size of a weight as training begins, against that of PyTorch's own initialisation; the product over layers in a row, and how many
+these are at least. A deviation of 0.02, as of transformers, has 0.2 with 32 inputs, and they normalise between layers."""
 INPUT_LARGE, INPUT_UNSCALED, INPUT_GROWTH = 1000.0, 30.0, 100.0
 """Size of what goes into the first layer as training begins, by itself and where another finding shows that it does harm; and in
 one step, against the steps before. Pixels from 0 to 255 are 150 in size. torch initialises a layer for inputs of size 1."""
@@ -43,7 +49,8 @@ OUTPUT_SMALL = 1e3
 @entry(
     f"an output {OUTPUT_GROWTH:g} x as large as it was and as any output was at the beginning",
     "our own, measured on healthy trainings",
-    "look at the sign of the loss, at what multiplies it, and at what goes in; {lr}, or normalise between layers",
+    "look in this order at the loss (its sign, what multiplies it, whether it has an end for outputs as large as these, as one "
+    "of probabilities has none for logits), and at what goes in; {lr}, or normalise between layers",
     needs=("rms:output",),
     severity="bad",
     least=2,
@@ -126,12 +133,13 @@ def weight_growth(size: float, before: float, *, factor: float = WEIGHT_GROWTH) 
 
 @entry(
     f"a weight that begins {WEIGHT_LARGE:g} x as large as PyTorch's own initialisation ({WEIGHT_HARMS:g} x, where another finding "
-    "shows that steps of it are too small, or that outputs are lost); the table of an embedding that "
-    f"runs first, and before no normalisation, {TABLE_LARGE:g} x",
+    f"shows that steps of it are too small, or that outputs are lost; and of size {WEIGHT_BEYOND:g} or more, that of a recurrent "
+    f"layer, or of a hidden Linear or Conv whose outputs are of size {MADE_LARGE:g} or more and are not normalised next); the "
+    f"table of an embedding, where one runs first, and before no normalisation, {TABLE_LARGE:g} x",
     "our own; He et al., 2015, is 2.5 x as large",
     "scale its initial values by 1 / sqrt(inputs)",
     needs=("rms:param", "rms:update"),
-    evidence=("size", "usual", ""),
+    evidence=("size", "usual", "", "output"),
     brings=("begins_large",),
     about=("initialisation", "large"),
 )
@@ -139,19 +147,46 @@ def weight_large(
     size: float,
     usual: float,
     tables: float = 0.0,
+    made: float = math.nan,
     *,
     factor: float = WEIGHT_LARGE,
     table: float = TABLE_LARGE,
     some: float = WEIGHT_HARMS,
     does_harm: bool = False,
+    recurs: bool = False,
 ) -> Judged:
     """Judge the *size* of a weight at the first logged step; *usual* is that of PyTorch's own initialisation.
 
-    *tables* is 1 for the table of an embedding: nothing divides what it gives by the root of its inputs.
+    *tables* is 1 for the table of an embedding: nothing divides what it gives by the root of its inputs. *made* is the size of what
+    its layer returns, where that says by itself that the weight is too large (of a layer that *recurs*, of the sums that go into
+    its state, for inputs of size 1); NaN where not.
     """
     yield (usual > 0) & (size >= (table * tables + (some if does_harm else factor) * (1 - tables)) * usual)
     yield size / usual
-    yield f"begins with weights of size {short(size)}, {short(size / usual)} x as large as usual"
+    begins = f"begins with weights of size {short(size)}, {short(size / usual)} x as large as usual"
+    made_of = f"of inputs of size 1, sums of size {short(made)} go into its state" if recurs else f"outputs of size {short(made)}"
+    yield begins if math.isnan(made) else f"{begins}: {made_of}"
+
+
+@entry(
+    f"weights of {SMALL_ROW} layers or more in a row begin at {WEIGHT_SMALL:g} of PyTorch's own initialisation or less, and at "
+    f"{SMALL_TOGETHER:g} of it taken together, in a model without a normalisation, and another finding shows from the beginning "
+    "that outputs, gradients or steps are small or lost, or that the loss stands still",
+    "Glorot and Bengio, 2010: what goes through a layer is multiplied by the size of its weights x sqrt(inputs); our own limits",
+    "scale the initial weights by 1 / sqrt(inputs) (torch.nn.init.kaiming_uniform_, xavier_uniform_), or normalise between layers",
+    needs=("rms:param", "rms:update"),
+    evidence=("layers", "together", "usual"),
+    brings=("input_unused", "outputs_alike"),
+    about=("initialisation", "small"),
+)
+def weight_small(layers: float, together: float, usual: float, *, row: int = SMALL_ROW, most: float = SMALL_TOGETHER) -> Judged:
+    """Judge how many *layers* in a row begin with small weights; *together* is the product of their sizes beside usual ones.
+
+    *usual* is the median of these sizes.
+    """
+    yield (layers >= row) & (together <= most)
+    yield together
+    yield f"begins with weights {short(usual)} x as large as usual, as {layers:.0f} layers in a row do: what goes through fades"
 
 
 @entry(

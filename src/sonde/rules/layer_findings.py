@@ -16,7 +16,7 @@ from sonde.rows import RowBlock
 from sonde.rules.chosen import Chosen
 from sonde.rules.finding import RULES, Finding
 from sonde.rules.gradients import ALONG
-from sonde.rules.growth import BEGINS_SIZE, BEGINS_WEIGHT
+from sonde.rules.growth import BEGINS_SIZE, BEGINS_WEIGHT, MADE_LARGE, WEIGHT_BEYOND, WEIGHT_SMALL
 from sonde.rules.layer_groups import Groups, among, first_of, joined, medians, parameter_of, rank_correlation
 from sonde.rules.model_facts import Fact, ModelFacts
 from sonde.rules.place_history import Growth, History
@@ -42,6 +42,10 @@ _SUMS_TO_ZERO = 1e-3  # mean of a gradient, of its size, below which it sums to 
 _NEAR, _AROUND = 0.1, 0.2  # how near a loss and its gradient come to those of a guess, and probabilities to 1/2
 _SIGMOID_OF_HALF = 1 / (1 + math.exp(-0.5))
 _AMPLIFIED = 5.0  # times as large as any output before it, what goes into a layer has been summed or multiplied
+_TABLE = "scale its initial values down to a deviation of 1 (0.1, where vectors are multiplied with each other)"
+_RECURRENT = ("RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell")
+_PLAIN = ("Linear", "Conv1d", "Conv2d", "Conv3d")  # layers that return the product of weight and input as it is
+_FEATURES, _COLUMNS = 8, 4  # fewer inputs may be coordinates, which a sine takes; and fewer columns of a table may be plain numbers
 _USUAL_WEIGHT = 3.0  # size of a weight, of torch's own, up to which it is a usual one: He's is 2.5 x, and a small one varies
 _STATISTICS = 3.0  # size of what a normalisation over samples returns, of its weight and bias: with those of what goes in it is 1
 _ELSEWHERE = (
@@ -404,11 +408,13 @@ class LayerFindings:
         columns = [c for c in columns if not 2 * self._moved(c, sizes) >= sizes[c]]
         outputs = _in_order(history, "output")[:2]
         kinds = [history.facts[column].kind for column in outputs]
-        own = [c for c in columns if history.facts[c].kind == "Embedding" and history.facts[c].trainable]
+        tables = ((c, history.facts[c]) for c in columns if history.facts[c].kind == "Embedding")
+        own = [c for c, fact in tables if fact.trainable and (fact.shape is None or fact.inputs >= _COLUMNS)]
         if kinds[:1] == ["Embedding"] and "Norm" not in kinds[-1]:
             found = [(c, self._chosen.judge("weight_large", float(self._first[c]), 1.0, 1.0)) for c in own]
             self._begins += joined(
-                history, [(c, replace(each, step=int(self._first_step[c]))) for c, each in found if each is not None]
+                history,
+                [(c, replace(each, step=int(self._first_step[c]), advice=_TABLE)) for c, each in found if each is not None],
             )
 
     def _look_at_updates(self, sizes: Sizes, block: RowBlock) -> None:
@@ -446,13 +452,53 @@ class LayerFindings:
             fact = self.history.facts[column]
             many = middle and fact.units != 1
             equal = self._chosen.judge("constant_weight", middle, float(std[line, place]), moved) if many else None
-            large = self._chosen.judge("weight_large", size, fact.usual, does_harm=True) if 2 * moved < size else None
+            made = self._made(column, size) if size - moved >= WEIGHT_BEYOND else math.nan
+            given, recurs = (size, fact.usual, 0.0, made), fact.kind in _RECURRENT
+            large = self._chosen.judge("weight_large", *given, does_harm=True, recurs=recurs) if 2 * moved < size else None
             if fact.usual and size - moved >= BEGINS_WEIGHT * fact.usual:
                 self._heavy.append((column, (size - moved) / fact.usual))
             found += [(column, replace(each, step=int(self._first_step[column]))) for each in (equal, large) if each is not None]
-        found.sort(key=lambda each: self.history.rank(each[0]))
+        found.sort(key=lambda each: ("output" not in each[1].evidence, self.history.rank(each[0])))
         for rule in ("constant_weight", "weight_large"):
             self._begins += joined(self.history, [each for each in found if each[1].rule == rule])
+        if not any(each.rule == "weight_small" for each in self._begins):
+            self._begins += self._fading(begins, weight + update)
+
+    def _made(self, weight: int, size: float) -> float:
+        """Return the first size of what the layer of a *weight* of a *size* returns, where that says that the weight is too large.
+
+        Of a recurrent layer, the size of the sums that go into its state. NaN where what is returned is usual, is what the model
+        returns, or is normalised next; of few inputs, which a sine may take; and where the layer is of no known kind.
+        """
+        history, (path, _, name) = self.history, self.history.sites[weight].path.rpartition(".")
+        fact, at = history.facts[weight], history.column_at(path, "output")
+        if fact.kind in _RECURRENT and name.startswith(("weight_ih", "weight_hh")):
+            return size * math.sqrt(fact.inputs)
+        if fact.kind not in _PLAIN or name != "weight" or fact.inputs < _FEATURES or at is None:
+            return math.nan
+        order = [c for c in _in_order(history, "output") if c == at or not f"{path}.".startswith(f"{history.sites[c].path}.")]
+        order = [c for c in order if history.sites[c].path or c == at]
+        after = order[order.index(at) + 1 :][:2]
+        is_hidden = not history.is_output_of_model()[at] and not any("Norm" in history.facts[c].kind for c in after)
+        return float(self._first[at]) if is_hidden and self._first[at] >= MADE_LARGE else math.nan
+
+    def _fading(self, begins: Mask, most: Numbers) -> Iterator[Finding]:
+        """Yield the finding that weights of layers in a row, which begin no larger than *most*, are far too small."""
+        assert self._groups is not None
+        history, weights = self.history, self._groups.weights
+        outputs = _in_order(history, "output")
+        if not outputs or any("Norm" in history.facts[c].kind for c in outputs):
+            return
+        first = {int(weights[place]): float(most[line, place]) for line, place in np.argwhere(begins).tolist()}
+        sizes = [
+            (c, first[c] / history.facts[c].usual) for c in self._groups.deep[0].tolist() if c in first and history.facts[c].usual
+        ]
+        rows = [list(held) for is_small, held in itertools.groupby(sizes, lambda each: 0 < each[1] <= WEIGHT_SMALL) if is_small]
+        row = max(rows, key=len, default=[])
+        ratios = [each[1] for each in row]
+        found = self._chosen.judge("weight_small", float(len(row)), math.prod(ratios), median(ratios)) if row else None
+        if found is not None:
+            yield from joined(history, [(c, replace(found, step=int(self._first_step[c]))) for c, _ in row])
 
     def _look_at_small(self, ratio: Numbers, steps: Steps, updates: Columns, begun_at_once: Mask) -> None:
         """Steps are too small that do not move a weight at all, or hardly and without growing, as those of a warm-up do.

@@ -42,6 +42,10 @@ _GRAVEST = ("bad", "warn", "note")
 _HARMED = {"output", "loss", "gradient", "update", "weight"}  # what an input that is not scaled can do harm to
 _TOO_FAR: set[object] = {("output", "large"), ("loss", "large"), ("gradient", "large"), ("update", "large"), ("weight", "large")}
 _OF_TARGETS: set[object] = {*_TOO_FAR, ("loss", "still")}  # what targets that are far larger than outputs can do
+_OF_FADING: set[object] = {
+    *((quantity, way) for quantity in ("output", "gradient", "update") for way in ("small", "lost")),
+    ("loss", "still"),
+}  # what weights that begin too small can do
 _GROWN = (("output", "large"), ("weight", "large"))  # what a loss that falls without bound makes grow
 _PASSING = ("loss_rising", "overfitting")  # rules whose findings are taken back where the loss comes down again
 _BY_OTHERS = (
@@ -272,7 +276,10 @@ class _Judges:
             harms = {_quantity(other) for other in found if other.severity != "note" and related(each, other)}
             return each if harms & _HARMED else None
         is_matrix = each.rule == "weight_large" and each.evidence["usual"] < 1  # that of an embedding is 1
-        if is_matrix and each.value < self.chosen.limit("weight_large", "factor"):
+        if each.rule == "weight_small":
+            early = (other for other in found if other.severity != "note" and other.begun < each.begun + _EARLY)
+            return each if any(RULES[other.rule].about in _OF_FADING and related(each, other) for other in early) else None
+        if is_matrix and "output" not in each.evidence and each.value < self.chosen.limit("weight_large", "factor"):
             small = {place for other in found if RULES[other.rule].about == ("update", "small") for place in other.places}
             return each if ("output", "lost") in self._harms(each, found) or small & set(each.places) else None
         if each.rule == "target_large":
