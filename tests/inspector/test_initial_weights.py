@@ -273,3 +273,17 @@ def test_tables_that_are_multiplied_may_not_begin_large(size: float, width: int,
         return functional.binary_cross_entropy_with_logits(score, (user > item).float())
 
     assert ("weight_large" in told(nn.ModuleList(tables), loss)) is is_found
+
+
+@pytest.mark.parametrize(("size", "is_found"), [(12.0, True), (1.0, False)])
+def test_a_table_of_bags_may_not_begin_large(size: float, is_found: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.EmbeddingBag(30, 16), nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 3))
+    for table in model[:1].parameters():
+        nn.init.normal_(table, std=size)
+
+    def loss(model: nn.Module) -> Tensor:
+        x = torch.randint(30, (32, 6))
+        return functional.cross_entropy(model(x), x[:, 0] % 3)
+
+    assert ("weight_large" in told(model, loss)) is is_found

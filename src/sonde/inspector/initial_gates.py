@@ -28,7 +28,7 @@ _GATES = {"LSTM": 4, "GRU": 3}
 
 @dataclass
 class _Seen:
-    """The biases of a gate at one moment: the site and name of the bias, the words about the gate, and its place in the copy."""
+    """A gate whose biases were copied: the hook of the bias, the name of the gate, and what follows where the biases shut it."""
 
     hook: SiteHook
     gate: str
@@ -87,11 +87,12 @@ def _gates_of(hook: SiteHook) -> Iterator[tuple[_Seen, Tensor]]:
     )
     if not kind or not name.startswith("bias_ih") or not hook.target.requires_grad:
         return
-    own = parameters_of(module)
-    parts = [own.get(name.replace("bias_ih", each)) for each in ("bias_ih", "bias_hh", "weight_ih")]
-    if any(each is None or in_memory(each.detach()) is None for each in parts):
-        return
-    into, beside, weight = (each.detach().double().chunk(_GATES[kind]) for each in parts if each is not None)
+    own, gates = parameters_of(module), _GATES[kind]
+    held = [own.get(name.replace("bias_ih", each)) for each in ("bias_ih", "bias_hh", "weight_ih")]
+    known = [plain for each in held if each is not None and (plain := in_memory(each.detach())) is not None]
+    if len(known) < len(held) or len({len(each) for each in known}) > 1 or len(known[0]) % gates or known[-1].dim() != 2:
+        return  # flattened, or in parts on several devices
+    into, beside, weight = (each.double().chunk(gates) for each in known)
     for at, sign, gate, effect in _SHUT[kind]:
         bias = into[at] + beside[at]
         spread = weight[at].square().mean().sqrt() * weight[at].shape[1] ** 0.5

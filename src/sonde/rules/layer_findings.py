@@ -43,6 +43,7 @@ _NEAR, _AROUND = 0.1, 0.2  # how near a loss and its gradient come to those of a
 _SIGMOID_OF_HALF = 1 / (1 + math.exp(-0.5))
 _AMPLIFIED = 5.0  # times as large as any output before it, what goes into a layer has been summed or multiplied
 _TABLE = "scale its initial values down to a deviation of 1 (0.1, where vectors are multiplied with each other)"
+_TABLES = ("Embedding", "EmbeddingBag")
 _RECURRENT = ("RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell")
 _PLAIN = ("Linear", "Conv1d", "Conv2d", "Conv3d")  # layers that return the product of weight and input as it is
 _FEATURES, _COLUMNS = 8, 4  # fewer inputs may be coordinates, which a sine takes; and fewer columns of a table may be plain numbers
@@ -408,9 +409,9 @@ class LayerFindings:
         columns = [c for c in columns if not 2 * self._moved(c, sizes) >= sizes[c]]
         outputs = _in_order(history, "output")[:2]
         kinds = [history.facts[column].kind for column in outputs]
-        tables = ((c, history.facts[c]) for c in columns if history.facts[c].kind == "Embedding")
+        tables = ((c, history.facts[c]) for c in columns if history.facts[c].kind in _TABLES)
         own = [c for c, fact in tables if fact.trainable and (fact.shape is None or fact.inputs >= _COLUMNS)]
-        if kinds[:1] == ["Embedding"] and "Norm" not in kinds[-1]:
+        if kinds and kinds[0] in _TABLES and "Norm" not in kinds[-1]:
             found = [(c, self._chosen.judge("weight_large", float(self._first[c]), 1.0, 1.0)) for c in own]
             self._begins += joined(
                 history,
