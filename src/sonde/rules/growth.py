@@ -49,8 +49,8 @@ OUTPUT_SMALL = 1e3
 @entry(
     f"an output {OUTPUT_GROWTH:g} x as large as it was and as any output was at the beginning",
     "our own, measured on healthy trainings",
-    "look in this order at the loss (its sign, what multiplies it, whether it has an end for outputs as large as these, as one "
-    "of probabilities has none for logits), and at what goes in; {lr}, or normalise between layers",
+    "look in this order at the loss (its sign, what multiplies it, whether it takes probabilities and is given logits), and at "
+    "what goes in; {lr}, or normalise between layers",
     needs=("rms:output",),
     severity="bad",
     least=2,
