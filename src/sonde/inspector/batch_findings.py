@@ -328,8 +328,8 @@ class BatchFindings:
         """Yield that two views of each sample are the same: two passes of one loss return the same, or two halves of a batch."""
         is_one_loss = self._before is not None and look.loss is not None and self._before.loss == look.loss
         is_again = bool(numbers.get("again")) and is_one_loss and numbers.get("reached", 0.0) > 0
-        if "differ" in numbers:
-            self._equal.append(numbers["differ"] == 0)
+        if "differ" in numbers or look.number:
+            self._equal.append(not look.number and numbers["differ"] == 0)  # a game may begin alike for all, and then go on
             if len(self._equal) >= _OFTEN and all(self._equal):
                 yield self._chosen.judge("input_same", float(len(self._equal)), 0.0)
         for name, is_same in (("again", is_again), ("halves", bool(numbers.get("halves")))):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from sonde.diagnosis import written_at
 from sonde.engine import SiteHook, parameters_of, raise_if_foreign, version_of
 from sonde.inspector.measurement.execution_order import Ran
 from sonde.rules import RULES, Chosen, Finding, Severity, among
@@ -130,10 +131,11 @@ class LeftOut:
 
     Args:
         chosen: the rules that are applied.
+        model: the model.
     """
 
-    def __init__(self, chosen: Chosen) -> None:
-        self._chosen = chosen
+    def __init__(self, chosen: Chosen, model: nn.Module) -> None:
+        self._chosen, self._model = chosen, model
         self._left: list[_Left] | None = None
         self._frozen: list[SiteHook] = []  # of parameters that are not trained so far
         self._raw: _NeverTrained | None = None  # what was frozen at the first look
@@ -279,7 +281,9 @@ class LeftOut:
 
         It must come to all of a model, to what runs before all that is reached, to what has no graph, and to what repeats: the
         same part of another block is reached. Elsewhere what is returned may be unused, as that of a pooler, or may be cut off:
-        it is a warning where layers that learn run behind, and a note where what was returned is passed on, or is last.
+        it is a warning where layers that learn run behind, and a note where what was returned is passed on, or is last, and of what
+        a library's module holds. It is a warning, too, of what a model of the user's own returns, and of what it holds and never
+        calls, as no other layer is.
         """
         places = [place for hook in reached if (place := _place(hook, ran)) is not None]
         begins, ends = min(places, default=0), max(places, default=-1)
@@ -290,17 +294,52 @@ class LeftOut:
             repeats = bool(blocks & {_part_of_blocks(each.hook)})
             if not places or (place is not None and place < begins):
                 graded["bad"].append(each)
+            elif self._is_of_users("") and (self._is_given_away(each.hook, ran) or self._is_forgotten(each.hook, ran)):
+                graded["warn"].append(each)
             elif seen is None or place is None:
                 graded["note"].append(each)
             elif place < ends and (not seen.has_graph or repeats):
                 graded["bad"].append(each)
             else:
-                graded["warn" if place < ends and not _is_passed_on(each.hook, ran) else "note"].append(each)
+                is_cut = place < ends and not _is_passed_on(each.hook, ran) and self._is_of_users(self._holder(each.hook))
+                graded["warn" if is_cut else "note"].append(each)
         strong = [*graded["bad"], *graded["warn"]]
         found = self._judged("unreached", strong, ran)
         yield found if found is None or graded["bad"] else replace(found, severity="warn")
         noted = self._judged("unreached", graded["note"], ran)
         yield None if noted is None else replace(noted, severity="note")
+
+    def _is_given_away(self, hook: SiteHook, ran: Mapping[str, Ran]) -> bool:
+        """Return whether the model returns what the layer has made, which no loss takes; a pooler may be left unused."""
+        seen = ran.get(hook.name.rpartition(".")[0])
+        return seen is not None and seen.is_returned and seen.has_graph and "pool" not in hook.name.lower()
+
+    def _is_forgotten(self, hook: SiteHook, ran: Mapping[str, Ran]) -> bool:
+        """Return whether the parameter is in a part that a module holds and never calls, where it calls others.
+
+        It may be meant of one of a list or a dict, and of one that is like another one, as an expert is.
+        """
+        parts = hook.name.split(".")[:-1]
+        inside = (parts[:length] for length in range(1, len(parts) + 1))
+        unused = next((each for each in inside if not any(_is_in(name, ".".join(each)) for name in ran)), None)
+        around = "" if unused is None else ".".join(unused[:-1])
+        if unused is None or around not in ran or not self._is_of_users(around):
+            return False
+        children = dict(self._model.get_submodule(around).named_children())
+        own = children.pop(unused[-1])
+        return not isinstance(own, (nn.ModuleList, nn.ModuleDict)) and not any(_is_like(own, each) for each in children.values())
+
+    def _holder(self, hook: SiteHook) -> str:
+        """Return the path of the innermost module around a parameter that is none of torch's own."""
+        path = hook.name.rpartition(".")[0]
+        while path and type(self._model.get_submodule(path)).__module__.startswith("torch."):
+            path = path.rpartition(".")[0]
+        return path
+
+    def _is_of_users(self, path: str) -> bool:
+        """Return whether the module at *path* is of the user's own code: libraries hold and return more than one needs."""
+        code = written_at(getattr(type(self._model.get_submodule(path)), "forward", None))
+        return bool(code) and "/" not in code
 
     def never_stepped(self, hooks: Sequence[SiteHook], passes: int, epoch: int, step: int, ran: Mapping[str, Ran]) -> None:
         """Judge a model that no optimizer has stepped, while another one was, or one was given: *passes* left it gradients."""
@@ -370,6 +409,15 @@ def _is_passed_on(hook: SiteHook, ran: Mapping[str, Ran]) -> bool:
     parts = hook.name.split(".")[:-1]
     above = (ran.get(".".join(parts[:length])) for length in range(1, len(parts) + 1))
     return any(seen is not None and seen.is_passed_on for seen in above)
+
+
+def _is_in(name: str, path: str) -> bool:
+    return name == path or name.startswith(f"{path}.")
+
+
+def _is_like(one: nn.Module, other: nn.Module) -> bool:
+    """Return whether two modules are of one class, with parameters of the same shapes."""
+    return type(one) is type(other) and [each.shape for each in one.parameters()] == [each.shape for each in other.parameters()]
 
 
 def _part_of_blocks(hook: SiteHook) -> str:

@@ -257,7 +257,7 @@ def label_seen(within: float, column: float, *, least: float = 1e-6, is_number: 
     about=("setup", "lost"),
 )
 def target_of_another(share: float, *, least: float = 0.99) -> Judged:
-    """Judge of which *share* of the samples the target belongs to another one."""
+    """Judge the *share* of the samples whose target belongs to another one."""
     yield share >= least
     yield share
     yield "the target of each sample is another sample of the batch: inputs and targets are in different orders"

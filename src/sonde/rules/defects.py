@@ -18,6 +18,11 @@ from sonde.site import PORTS, Site
 
 _PHASES = {"forward": 0, "backward": 1, "step": 2}
 _NAMED = 2
+_BY_LOSS = "and it comes with the gradient of the loss"
+_IN_LOSS = (
+    "look at the loss first: targets that are not finite, a log or a root of what is negative or 0, a division by 0, a mean over "
+    "nothing, an exp of what is large"
+)
 _LATEST = 4096  # steps that are remembered
 
 
@@ -101,6 +106,7 @@ class FirstDefect:
     def __init__(self) -> None:
         self._found: _Found | None = None
         self._logged: dict[str, npt.NDArray[np.int64]] = {}  # by model: the last logged steps
+        self._has_outputs: set[str] = set()  # models whose outputs are among the rows
         self._aside: dict[tuple[str, str, int], tuple[_Place, ...]] = {}  # by role, model and step: places that were not finite
 
     def look(self, block: RowBlock) -> None:
@@ -123,6 +129,8 @@ class FirstDefect:
             return
         model = next(iter(block.layout.model), "")
         steps = block.moments[:, 1]
+        if "output" in block.layout.port and "nan" in block.numbers:
+            self._has_outputs.add(model)
         if self._found is None or steps[0] <= self._found.step:
             lines = np.repeat(np.arange(len(block)), np.diff(block.edges))
             broken = lines[defects_in(block) > 0]
@@ -167,6 +175,9 @@ class FirstDefect:
             name, value = found.scalar
             judged = nonfinite(math.isnan(value), math.isinf(value), 1)
             message, site, call = f"{name} is {value} from step {found.step:,} on", "", -1
+            if name.rpartition("/")[2] == "loss" and any(found.step in self._logged[model] for model in self._has_outputs):
+                message += ": all outputs that were recorded at this step are finite, so it arose behind them, in the loss"
+                judged = judged and replace(judged, advice=_IN_LOSS)
         else:
             place = found.first
             raw = self._aside.get(("raw", found.model, found.step))
@@ -178,6 +189,8 @@ class FirstDefect:
             earlier = self._logged[found.model]
             earlier = earlier[earlier < found.step]
             message = _in_words(found, place, started, int(earlier[-1]) if len(earlier) else None, is_later=is_later)
+            if judged is not None and message.endswith(_BY_LOSS):
+                judged = replace(judged, advice=_IN_LOSS)
             if started:
                 place = min(started, key=lambda each: each.rank)
             site, call = str(place.site), place.call
@@ -235,9 +248,11 @@ def _in_backward(found: _Found, place: _Place) -> str:
         return "and it is the first in the backward pass"
     others = [each for each in found.places if each.site.port == place.site.port and each.order < place.order and not each.defects]
     if not others:
-        return "and it comes with the gradient of the loss"
+        return _BY_LOSS
     nearest = max(others, key=lambda each: each.order)
-    return f"and the gradient at {nearest.site.name}, next in the backward pass before it, is finite: it arose between the two"
+    finite = f"and the gradient at {nearest.site.name}, next in the backward pass before it, is finite"
+    is_part = all(each.site.path for each in found.places)  # the loss may take what the parts of a model return, side by side
+    return f"{finite}: it arose between the two{', or in the loss' if is_part else ''}"
 
 
 def _places(block: RowBlock) -> Iterable[_Place]:

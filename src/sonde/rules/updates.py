@@ -208,8 +208,9 @@ def gradient_kept(steps: float, *, least: float = UNMOVED) -> Judged:
 
 @entry(
     f"trainable weights that an optimizer holds and no gradient reaches in {UNMOVED} logged steps: all of a model, those before "
-    "all that are reached, those without a graph, those of one block among others (bad), or before others (warn); and weights "
-    "whose layers do not run, run last, or return what may be unused (a note)",
+    "all that are reached, those without a graph, those of one block among others (bad); those before others, of one of several "
+    "outputs, or of a part that is never called and is like no other, where the model is no library's (warn); and weights whose "
+    "layers do not run, run last, or return what may be unused (a note)",
     "a graph that is cut: detach(), no_grad(), .data, a conversion to numpy, an argmax",
     "look for what cuts the graph behind these layers, or leaves what they return unused; freeze them with requires_grad_(False) "
     "if that is meant",

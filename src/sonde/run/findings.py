@@ -439,7 +439,7 @@ class Findings:
         self.chosen = Chosen() if chosen is None else chosen
         self.step = self._last_rows = self._reached = -1  # the last step with rows, and of which anything has come
         self.steps = 0
-        self._until = until
+        self._until, self._has_ended = until, False
         self._about = about or {}
         self._judges = _Judges(self._about, self.chosen)
         self._looked_at = _looked_at(self._about)
@@ -541,6 +541,7 @@ class Findings:
 
     def end(self) -> None:
         """Open what waits for later steps: none come. Idempotent."""
+        self._has_ended = True
         self._open(self.step, at_end=True)
 
     def _may_open(self, each: Finding, *, is_whole: bool, at_end: bool) -> bool:
@@ -589,7 +590,7 @@ class Findings:
 
     def _now(self) -> list[Finding]:
         """Return every open finding, with what later steps have added; none that later losses have taken back."""
-        every = {each.identity: each for each in self._judges.findings()}
+        every = {each.identity: each for each in self._judges.findings(at_end=self._has_ended)}
         for gone in [each for each in self._opened if self._opened[each].rule in _PASSING and each not in every]:
             del self._opened[gone]
             self._known.discard(gone)
@@ -693,6 +694,20 @@ def combined(seen: Iterable[Finding], judged: Iterable[Finding]) -> list[Finding
     of_training = [each for each in seen if each.found_at <= opened.get(each.identity, _NEVER)]
     of_rows = [each for each in of_rows if not any(stands_for(known, each) for known in of_training)]
     return [*of_training, *of_rows]
+
+
+def located(seen: Finding, judged: Iterable[Finding]) -> Finding:
+    """Return a NaN that a training has *seen*, with the place that the rows of this step tell where the training knows none.
+
+    That of a gradient of a parameter is where a NaN has come to, and not where it arose.
+    """
+    if seen.rule != "nonfinite" or (seen.site and not seen.site.endswith(":grad")):
+        return seen
+    known = next((each for each in judged if each.identity == seen.identity), None)
+    if known is None or known.message in seen.message:
+        return seen
+    message = f"{known.message}; {seen.message}"
+    return replace(seen, message=message, site=known.site, call=known.call, order=known.order, advice=known.advice)
 
 
 def stands_for(seen: Finding, judged: Finding) -> bool:

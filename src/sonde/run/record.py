@@ -13,7 +13,7 @@ from typing import Any
 
 from sonde.answer import Verdict, verdict_of
 from sonde.rules import Chosen, Finding, Severity, chapters, gravity, told
-from sonde.run.findings import Findings, combined, grown, stands_for
+from sonde.run.findings import Findings, combined, grown, located, stands_for
 from sonde.words import many, names_text
 
 _SEVERITIES: Mapping[object, Severity] = {"note": "note", "warn": "warn", "bad": "bad", "warning": "warn", "error": "bad"}
@@ -73,10 +73,11 @@ class Record:
         >>> Record.of(Findings()).seen
         ()
         """
-        beyond = [each for each in findings.beyond() if not any(stands_for(known, each) for known in seen)]
+        of_rows, beyond = findings.judged() if judged is None else judged, findings.beyond()
+        seen = [located(each, [*of_rows, *beyond]) for each in seen]
         return Record(
-            (*seen, *beyond),
-            tuple(findings.judged() if judged is None else judged),
+            (*seen, *[each for each in beyond if not any(stands_for(known, each) for known in seen)]),
+            tuple(of_rows),
             findings.step,
             findings.steps,
             {name: thresholds_of(name, findings.chosen) for name in findings.chosen.applied()},

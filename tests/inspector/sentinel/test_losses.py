@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -133,3 +134,37 @@ def test_a_bad_loss_whose_step_a_scaler_skips_is_no_fault() -> None:
             scaler.step(optimizer)
             scaler.update()
     assert losses(inspector) == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "site", "says"),
+    [
+        (
+            "target",
+            "mean:grad_output",
+            "mean:grad_output has 1 NaN or infinite elements at step 4, the first logged step with any: ",
+        ),
+        ("log", "", "loss is nan from step 4 on: all outputs that were recorded at this step are finite, so it arose behind them"),
+        ("input", "body.0:output", "body.0:output has 16 NaN or infinite elements at step 4, the first logged step with any"),
+        ("", "", ""),
+    ],
+)
+def test_where_a_nan_arose_is_said_by_the_rows_of_the_step_if_parts_of_a_model_are_called(wrong: str, site: str, says: str) -> None:
+    model = nn.ModuleDict({"body": nn.Sequential(nn.Linear(4, 16), nn.Tanh()), "mean": nn.Linear(16, 1)})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with sonde.watch(model, optimizer, every=1, to="memory", verbose=False) as inspector:
+            for step in range(8):
+                data, target = torch.randn(8, 4), torch.randn(8, 1)
+                (data if wrong == "input" else target)[0, 0] = math.nan if wrong in ("target", "input") and step == 4 else 1.0
+                loss = (model["mean"](model["body"](data)) - target).square().mean()
+                loss = loss + (-loss.detach()).log() if wrong == "log" and step == 4 else loss
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                inspector.push_loss(loss, train=True)
+    found = [each for each in inspector.findings if each.rule == "nonfinite"]
+    assert [(each.severity, each.site) for each in found] == [("bad", site)] * bool(wrong)
+    assert not wrong or found[0].message.startswith(says)
+    assert ("in the loss" in found[0].message or "the loss" in found[0].advice) == (wrong != "input") if wrong else True

@@ -18,11 +18,13 @@ class Ran:
         place: in the order in which modules return.
         has_graph: one of its calls has returned a tensor that gradients can come to.
         is_passed_on: what it returned was returned by a module around it, beside other tensors.
+        is_returned: what it returned, or a view of that, is one of several outputs of the model.
     """
 
     place: int
     has_graph: bool = False
     is_passed_on: bool = False
+    is_returned: bool = False
 
 
 class Ordering:
@@ -37,6 +39,7 @@ class Ordering:
         self._name = name
         self.ran: dict[str, Ran] = {}  # by module
         self._returned: dict[str, weakref.ref[Tensor]] = {}
+        self._wholes: dict[str, weakref.ref[Tensor]] = {}  # what these are views of, or they themselves
         self._probe: Probe | None = None
         self._clock: Clock | None = None  # while the probe waits for a forward
         self._is_uncalled = False  # none came in a logged step: parts of the model may be called by themselves
@@ -84,7 +87,7 @@ class Ordering:
             return False
         self._probe.detach()
         self._probe = None
-        self._returned = {}
+        self._returned, self._wholes = {}, {}
         return bool(self.ran)
 
     def parts(self) -> tuple[str, ...]:
@@ -108,9 +111,16 @@ class Ordering:
                 tensor = returned()
                 if name.startswith(inside) and name != event.name and any(leaf is tensor for leaf in leaves):
                     self.ran[name].is_passed_on = True
+            for name, returned in self._wholes.items() if not event.name else ():
+                self.ran[name].is_returned |= any(_whole(leaf) is returned() for leaf in leaves)
         elif leaves:
-            self._returned[event.name] = weakref.ref(leaves[0])
+            self._returned[event.name], self._wholes[event.name] = weakref.ref(leaves[0]), weakref.ref(_whole(leaves[0]))
         ran.has_graph = ran.has_graph or any(leaf.requires_grad for leaf in leaves)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """Return what *tensor* is a view of; itself where it is none."""
+    return tensor if tensor._base is None else tensor._base
 
 
 def _children_first(names: list[str]) -> list[str]:

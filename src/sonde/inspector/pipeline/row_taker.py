@@ -69,7 +69,7 @@ class RowTaker:
         self.evaluated = False
         self.evaluated_alone = 0
         self.modes = ForwardModes(name)
-        self.left_out = LeftOut(settings.rules)
+        self.left_out = LeftOut(settings.rules, model)
         self.gates = InitialGates(settings.rules)
         self.kept = KeptGradients(settings.rules)
         self.between = BetweenSteps()

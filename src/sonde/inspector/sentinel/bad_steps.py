@@ -188,7 +188,9 @@ def _finding(found: BadStep, what: str, replay: Replayed | None) -> Finding:
     first = next(iter(found.gradients), "")
     site = (replay.site if replay is not None else "") or (f"{first}:grad" if first else "")
     cause = None if replay is None or replay.report is None else replay.report.cause
-    message = f"step {found.step}: {replay.summary.rstrip('.') if replay is not None and replay.summary else what}"
+    why = "" if replay is None else replay.summary.rstrip(".")
+    is_placed = replay is not None and bool(replay.report is not None or replay.site)
+    message = f"step {found.step}: {why if is_placed else '. '.join(filter(None, (what, why)))}"
     return Finding(
         "nonfinite",
         message,

@@ -255,7 +255,7 @@ def replayed(step: KeptStep, found: BadStep) -> Replayed:
     if step.lost:
         return Replayed(f"It was not run again: {step.lost}.")
     if not step.passes:
-        return Replayed("It was not run again: no call of the model was seen in eager code.")
+        return Replayed("It was not run again: no call of the whole model was seen, or in compiled code alone.")
     try:
         reports = _alone(lambda: _reports(step, model, None, whole=found.parameters is not None))
     except Exception as error:
