@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from sonde.rules.finding import Judged, entry
@@ -130,14 +132,20 @@ def step_lost(ratio: float, eps: float) -> Judged:
 
 
 @entry(
-    "one batch again and again, and the loss falls by less than 2 % (bad), or a cross-entropy by less than half (warn)",
+    "one batch again and again, and the loss falls by less than 2 % (bad), or a cross-entropy by less than half, or to no less "
+    "than that of outputs that are all equal (warn)",
     "Karpathy, A recipe for training neural networks, 2019: overfit one batch; the limits are our own",
     "look at the other findings first; then at the labels, the loss function and what is between them and the last layer",
 )
-def not_overfit(first: float, last: float, *, least: float = 0.02, half: float = 0.0) -> Judged:
-    """Judge the *last* loss against the *first*; *half* is the fall that is expected of this loss, 0 if none is."""
+def not_overfit(
+    first: float, last: float, *, least: float = 0.02, half: float = 0.0, guess: float = math.inf, near: float = 0.98
+) -> Judged:
+    """Judge the *last* loss against the *first*; *half* is the fall that is expected of this loss, 0 if none is.
+
+    *guess* is the loss of the best outputs that are all equal.
+    """
     fall = (first - last) / np.maximum(abs(first), 1e-30)
-    yield ~np.greater_equal(fall, max(least, half))
+    yield ~np.greater_equal(fall, max(least, half)) | (last >= near * guess)
     yield fall
     yield f"one batch is not learnt: the loss goes from {short(first)} to {short(last)}"
     yield "warn" if fall >= least else "bad"

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from statistics import median
 
 import torch
 
 from sonde import rules
 from sonde.answer import Check
-from sonde.diagnosis.preflight.subject import Subject, UnjudgedError
-from sonde.engine import parameters
+from sonde.diagnosis.preflight.subject import Subject, UnjudgedError, distance_of
+from sonde.engine import Trial, parameters
+from sonde.keep import Layer
 from sonde.rules import Finding
 from sonde.words import short
 
@@ -55,23 +57,47 @@ def per_layer(sizes: list[float]) -> float:
 def alive(subject: Subject) -> Check:
     """Judge units that are dead, layers that are constant, and activations that are saturated.
 
-    An output of zeros alone whose own layer gets a gradient is none of them: a last layer or a branch may begin at zero.
+    An output of zeros alone whose own layer gets a gradient, now or once others have moved, is none of them: a last layer or a
+    branch may begin at zero. Nor is a unit that is zero by chance, as behind a dropout: in other forwards it is not.
     """
     found, counted = [], 0
     ran = subject.ran
+    again = _with_other_numbers(subject)
     for layer in ran.layers:
         counted += layer.output is not None
         begins_at_zero = (
             layer.output is not None
             and layer.output.absmax == 0
-            and any(size for name, size in ran.gradients.items() if not layer.name or name.startswith(f"{layer.name}."))
+            and any(
+                size or name in subject.awake_later
+                for name, size in ran.gradients.items()
+                if not layer.name or name.startswith(f"{layer.name}.")
+            )
         )
+        same = {each.rule: each for each in again.get(layer.name, layer).findings}
         found += [
-            replace(each, site=f"{layer.name}:output")
+            replace(same[each.rule], site=f"{layer.name}:output")
             for each in layer.findings
-            if each.rule in _SHOWN and not (begins_at_zero and each.rule != "saturated")
+            if each.rule in same and each.rule in _SHOWN and not (begins_at_zero and each.rule != "saturated")
         ]
     return Check("alive", f"{counted:,} layers looked at", tuple(found))
+
+
+def _with_other_numbers(subject: Subject) -> dict[str, Layer]:
+    """Return the layers over several forwards; nothing where none is said to be dead, or all forwards are the same."""
+    if not any(each.rule in _ZERO for layer in subject.ran.layers for each in layer.findings):
+        return {}
+    one, other = (subject.outputs(partial(_seed, seed)) for seed in (1, 2))
+    is_same = len(one) == len(other) and all(distance_of(a, b) == 0 for a, b in zip(one, other, strict=True))
+    return {} if is_same else subject.layers_of(_PASSES)
+
+
+def _seed(seed: int, _: Trial) -> None:
+    torch.manual_seed(seed)
+
+
+_ZERO = ("dead", "all_zero", "constant")
+_PASSES = 8  # forwards, in all of which no dropout leaves out the same unit by chance
 
 
 def dtype(subject: Subject) -> Check:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+
+from sonde.engine import graph_nodes
 
 _SEEN: dict[Any, str] = {
     functional.cross_entropy: "cross_entropy",
@@ -23,6 +26,8 @@ _SEEN: dict[Any, str] = {
     functional.kl_div: "kl_div",
 }
 REGRESSION = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+_LOGS = (functional.log_softmax, torch.log_softmax, Tensor.log_softmax, functional.logsigmoid)
+_MOVES = ("View", "UnsafeView", "ReshapeAlias", "Transpose", "Permute", "T", "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Slice")
 _DIFFERENCES = {"sub", "__sub__", "rsub", "__rsub__", "subtract"}
 
 
@@ -37,6 +42,7 @@ class LossCall:
         function: the function itself.
         result: what it returned.
         gradient: of the loss by the result; None before :meth:`let_go`, and where none arrived.
+        made_by: the operation that has made the input, ``""`` for a leaf.
         is_predicted: the target is a result of the model, and no number that was given.
     """
 
@@ -47,6 +53,7 @@ class LossCall:
     function: Callable[..., Tensor] = functional.mse_loss
     result: Tensor | None = None
     gradient: Tensor | None = None
+    made_by: str = ""
     is_predicted: bool = False
 
     @property
@@ -78,6 +85,15 @@ class LossCall:
         return float(self.function(given, self.target, **kept, reduction="mean"))
 
     @property
+    def scale(self) -> float:
+        """The loss of outputs that are 0: that of classes that are equally likely, or the size of the targets of a distance."""
+        return (
+            math.log(max(self.classes, 2))
+            if self.name in ("cross_entropy", "nll_loss")
+            else self.mean(torch.zeros_like(self.input))
+        )
+
+    @property
     def classes(self) -> int:
         """The number of classes of a cross-entropy."""
         return self.input.shape[1 if self.input.dim() > 1 else 0]
@@ -105,6 +121,7 @@ class LossCalls(TorchFunctionMode):
         found: the calls, in order.
         pairs: numbers of samples and of elements of each difference of an ``(N, 1)`` and an ``(N,)`` tensor in the loss function.
         in_loss: the loss function runs now, and no longer the model.
+        logs: the log-probabilities that a softmax or a sigmoid has made.
         sums: of each sum of all elements in the loss function the number of elements along its first axis, and the result.
     """
 
@@ -113,6 +130,7 @@ class LossCalls(TorchFunctionMode):
         self.found: list[LossCall] = []
         self.pairs: list[tuple[str, int, int]] = []
         self.in_loss = False
+        self.logs: list[Tensor] = []
         self.sums: list[tuple[int, Tensor]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -130,6 +148,9 @@ class LossCalls(TorchFunctionMode):
         if self.in_loss and getattr(func, "__name__", "") in _DIFFERENCES and len(args) == 2:
             self._compare("a difference", *args)
         result = func(*args, **given)
+        if func in _LOGS and result.requires_grad:
+            result.retain_grad()
+            self.logs.append(result)
         is_sum = self.in_loss and func in (torch.sum, Tensor.sum) and isinstance(args[0], Tensor) and args[0].dim() > 0
         if is_sum and result.numel() == 1 and result.requires_grad and args[0].numel() > 1:
             result.retain_grad()
@@ -144,7 +165,9 @@ class LossCalls(TorchFunctionMode):
             return None
         held = {key: value.detach() if isinstance(value, Tensor) else value for key, value in named.items()}
         is_predicted = bool(named["target"].requires_grad)
-        call = LossCall(name, held.pop("input"), held.pop("target"), held, func, is_predicted=is_predicted)
+        node = named["input"].grad_fn
+        made_by = "" if node is None else graph_nodes.operation_of(graph_nodes.behind(node, _MOVES))
+        call = LossCall(name, held.pop("input"), held.pop("target"), held, func, made_by=made_by, is_predicted=is_predicted)
         self.found.append(call)
         self._compare(name, call.input, call.target)
         indices = call.indices

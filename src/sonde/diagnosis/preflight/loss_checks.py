@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import torch
+from torch import nn
 
 from sonde import rules
 from sonde.answer import Check
-from sonde.diagnosis.preflight.loss_calls import REGRESSION, LossCall, is_probability
+from sonde.diagnosis.preflight.loss_calls import REGRESSION, LossCall, LossCalls, is_probability
+from sonde.diagnosis.preflight.sample_checks import DROPOUTS, inputs_of
 from sonde.diagnosis.preflight.subject import Subject, UnjudgedError
+from sonde.engine import Trial, parameters, unwrap
+from sonde.graph import named_inputs
 from sonde.rules import Finding
-from sonde.words import percent, short
+from sonde.words import names_text, percent, shape_text, short
 
 _WHY = "sonde.why_nan(model, batch, loss_fn) names the operation"
 _SOME = 8  # samples of one class that are no chance
@@ -108,9 +112,16 @@ def loss_shape(subject: Subject) -> Check:
 def loss_input(subject: Subject) -> Check:
     """Judge whether logits go where logits are wanted."""
     judged = [call for call in subject.first.calls if call.name not in (*REGRESSION, "binary_cross_entropy", "kl_div")]
-    if not judged:
+    over = subject.first.over_samples
+    if not judged and not over:
         raise UnjudgedError("no cross-entropy was seen")
     found = _some(map(_of_input, judged))
+    mixed = rules.judge("samples_mixed", math.inf, 0.0) if over else None
+    if mixed is not None:
+        words = f"the loss takes a softmax over axis 0 of {shape_text(over)}: over the samples, and not over the classes"
+        found = (replace(mixed, message=words, value=float(over[0]), advice="take it over the classes: log_softmax(-1)"), *found)
+    if not judged:
+        return Check("loss_input", "a softmax of your own", found)
     said = "" if found else "log-probabilities" if judged[0].name == "nll_loss" else "logits"
     return Check("loss_input", said or judged[0].name, found)
 
@@ -128,7 +139,8 @@ def _of_input(call: LossCall) -> Finding | None:
         is_wrong = is_wrong and bool(((sums - 1).abs() <= tolerance).all())
     if is_wrong:
         return rules.judge("softmax_twice", sums.numel(), float(sums.mean()), what=call.name)
-    share = float((given == 0).float().mean()) if given.numel() >= _FEWEST and float(given.min()) == 0 < float(given.max()) else 0.0
+    is_cut = call.made_by in _CUTS and given.numel() >= _FEWEST and float(given.min()) == 0 < float(given.max())
+    share = float((given == 0).float().mean()) if is_cut else 0.0
     words = (
         f"{call.name} is given no logit below 0, and {percent(share)} of them are 0: a relu or a clamp stands behind the last layer"
     )
@@ -137,6 +149,7 @@ def _of_input(call: LossCall) -> Finding | None:
 
 
 _CUT = 0.05
+_CUTS = ("Relu", "Clamp", "ClampMin", "Maximum", "Hardtanh", "Threshold", "Where")
 
 
 def initial_loss(subject: Subject) -> Check:
@@ -144,26 +157,114 @@ def initial_loss(subject: Subject) -> Check:
     _ = subject.loss
     found: list[Finding | None] = []
     said = ""
-    for call in subject.first.calls:
-        if call.name in ("cross_entropy", "nll_loss"):
-            loss, guess = call.mean(call.input), math.log(max(call.classes, 1))
-            if call.classes > 1 and math.isfinite(loss):
-                found.append(rules.judge("initial_loss", loss, guess))
-                said = said or f"{short(loss)}; a guess among {call.classes:,} classes has {short(guess)}"
-        elif call.name.startswith("binary"):
-            loss, guess = call.mean(call.input), math.log(2)
-            if call.kwargs.get("pos_weight") is None and call.kwargs.get("weight") is None:
-                found.append(rules.judge("initial_loss", loss, guess))
-                said = said or f"{short(loss)}; a guess has {short(guess)}"
-        elif call.name != "kl_div" and call.input.shape == call.target.shape and call.target.numel() > 1:
-            target = call.target
-            middle = target.mean() if call.name == "mse_loss" else target.median()
-            loss, constant = call.mean(call.input), call.mean(torch.full_like(call.input, float(middle)))
-            found.append(rules.judge("initial_error", loss, constant))
-            said = said or f"{short(loss)}; the mean of the targets alone has {short(constant)}"
+    for place, call in enumerate(subject.first.calls):
+        if (judged := _of_first(call)) is not None:
+            found.append(None if judged[0] is None else _with_cause(subject, place, judged[0]))
+            said = said or judged[1]
     if not said:
         raise UnjudgedError("no loss function of torch was seen whose guess is known")
     return Check("initial_loss", said, _some(found))
+
+
+def _of_first(call: LossCall) -> tuple[Finding | None, str] | None:
+    """Return the finding about the value of a call, and the value beside that of a guess in words; None if no guess is known."""
+    if call.name in ("cross_entropy", "nll_loss"):
+        loss, guess = call.mean(call.input), math.log(max(call.classes, 1))
+        if call.classes > 1 and math.isfinite(loss):
+            said = f"{short(loss)}; a guess among {call.classes:,} classes has {short(guess)}"
+            return rules.judge("initial_loss", loss, guess), said
+    elif call.name.startswith("binary"):
+        loss, guess = call.mean(call.input), math.log(2)
+        if call.kwargs.get("pos_weight") is None and call.kwargs.get("weight") is None:
+            return rules.judge("initial_loss", loss, guess), f"{short(loss)}; a guess has {short(guess)}"
+    elif call.name != "kl_div" and call.input.shape == call.target.shape and call.target.numel() > 1:
+        target = call.target
+        middle = target.mean() if call.name == "mse_loss" else target.median()
+        loss, constant = call.mean(call.input), call.mean(torch.full_like(call.input, float(middle)))
+        said = f"{short(loss)}; the mean of the targets alone has {short(constant)}"
+        return rules.judge("initial_error", loss, constant), said
+    return None
+
+
+def _with_cause(subject: Subject, place: int, found: Finding) -> Finding:
+    """Return the finding with its cause: a softmax over the samples, or large inputs or weights without which it would not be."""
+    if subject.first.over_samples:
+        return replace(found, advice="look at the finding about loss_input: the softmax is one over the samples")
+    call = subject.first.calls[place]
+    if call.name.startswith("binary") and not is_probability(call.target):
+        return replace(found, advice="look at the finding about labels: the targets are not all from 0 to 1")
+    for change, what, advice in _causes(subject):
+        with subject.trial() as trial:
+            with torch.no_grad():
+                change(trial)
+            with LossCalls() as calls:
+                trial.loss()
+        judged = _of_first(calls.found[place]) if place < len(calls.found) else None
+        if judged is not None and judged[0] is None:
+            loss = calls.found[place].mean(calls.found[place].input)
+            return replace(found, message=f"{found.message}; with {what} it is {short(loss)}", advice=advice)
+    return found
+
+
+def _causes(subject: Subject) -> Iterator[tuple[Callable[[Trial], None], str, str]]:
+    """Yield a change that takes a cause of large outputs away, what there is then, and an advice: of inputs, then of weights."""
+    drops = [float(each.p) for each in subject.model.modules() if isinstance(each, DROPOUTS) and each.training and each.p > 0.5]
+    if drops:
+        yield _drop_nothing, "no dropout", f"lower the dropout, which leaves out {percent(max(drops))}"
+    inputs = {name: held for name, held in inputs_of(subject).items() if held.is_floating_point() and held.isfinite().all()}
+    large = {name: float(held.abs().max()) for name, held in inputs.items() if float(held.abs().max()) >= _LARGE_INPUT}
+    if large:
+
+        def scale(trial: Trial) -> None:
+            for name, _, held in named_inputs(unwrap(subject.model), trial.args, trial.kwargs):
+                if name in large:
+                    held.detach().div_(_size(held).clamp(min=1.0))
+
+        name = max(large, key=lambda each: large[each])
+        columns = (_size(inputs[name]).flatten() >= _LARGE_INPUT).nonzero()[:, 0] if inputs[name].dim() == 2 else torch.zeros(0)
+        where = ""
+        if inputs[name].dim() == 2 and 0 < 2 * len(columns) < inputs[name].shape[1]:
+            which = names_text([str(each) for each in columns.tolist()])
+            where = f" in column{'s' * (len(columns) > 1)} {which} of {inputs[name].shape[1]:,}"
+        advice = f"scale the inputs to mean 0 and deviation 1: {name} has magnitudes up to {short(large[name])}{where}"
+        yield scale, "inputs of size 1", advice
+    weights = {
+        name: factor
+        for name, held, owner in parameters(subject.model)
+        if held.dim() > 1
+        and held.is_floating_point()
+        and not isinstance(owner.module, nn.Embedding)
+        and (factor := _factor(held.detach())) >= _LARGE_WEIGHT
+    }
+    if len(weights) > 1 or (weights and next(iter(weights)).rpartition(".")[0] != subject.first.last):
+
+        def shrink(trial: Trial) -> None:
+            for name, held, _ in parameters(trial.model) if trial.is_free else ():
+                if name in weights:
+                    held.div_(weights[name])
+
+        least = short(min(weights.values()))
+        advice = f"begin with smaller weights: those of {names_text(weights)} are {least} times 1 / sqrt(inputs), or more"
+        yield shrink, "weights of 1 / sqrt(inputs)", advice
+
+
+_LARGE_INPUT, _LARGE_WEIGHT = 100.0, 4.0
+
+
+def _drop_nothing(trial: Trial) -> None:
+    for each in trial.model.modules():
+        if isinstance(each, DROPOUTS):
+            each.eval()
+
+
+def _size(held: torch.Tensor) -> torch.Tensor:
+    """Return the root mean square of each element over the samples."""
+    return held.detach().double().square().mean(0, keepdim=True).sqrt().to(held.dtype)
+
+
+def _factor(weight: torch.Tensor) -> float:
+    """Return the root mean square of a weight over that which keeps the size of its inputs."""
+    return float(weight.double().square().mean().sqrt()) * math.sqrt(weight[0].numel()) if weight.numel() else 0.0
 
 
 def _some(found: Iterable[Finding | None]) -> tuple[Finding, ...]:

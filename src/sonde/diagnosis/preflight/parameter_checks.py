@@ -45,13 +45,16 @@ def gradients(subject: Subject) -> Check:
     if zero:
         words = f"the gradient of {len(zero)} parameters is zero throughout: {names_text(zero)}"
         every = len(zero) == len(ran.gradients)
-        advice = "look at the findings about dead layers" if every else ""
+        is_dead = any(each.rule in ("dead", "all_zero") for layer in ran.layers for each in layer.findings)
+        behind = "look for what has no slope behind the last layer: an argmax, a rounding, a comparison, a factor of 0"
+        advice = ("look at the findings about dead layers" if is_dead else behind) if every else ""
         found.append(
             Finding("gradient_zero", words, f"{zero[0]}:grad", value=0.0, severity="bad" if every else "note", advice=advice)
         )
     if ran.alike:
         words = f"all units of {names_text(ran.alike)} are equal, and so are their gradients: they stay equal"
         found.append(Finding("alike", words, f"{ran.alike[0]}:param", severity="warn", advice="begin with random weights"))
+    found += _all_one(subject, zero)
     if ran.foreign:
         words = f"{len(ran.foreign)} tensors get a gradient and are no parameters of the model: {names_text(ran.foreign)}"
         advice = "keep layers in nn.ModuleList, nn.ModuleDict or as attributes, and tensors in nn.Parameter"
@@ -64,6 +67,46 @@ def gradients(subject: Subject) -> Check:
     said += f"; {len(frozen):,} frozen" if frozen else ""
     said += f"; tied: {names_text([' = '.join(names) for names in tied])}" if tied else ""
     return Check("gradients", said, tuple(found))
+
+
+def _all_one(subject: Subject, zero: list[str]) -> list[Finding]:
+    """Return the findings of weights that are all one number: 0, and stay so, or another one, which hides differences of inputs.
+
+    *zero* are names of parameters whose gradient is zero throughout. A weight of 0 without one may get one once others have moved.
+    """
+    layers = {name for name, _, owner in parameters(subject.model) if _is_of_units(owner.module)}
+    held = {
+        name: float(parameter.detach().flatten()[0])
+        for name, parameter, owner in parameters(subject.model)
+        if parameter.dim() > 1
+        and parameter.is_floating_point()
+        and len(parameter) > 1
+        and parameter[0].numel() > 1
+        and parameter.layout is torch.strided
+        and not isinstance(owner.module, nn.Embedding)
+        and subject.first.gradients.get(name) is not None
+        and bool((parameter == parameter.flatten()[0]).all())
+    }
+    found = []
+    still = [name for name, number in held.items() if number == 0 and name in zero and name not in subject.awake_later]
+    if still:
+        words = f"all weights of {names_text(still)} are 0 and stay 0: they get no gradient, nor where others have moved"
+        advice = "begin with random weights; zeros are for the last layer of a branch alone"
+        found.append(Finding("zero_weights", words, f"{still[0]}:param", value=0.0, severity="warn", advice=advice))
+    alike = [name for name, number in held.items() if number != 0 and name in layers and name not in subject.first.alike]
+    if alike:
+        words = f"all weights of {names_text(alike)} are one number: {short(held[alike[0]])}"
+        advice = "begin with random weights"
+        found.append(Finding("alike", words, f"{alike[0]}:param", value=held[alike[0]], severity="warn", advice=advice))
+    return found
+
+
+def _is_of_units(module: nn.Module) -> bool:
+    """Return whether all units of a layer have the same inputs, so that they must differ in their weights."""
+    return isinstance(module, _OF_UNITS) and getattr(module, "groups", 1) == 1
+
+
+_OF_UNITS = (nn.Linear, nn.Bilinear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase, nn.MultiheadAttention)
 
 
 def frozen_end(subject: Subject) -> str:
@@ -172,7 +215,7 @@ def first_update(subject: Subject) -> Check:
     with subject.trial() as trial:
         if not trial.is_free:
             raise UnjudgedError("needs a copy of the parameters, which are too large, or cannot be copied")
-        stepper = trial.make_optimizer(subject.optimizer)
+        stepper = subject.make_optimizer(trial)
         loss = trial.loss()
         if loss is None or not loss.requires_grad:
             raise UnjudgedError("the loss requires no gradient")
@@ -198,11 +241,14 @@ def first_update(subject: Subject) -> Check:
         raise UnjudgedError("no weight matrix has a gradient")
     middle, worst = median(ratios.values()), max(ratios, key=lambda name: ratios[name])
     huge = next(iter(decayed), None) or rules.judge("step_large", middle) or rules.judge("update_huge", ratios[worst])
+    if subject.scheduled:  # the rate that a schedule is made from may be one that it never reaches
+        huge = None
     if huge is not None and huge.rule == "update_huge":
         huge = replace(huge, site=f"{worst}:update")
     found = [huge, rules.judge("step_lost", middle, eps)]
     most = short(100 * ratios[worst])
     said = f"a step moves a weight by {short(100 * middle)} % of its size (median of {len(ratios):,}), {most} % at most"
+    said += f", at the learning rate {subject.scheduled}" if subject.scheduled else ""
     return Check("first_update", said, tuple(each for each in found if each is not None))
 
 

@@ -19,7 +19,7 @@ from sonde.rules import Finding, Severity
 from sonde.words import names_text
 
 _NO_INPUT = re.compile(r"label|target|mask|position|length|(^|_)y($|_)|return_|cache", re.IGNORECASE)
-_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _CONVOLUTIONS = (nn.Conv1d, nn.ConvTranspose1d, nn.Unfold)
 _TIME_FIRST = (nn.RNNBase, nn.MultiheadAttention)
 
@@ -28,7 +28,7 @@ def mode(subject: Subject) -> Check:
     """Judge whether the modules are in training mode."""
     modules = [item.module for item in members(subject.model)]
     evaluated = sum(not each.training for each in modules)
-    drops = sum(isinstance(each, _DROPOUTS) and each.p > 0 for each in modules)
+    drops = sum(isinstance(each, DROPOUTS) and each.p > 0 for each in modules)
     said = f"{len(modules) - evaluated:,} of {len(modules):,} modules in training mode; dropout layers: {drops:,}"
     found = rules.judge("eval_mode", evaluated, len(modules))
     return Check("mode", said, () if found is None else (found,))
@@ -42,9 +42,9 @@ def deterministic(subject: Subject) -> Check:
         raise UnjudgedError("the output holds no floating-point tensor")
     far = max(((distance_of(a, b), rounding_of(a)) for a, b in zip(one, other, strict=False)), default=(0.0, 0.0))
     found = rules.judge("random_output", *far)
-    return Check(
-        "deterministic", "two forwards are equal to the last bit" if found is None else "", () if found is None else (found,)
-    )
+    said = [] if found is not None else ["two forwards are equal to the last bit"]
+    said += [f"the loss function: {subject.drawn}"] if subject.drawn else []
+    return Check("deterministic", "; ".join(said), () if found is None else (found,))
 
 
 def inputs_of(subject: Subject) -> dict[str, Tensor]:

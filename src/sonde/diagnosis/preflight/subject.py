@@ -36,7 +36,7 @@ from sonde.engine import (
 from sonde.errors import ArgumentError, ObservationWarning
 from sonde.keep import Layer, Tally, annotate, first_measurable
 from sonde.stats import unreadable
-from sonde.words import shape_text
+from sonde.words import shape_text, short
 
 
 class UnjudgedError(Exception):
@@ -58,6 +58,8 @@ class FirstStep:
         called: names of the modules that ran.
         memory: addresses of the tensors that the model returned.
         summed: of how many samples the loss function adds up elements, without a division by their number; 0 where it does not.
+        is_unlikely: the loss has one positive gradient at all log-probabilities that it reads, outside of functions of torch.
+        over_samples: shape of what a softmax of the loss, over axis 0, is given; empty where there is none.
         alike: weights whose rows are equal, and get equal gradients.
         foreign: shapes of tensors that get a gradient in the model and are none of its parameters.
         last: the layer with parameters of its own whose output is the model's; ``""`` without one.
@@ -74,6 +76,8 @@ class FirstStep:
     called: set[str] = field(default_factory=set)
     memory: set[int] = field(default_factory=set)
     summed: int = 0
+    is_unlikely: bool = False
+    over_samples: tuple[int, ...] = ()
     alike: list[str] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
     last: str = ""
@@ -89,7 +93,9 @@ class Subject:
         notes: what the reader must know of how the checks ran.
         curve: the losses of the first training on the one batch.
         last_calls: the calls of loss functions at the end of the last training on the one batch.
-        learnt: the losses, and the function that makes the optimizer, of a training that learnt the batch; None as yet.
+        learnt: the losses of a training that learnt the batch, and a function that makes such a training again; None as yet.
+        scheduled: the learning rate that the optimizer is given in place of one that a schedule has lowered, in words; ``""``
+            where none has.
 
     Args:
         seconds: the time that the trainings may take together.
@@ -106,7 +112,8 @@ class Subject:
         self.model, self.batch, self.loss_fn, self.optimizer, self.steps = model, batch, loss_fn, optimizer, steps
         self.notes: list[str] = []
         self.curve: list[float] = []
-        self.learnt: tuple[list[float], Callable[[Trial], torch.optim.Optimizer]] | None = None
+        self.learnt: tuple[list[float], Callable[..., list[float]]] | None = None
+        self.scheduled = ""
         self.last_calls: list[LossCall] = []
         self._deadline = time.monotonic() + seconds
         self._communicates = bool(communicates(model))
@@ -131,6 +138,19 @@ class Subject:
                     yield trial
             finally:
                 self._note(seen)
+
+    def make_optimizer(self, trial: Trial) -> torch.optim.Optimizer:
+        """Return the optimizer of a *trial*; where a schedule has lowered a learning rate, with the one it is made from."""
+        made = trial.make_optimizer(self.optimizer)
+        for group in made.param_groups:
+            now: Any = group.get("lr")
+            if now is None:
+                continue
+            whole = max(float(group.get(name) or 0.0) for name in ("lr", "initial_lr", "max_lr"))
+            if float(now) < whole:
+                self.scheduled = f"{short(whole)} of its schedule ({short(float(now))} now)"
+                group["lr"] = torch.full_like(now, whole) if isinstance(now, Tensor) else whole
+        return made
 
     def _note(self, seen: list[warnings.WarningMessage]) -> None:
         for each in seen:
@@ -172,6 +192,17 @@ class Subject:
         return self.loss
 
     @cached_property
+    def drawn(self) -> str:
+        """That the loss function returns another loss of the same output at its next call, in words; ``""`` where it does not."""
+        with self.trial() as trial, contextlib.suppress(Exception):
+            output = trial.output()
+            losses = [float(each.detach()) for each in map(trial.loss_of, [output, output]) if each is not None]
+            if trial.loss_fn is not None and len(set(losses)) > 1 and all(map(math.isfinite, losses)):
+                what = "it draws random numbers, or changes from call to call"
+                return f"of one output it returns {losses[0]:.6g}, and then {losses[1]:.6g}: {what}"
+        return ""
+
+    @cached_property
     def first(self) -> FirstStep:
         """One forward and backward pass, observed."""
         found, tallies, places = FirstStep(), dict[str, Tally](), dict[str, int]()
@@ -206,6 +237,7 @@ class Subject:
                         loss = trial.loss_of(output)
                     if loss is not None:
                         found.loss = float(loss.detach())
+                        found.over_samples = _over_samples(loss, trial)
                         if loss.requires_grad:
                             torch.autograd.backward(loss)
             except ArgumentError:
@@ -220,13 +252,56 @@ class Subject:
                         found.largest[name] = 0.0 if gradient is None or not gradient.numel() else largest_of(gradient)
                         if gradient is not None and found.largest[name] > 0 and _are_alike(parameter) and _are_alike(gradient):
                             found.alike.append(name)
+        self._keep(calls, found)
+        found.layers = [tally.finish() for tally in tallies.values()]
+        annotate([layer for layer in found.layers if layer.calls])
+        return found
+
+    def _keep(self, calls: LossCalls, found: FirstStep) -> None:
+        """Put into *found* what the *calls* have shown, and let their graphs go."""
         found.calls, found.pairs = calls.found, calls.pairs
         for call in found.calls:
             call.let_go()
         found.summed = self._summed(calls)
-        found.layers = [tally.finish() for tally in tallies.values()]
-        annotate([layer for layer in found.layers if layer.calls])
-        return found
+        read = [each.grad[each.grad != 0] for each in calls.logs if each.grad is not None]
+        found.is_unlikely = any(map(len, read)) and all(bool((each == read[0][:1]).all() and (each > 0).all()) for each in read)
+
+    @cached_property
+    def awake_later(self) -> set[str]:
+        """The parameters whose gradient is zero at first, and is not where those that have one are changed."""
+        first = self.first.gradients
+        if not loss_is_sent(self.first) or not any(size == 0 for size in first.values()):
+            return set()
+        with self.trial() as trial:
+            with torch.no_grad():
+                for name, parameter, _ in parameters(trial.model) if trial.is_free else ():
+                    if first.get(name):
+                        parameter.add_(torch.randn_like(parameter), alpha=0.1)
+            loss = trial.loss()
+            if loss is not None and loss.requires_grad:
+                torch.autograd.backward(loss)
+            found = {name: parameter.grad for name, parameter, _ in parameters(trial.model) if first.get(name) == 0}
+        return {name for name, gradient in found.items() if gradient is not None and largest_of(gradient) > 0}
+
+    def layers_of(self, passes: int) -> dict[str, Layer]:
+        """Return the numbers of the outputs of each layer over so many forwards, each with other random numbers."""
+        tallies: dict[str, Tally] = {}
+
+        def note(event: Event) -> None:
+            floating = first_measurable(event.leaves)
+            if floating is not None and event.phase != "recompute":
+                kind: Any = event.type
+                tally = tallies.setdefault(event.name, Tally(Layer(event.name, kind)))
+                tally.layer.calls += 1
+                tally.add_output(floating.detach(), LayerAxes.of(floating, event.module), event.call)
+
+        with self.trial() as trial, torch.no_grad(), observe(trial.model, note, ports=("output",)):
+            for number in range(passes):
+                torch.manual_seed(number)
+                trial.output()
+        layers = {name: tally.finish() for name, tally in tallies.items()}
+        annotate([*layers.values()])
+        return layers
 
     def _summed(self, calls: LossCalls) -> int:
         """Return of how many samples the loss function adds up elements, by hand or not."""
@@ -255,6 +330,22 @@ def _last_layer(trial: Trial, places: Mapping[str, int], memory: set[int]) -> st
     held = {name.rpartition(".")[0] for name, _, _ in parameters(trial.model)}
     last = next((name for name in list(places)[::-1] if name in held), "")
     return last if places.get(last) in memory else ""
+
+
+def _over_samples(loss: Tensor, trial: Trial) -> tuple[int, ...]:
+    """Return the shape of what a softmax near the *loss* is given, that runs over the samples; empty where none does."""
+    lengths = {tensor.shape[0] for _, tensor in walk((trial.args, trial.kwargs)) if tensor.dim()}
+    for node in [] if loss.grad_fn is None else graph_nodes.nodes_before(loss.grad_fn, _NEAR):
+        shape, name = graph_nodes.shape_of(node), graph_nodes.operation_of(node)
+        rows = next(iter(graph_nodes.sources_of(node)), node) if name == "Log" else node  # by hand: of what a softmax has made
+        is_softmax = {name, graph_nodes.operation_of(rows)} in ({"LogSoftmax"}, {"Log", "Softmax"})
+        is_matrix = len(shape) == 2 and shape[0] != shape[1] and min(shape) > 1 and shape[0] in lengths
+        if is_softmax and is_matrix and graph_nodes.axis_of(rows) == 0:
+            return shape
+    return ()
+
+
+_NEAR = 60  # nodes of a graph, among which the loss function is
 
 
 def _foreign(trial: Trial, output: Any) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import CellType, FunctionType
 from typing import Any
@@ -69,6 +69,9 @@ def targets_apart(subject: Subject) -> Check:
 def targets_used(subject: Subject) -> Check:
     """Judge whether the loss changes where the targets are exchanged among the samples."""
     before = subject.finite_loss
+    shuffled = _shuffled(subject)
+    if shuffled is not None:
+        return Check("targets_used", "", (shuffled,))
     names: list[str] = []
     with subject.trial() as trial:
         names = [name for name, _ in _targets(trial)]
@@ -93,6 +96,8 @@ def targets_used(subject: Subject) -> Check:
     if not any(distance_of(tensor, tensor.roll(1, 0)) > rounding_of(tensor) for tensor in outputs):
         raise UnjudgedError("the outputs of all samples are equal: a layer begins at zero, or nothing of the samples reaches them")
     after = subject.loss_after(exchange)
+    if abs(after - before) <= _ROUNDING * abs(before) and _is_hidden(subject, exchange):
+        raise UnjudgedError("where the targets are exchanged the loss stays with these weights alone, and changes with random ones")
     unread = _unread(subject)
     found = [] if unread is None else [unread]
     if unread is None and abs(after - before) <= _ROUNDING * abs(before):
@@ -102,6 +107,54 @@ def targets_used(subject: Subject) -> Check:
     is_changed = abs(after - before) > _ROUNDING * abs(before)
     said = f"exchanging {' and '.join(names)} among the samples" + (" changes the loss" if is_changed else "")
     return Check("targets_used", said, tuple(found))
+
+
+def _is_hidden(subject: Subject, exchange: Callable[[Trial], None]) -> bool:
+    """Return whether an *exchange* of targets changes the loss of a model with random weights."""
+
+    def make_change(seed: int, *, exchanged: bool) -> Callable[[Trial], None]:
+        def change(trial: Trial) -> None:
+            torch.manual_seed(seed)
+            for parameter in trial.model.parameters() if trial.is_free else ():
+                if parameter.is_floating_point():
+                    parameter.add_(torch.randn_like(parameter), alpha=1 / math.sqrt(max(parameter[:1].numel(), 1)))
+            if exchanged:
+                exchange(trial)
+
+        return change
+
+    for seed in range(_TRIES):
+        one, other = (subject.loss_after(make_change(seed, exchanged=exchanged)) for exchanged in (False, True))
+        if abs(one - other) > _ROUNDING * abs(one):
+            return True
+    return False
+
+
+_TRIES = 4  # of random weights, with all of which a loss of integers, as one of an argmax, is no other by chance
+
+
+def _shuffled(subject: Subject) -> Finding | None:
+    """Return the finding of a loss function that puts all targets in another order at each call; None of another one."""
+    if not subject.drawn:
+        return None
+    with subject.trial() as trial:
+        output = trial.output()
+        with LossCalls() as one:
+            trial.loss_of(output)
+        with LossCalls() as other:
+            trial.loss_of(output)
+    pairs = list(zip(one.found, other.found, strict=False))
+    if not pairs or not all(_is_another_order(*pair) for pair in pairs):
+        return None
+    words = f"{pairs[0][0].name} is given its targets in another order at each call, and the outputs in the same one"
+    advice = "give each output its own target: exchange both or neither"
+    return Finding("target_unused", words, severity="bad", advice=advice)
+
+
+def _is_another_order(one: LossCall, other: LossCall) -> bool:
+    if one.target.shape != other.target.shape or torch.equal(one.target, other.target) or not torch.equal(one.input, other.input):
+        return False
+    return torch.equal(one.target.flatten().sort().values, other.target.flatten().sort().values)
 
 
 def _unread(subject: Subject) -> Finding | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from sonde import rules
 from sonde.answer import Check
-from sonde.diagnosis.preflight.loss_calls import REGRESSION, LossCall, LossCalls
+from sonde.diagnosis.preflight.loss_calls import REGRESSION, LossCall, LossCalls, is_probability
 from sonde.diagnosis.preflight.parameter_checks import frozen_end
 from sonde.diagnosis.preflight.sample_checks import inputs_of, zero_inputs
 from sonde.diagnosis.preflight.subject import Subject, UnjudgedError, norm_of
@@ -25,6 +26,7 @@ _LEARNT = 1e-3  # loss, as a share of a cross-entropy's guess, that is as good a
 _FACTORS = (0.01, 0.1, 1.0, 10.0, 100.0)  # of the learning rate
 _SHORT = 12  # steps for each of these
 _NOISE = 0.02  # rise of the loss, as a share of it, that dropout and small batches explain
+_WARM = 5  # part of the steps, in which the learning rate of a schedule is reached
 _FEWEST = 20  # steps after which a training is judged
 _FAR = 1.5  # times the loss that needs no inputs, from which on the training has not come to its end
 _LONGER = 4  # times the steps, in which real inputs may be learnt better than zeros after all
@@ -34,8 +36,10 @@ _RATES = (1e-3, 1e-2)  # of Adam
 Make = Callable[[Trial], torch.optim.Optimizer]
 
 
-def train(subject: Subject, make: Make, steps: int, change: Callable[[Trial], None] | None = None) -> list[float]:
+def train(subject: Subject, make: Make, steps: int, change: Callable[[Trial], None] | None = None, *, warm: int = 0) -> list[float]:
     """Return the loss of each step of a training on the one batch, on a copy, as long as there is time.
+
+    In the first *warm* steps the learning rates rise to those of the optimizer.
 
     Raises:
         UnjudgedError: the parameters are no copies, or the loss requires no gradient.
@@ -47,6 +51,7 @@ def train(subject: Subject, make: Make, steps: int, change: Callable[[Trial], No
         if change is not None:
             change(trial)
         optimizer = make(trial)
+        rates: list[Any] = [group["lr"] for group in optimizer.param_groups] if warm else []
         while len(curve) < steps and (subject.time_left > 0 or not curve):
             loss = trial.loss()
             if loss is None or not loss.requires_grad:
@@ -56,6 +61,8 @@ def train(subject: Subject, make: Make, steps: int, change: Callable[[Trial], No
                 break
             optimizer.zero_grad()
             torch.autograd.backward(loss)
+            for group, rate in zip(optimizer.param_groups, rates, strict=True) if len(curve) <= warm else ():
+                group["lr"] = rate * (len(curve) / warm)
             trial.step(optimizer)
         with LossCalls() as calls:
             trial.loss()
@@ -65,8 +72,12 @@ def train(subject: Subject, make: Make, steps: int, change: Callable[[Trial], No
     return curve
 
 
-def _of_user(subject: Subject) -> Make:
-    return lambda trial: trial.make_optimizer(subject.optimizer)
+def _is_scheduled(subject: Subject) -> bool:
+    """Return whether a schedule has lowered the learning rate of the optimizer."""
+    if subject.optimizer is not None and not subject.scheduled:
+        with subject.trial() as trial:
+            subject.make_optimizer(trial)
+    return bool(subject.scheduled)
 
 
 def _adam(rate: float) -> Make:
@@ -87,45 +98,71 @@ def overfit(subject: Subject) -> Check:
     _ = subject.finite_loss
     if not any(size is not None for size in subject.first.gradients.values()):
         raise UnjudgedError("no parameter has a gradient")
-    given = [("the optimizer", _of_user(subject))] if subject.optimizer is not None else []
+    warm = max(1, subject.steps // _WARM) if _is_scheduled(subject) else 0
+    whose = f"the optimizer at {subject.scheduled}" if warm else "the optimizer"
+    given: list[tuple[str, Make]] = [(whose, subject.make_optimizer)] if subject.optimizer is not None else []
     found: list[Finding] = []
     said: list[str] = []
+    ends: list[float] = []  # the losses to which the trainings of these have come
     falls = False  # the loss of the last training, at its end
+    guess = _guess(subject)
     for name, make in [*given, *((f"Adam at {rate:g}", _adam(rate)) for rate in _RATES)]:
-        curve = train(subject, make, subject.steps)
+        run = partial(train, subject, make, warm=warm * (make == subject.make_optimizer))
+        curve = run(subject.steps)
         if len(curve) < min(_FEWEST, subject.steps) and math.isfinite(curve[-1]) and abs(curve[-1]) > _LEARNT * abs(curve[0]):
             if not said:
                 raise UnjudgedError(f"only {len(curve)} steps in the time: give more seconds=")
             break
         said.append(f"{short(curve[0])} to {short(_last(curve))} in {len(curve)} steps with {name}")
         subject.curve = subject.curve or curve
-        judged = rules.judge("not_overfit", curve[0], _last(curve), half=_expected(subject)) if abs(curve[0]) > _LEARNT else None
+        is_small, half = abs(curve[0]) <= _LEARNT, _expected(subject)
+        judged = None if is_small else rules.judge("not_overfit", curve[0], _last(curve), half=half, guess=guess)
+        if is_small or rules.judge("not_overfit", curve[0], _last(curve), half=half) is None:
+            subject.learnt = curve, run
         if judged is None:
-            subject.learnt = curve, make
             break
         found.append(judged)
-        falls = curve[0] - _last(curve) > (1 + _NOISE) * (curve[0] - _last(curve[: len(curve) * 4 // 5]))
+        ends.append(_last(curve))
+        falls = _still_falls(curve)
     words = f"one batch: {'; '.join(said)}"
     below = _below_bound(subject)
     if below is not None:
         subject.learnt = None
         return Check("overfit", words, (below,))
-    is_learnt = subject.learnt is not None or any(each.severity == "warn" for each in found[1:])
-    if given and found and found[0].severity == "bad" and is_learnt:
+    is_learnt = len(found) < len(said)
+    is_better = any(each.severity == "warn" and end < _NEAR * guess for each, end in zip(found[1:], ends[1:], strict=True))
+    if given and found and found[0].severity == "bad" and (is_learnt or is_better):
         advice = (
             _maximized(subject)
             or _summed(subject)
             or frozen_end(subject)
             or "look at the learning rate of the optimizer, and at the parameters that it holds"
         )
-        wrong = replace(found[0], message=f"{found[0].message} with the optimizer; Adam learns it", advice=advice)
+        if warm:  # the rate that a schedule is made from may be one that it never reaches
+            advice = "look at which learning rates the schedule sets"
+        words_of = f"{found[0].message} with {whose}; Adam learns it"
+        wrong = replace(found[0], message=words_of, advice=advice, severity="note" if warm else "bad")
         return Check("overfit", words, (wrong,))
-    if subject.learnt is not None or not found:
-        return Check("overfit", words)
+    if is_learnt:
+        return Check("overfit", f"{words}{_endless(subject.curve)}")
     best = max(found, key=lambda each: each.value if math.isfinite(each.value) else -math.inf)
     if best.severity == "warn" and falls:
         best = replace(best, message=f"{best.message}, and still falls: give more steps=", severity="note")
+    elif _NEAR * guess <= min(ends) < math.inf:
+        best = replace(best, message=f"{best.message}; a guess that is equal for all samples has {short(guess)} at best")
+    if subject.drawn:
+        best = replace(best, advice=f"look at the loss function: {subject.drawn}")
     return Check("overfit", words, (best,))
+
+
+def _still_falls(curve: list[float]) -> bool:
+    return curve[0] - _last(curve) > (1 + _NOISE) * (curve[0] - _last(curve[: len(curve) * 4 // 5]))
+
+
+def _endless(curve: list[float]) -> str:
+    """Return that a loss falls far below 0 and comes to no end, in words; ``""`` of another one."""
+    is_far = bool(curve) and _last(curve) < min(0.0, 2 * curve[0]) and _still_falls(curve)
+    return "; it falls below 0, and still falls" if is_far else ""
 
 
 def _maximized(subject: Subject) -> str:
@@ -156,6 +193,10 @@ def _below_bound(subject: Subject) -> Finding | None:
         words = f"the loss falls to {short(last)} as {call.name} grows, which measures the error"
         advice = f"take the minus sign before {call.name} away; leave it where another model is trained against this loss"
         return Finding("loss_reversed", words, value=last, severity="bad" if is_sure else "warn", advice=advice)
+    if subject.first.is_unlikely and _endless(subject.curve):
+        words = f"the loss falls to {short(last)}, and still falls, since it makes all log-probabilities that it reads smaller"
+        advice = "take minus their mean; leave it where what they belong to is to become unlikely"
+        return Finding("loss_reversed", words, value=last, severity="warn", advice=advice)
     for call in subject.last_calls:
         if call.least is not None and call.least < -_TINY:
             words = f"{call.name} falls below 0, to {short(call.least)}, which no right argument brings it to"
@@ -176,10 +217,28 @@ _WANTED = {
 def _expected(subject: Subject) -> float:
     """Return the fall that is expected of the loss, as a share of it: that of a cross-entropy over classes is known.
 
-    One over samples, whose labels are their places, may not halve: its logits are similarities, which have a bound.
+    It halves that of a guess, where it begins above it. One over samples, whose labels are their places, may not halve: its logits
+    are similarities, which have a bound.
     """
     calls = [call for call in subject.first.calls if call.name in ("cross_entropy", "nll_loss")]
-    return 0.0 if not calls or all(_is_of_pairs(call) for call in calls) else _HALF
+    if not calls or all(_is_of_pairs(call) for call in calls):
+        return 0.0
+    whole = _whole_loss(subject)
+    return _HALF if whole is None else 1 - _HALF * min(1.0, whole.scale / subject.loss)
+
+
+def _guess(subject: Subject) -> float:
+    """Return the loss of the best outputs that are all equal; infinite where it is not known, or small by imbalanced labels."""
+    call = None if subject.first.over_samples else _whole_loss(subject)
+    found = None if call is None or _is_of_pairs(call) else _without_inputs(subject, call.target.numel())
+    if call is None or found is None:
+        return math.inf
+    least = (_LEARNT if call.name in REGRESSION else _SHARE) * min(subject.loss, call.scale)
+    return found if found > least else math.inf
+
+
+_SHARE = 0.1  # of the loss, which imbalanced labels may have as a guess
+_NEAR = 0.98  # of a guess, to which outputs that are all equal come
 
 
 def _is_of_pairs(call: LossCall) -> bool:
@@ -187,24 +246,38 @@ def _is_of_pairs(call: LossCall) -> bool:
     return indices is not None and call.input.dim() == 2 and call.input.shape[0] == call.classes == len(indices.unique())
 
 
+def _whole_loss(subject: Subject) -> LossCall | None:
+    """Return the call of a loss function of torch whose mean is the loss; None where there is none."""
+    calls = subject.first.calls
+    if len(calls) != 1 or calls[0].is_predicted or calls[0].name == "kl_div" or not math.isfinite(subject.loss):
+        return None
+    return calls[0] if abs(calls[0].mean(calls[0].input) - subject.loss) <= 1e-3 * abs(subject.loss) else None
+
+
 def _without_inputs(subject: Subject, samples: int) -> float | None:
     """Return the loss of the best outputs that are equal for all samples, position by position; None where it is not known.
 
     A model whose inputs are zeros alone has no better ones: a recurrent one may still have another output at each position.
     """
-    calls = subject.first.calls
-    if len(calls) != 1 or calls[0].is_predicted or not math.isfinite(subject.loss):
-        return None
-    call = calls[0]
-    if abs(call.mean(call.input) - subject.loss) > 1e-3 * abs(subject.loss) or call.target.numel() % samples:
+    call = _whole_loss(subject)
+    if call is None or call.target.numel() % samples:
         return None
     rows = call.target.reshape(samples, -1)
     if call.name in REGRESSION:
         middle = rows.mean(0) if call.name == "mse_loss" else rows.median(0).values
         return call.mean(middle.expand_as(rows).reshape(call.target.shape)) if call.input.shape == call.target.shape else None
-    if call.indices is None or call.kwargs.get("weight") is not None or call.kwargs.get("label_smoothing"):
+    if any(call.kwargs.get(name) is not None for name in ("weight", "pos_weight")) or call.kwargs.get("label_smoothing"):
         return None
-    counts = torch.stack([((rows == label) & (rows >= 0)).sum(0) for label in call.indices.unique()]).double()
+    if call.name.startswith("binary") and is_probability(call.target):
+        ones = rows.double().mean(0)
+        return float((torch.special.entr(ones) + torch.special.entr(1 - ones)).mean())
+    if call.indices is None:
+        return None
+    counted = (rows >= 0) & (rows != call.kwargs.get("ignore_index", -100))
+    labels, place = rows[counted].unique(return_inverse=True)
+    column = torch.arange(rows.shape[1], device=rows.device).expand_as(rows)[counted]
+    size = len(labels) * rows.shape[1]
+    counts = torch.bincount(place * rows.shape[1] + column, minlength=size).reshape(len(labels), -1).double()
     total = counts.sum(0)
     entropy = -(torch.xlogy(counts, counts / total.clamp(min=1))).sum()
     return float(entropy / total.sum().clamp(min=1))
@@ -219,7 +292,7 @@ def zeroed_inputs(subject: Subject) -> Check:
     _ = subject.loss
     if subject.learnt is None:
         raise UnjudgedError("needs a batch that is learnt (overfit)")
-    curve, make = subject.learnt
+    curve, run = subject.learnt
     wanted = _WELL if _expected(subject) else _HALF
     if rules.judge("not_overfit", curve[0], _last(curve), least=wanted) is not None:
         raise UnjudgedError(f"needs a batch whose loss falls by {percent(wanted)} or more: give more steps=")
@@ -229,7 +302,7 @@ def zeroed_inputs(subject: Subject) -> Check:
     if not names or max(held, default=0) < 2:
         raise UnjudgedError("needs inputs of two samples or more")
     constant = _without_inputs(subject, max(held))
-    if constant is not None and constant <= _LEARNT * curve[0]:
+    if constant is not None and constant <= _LEARNT * min(curve[0], subject.first.calls[0].scale):
         raise UnjudgedError(f"the targets differ too little: outputs that are equal for all samples have {short(constant)}")
     if constant is not None and real < _HALF * constant:
         said = f"real inputs are learnt to {short(real)}; outputs that are equal for all samples have {short(constant)} at best"
@@ -240,11 +313,11 @@ def zeroed_inputs(subject: Subject) -> Check:
         raise UnjudgedError(
             f"needs a batch that is learnt to {short(constant)}, which needs no inputs, or better: give more steps="
         )
-    zeroed = train(subject, make, len(curve), zero_inputs(subject, names))
+    zeroed = run(len(curve), zero_inputs(subject, names))
     if not math.isfinite(_last(zeroed)) or len(zeroed) < min(_FEWEST, len(curve)):
         raise UnjudgedError("the training on zeroed inputs came to no end")
     found = rules.judge("zeroed_as_good", max(curve[0], zeroed[0]), real, _last(zeroed))
-    if found is not None and _last(train(subject, make, _LONGER * len(curve))) < _WELL * _last(zeroed):
+    if found is not None and _last(run(_LONGER * len(curve))) < _WELL * _last(zeroed):
         raise UnjudgedError(
             f"real inputs are learnt better than zeros, to {short(_last(zeroed))}, in more steps alone: give more steps="
         )
@@ -268,7 +341,7 @@ def learning_rate(subject: Subject) -> Check:
 
         def make(trial: Trial, factor: float = factor) -> torch.optim.Optimizer:
             nonlocal rate
-            made = trial.make_optimizer(subject.optimizer)
+            made = subject.make_optimizer(trial)
             rate = next((float(group["lr"]) for group in made.param_groups if group["lr"] > 0), 0.0)
             for group in made.param_groups:
                 scaled: Any = group["lr"] * factor
@@ -285,10 +358,11 @@ def learning_rate(subject: Subject) -> Check:
     wrong = [factor for factor in _FACTORS if factor > best and falls[factor] < -_NOISE]
     limit = f"; it rises from {short(rate * min(wrong))} on" if wrong else ""
     most = percent(max(falls[best], 0.0))
-    said = f"given {short(rate)}; in {_SHORT} steps the loss falls most ({most}) at {short(rate * best)}{limit}"
+    given = subject.scheduled or short(rate)
+    said = f"given {given}; in {_SHORT} steps the loss falls most ({most}) at {short(rate * best)}{limit}"
     found: list[Finding] = []
     if falls[1.0] < -_NOISE and falls[best] > 0:
-        words = f"at the given rate of {short(rate)} the loss rises, at {short(rate * best)} it falls by {percent(falls[best])}"
+        words = f"at the given rate of {given} the loss rises, at {short(rate * best)} it falls by {percent(falls[best])}"
         found.append(
             Finding(
                 "step_large",
@@ -300,6 +374,8 @@ def learning_rate(subject: Subject) -> Check:
         )
     elif falls[1.0] < -_NOISE and falls[best] < _SLIGHT:
         found += _against(subject, rate)
+    if subject.scheduled:  # as above: what is said is enough
+        found = [each for each in found if each.rule != "step_large"]
     return Check("learning_rate", said, tuple(found))
 
 
