@@ -965,7 +965,7 @@ class LayerFindings:
             each for shape in inside if shape is not None for each in (shape, shape[::-1])
         ]  # a path may be written either way
         return any(
-            (into[1], out[0], into[0]) == (frozen.inputs, frozen.units, out[1]) and into[0] < min(frozen.inputs, frozen.units)
+            (into[1], out[0], into[0]) == (frozen.inputs, frozen.units, out[1]) and into[0] < max(frozen.inputs, frozen.units)
             for into in shapes
             for out in shapes
         )
