@@ -137,16 +137,13 @@ class ScalarFindings:
         scalar = self._scalars.get(f"{model}/loss") or self._scalars.get("loss")
         return self._nothing if scalar is None or scalar.loss is None else scalar.loss
 
-    def of_rates(self, model: str, *, at_end: bool = False) -> Iterator[Finding]:
-        """Yield what may be wrong with the learning rates of a model; whether it did harm another finding says.
-
-        *at_end* says that no values come: a warm-up that goes on has taken the whole training.
-        """
+    def of_rates(self, model: str) -> Iterator[Finding]:
+        """Yield what may be wrong with the learning rates of a model; whether it did harm another finding says."""
         loss = self.loss_of(model)
         found = self._chosen.judge("rate_grown", loss.rate, loss.best_rate)
         yield from (replace(each, step=loss.steps[1], first_step=loss.grown_at) for each in (found,) if each is not None)
         found = (
-            self._chosen.judge("rate_small", loss.rate, loss.largest_rate, loss.low_share, loss.warmed, is_end=at_end)
+            self._chosen.judge("rate_small", loss.rate, loss.largest_rate, loss.low_share, loss.warmed)
             if loss.stands(_SLOWLY)
             else None
         )

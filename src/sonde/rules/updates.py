@@ -434,8 +434,7 @@ def rate_grown(rate: float, best: float, *, factor: float = GROWN_RATE) -> Judge
 
 @entry(
     f"half of the losses or more came at a learning rate of {LOW_RATE:g} of the largest or less, or a warm-up of 200 steps or more "
-    f"has moved the weights by less than {percent(WARMED)} so far, or was not over when the training ended; and the loss has not "
-    "fallen by a fifth",
+    f"has moved the weights by less than {percent(WARMED)} so far; and the loss has not fallen by a fifth",
     "our own: a schedule that is stepped too often, or for the wrong reason, leaves a rate that moves nothing",
     "look at the schedule: how often its step() is called, its length and unit (steps or epochs), the mode of ReduceLROnPlateau",
     needs=("lr", "loss"),
@@ -443,17 +442,16 @@ def rate_grown(rate: float, best: float, *, factor: float = GROWN_RATE) -> Judge
     brings=("loss_stuck", "update_small"),
     about=("setup", "small"),
 )
-def rate_small(rate: float, largest: float, share: float, moved: float, *, most: float = WARMED, is_end: bool = False) -> Judged:
+def rate_small(rate: float, largest: float, share: float, moved: float, *, most: float = WARMED) -> Judged:
     """Judge a learning *rate*, and a *share* of losses that came at one far below the *largest*.
 
-    *moved* is how far a warm-up has moved the weights together, of their size; NaN without one. *is_end*: the training has ended.
+    *moved* is how far a warm-up has moved the weights together, of their size; NaN without one.
     """
     has_fallen = (share >= 0.5) & (rate <= LOW_RATE * largest)
-    yield has_fallen | (moved < (math.inf if is_end else most))
+    yield has_fallen | (moved < most)
     yield rate
     yield (
         f"the learning rate is {rate:.3g}, where it was {largest:.3g}: next to nothing is learnt since"
         if has_fallen
         else f"the learning rate is {rate:.3g} and still grows: so far the weights have moved by {percent(moved)}"
-        + ", and the training has ended" * is_end
     )
