@@ -163,6 +163,55 @@ def test_frozen_layers_that_were_never_trained_are_told_where_a_trained_one_take
     assert all(each.site == f"body.{6 if how == 'between' else 0}.weight:param" for each in every)
 
 
+class Body(nn.Module):
+    """Layers that are frozen, with numbers of one kind, and a head that is trained."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.how, self.rnn, self.head = how, nn.GRU(4, 32, batch_first=True), nn.Linear(32, 2)
+        self.body = nn.Sequential(*[each for _ in range(4) for each in (nn.Linear(32, 32), nn.LayerNorm(32), nn.Tanh())])
+        self.body.requires_grad_(False)
+        for weight in [each for each in self.parameters() if each.dim() > 1 and not each.requires_grad]:
+            if how.startswith("normal"):
+                nn.init.normal_(weight, std=0.3)
+            if how == "scaled":
+                weight.data.mul_(0.3)
+            if how in ("trained", "normal, trained"):
+                weight.data.add_(0.03 * weight.abs().mean() * torch.randn_like(weight))
+        if how.startswith("normal"):
+            for each in self.body:
+                if isinstance(each, nn.Linear):
+                    nn.init.zeros_(each.bias)
+        if how == "normal, trained":
+            self.body[1].weight.data.add_(0.01 * torch.randn(32))
+        if how == "recurrent":
+            self.rnn.requires_grad_(False).weight_hh_l0.data.mul_(0.05)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.rnn(x[:, None])[0][:, -1]
+        made: Tensor = self.head(hidden if self.how == "recurrent" else self.body(hidden))
+        return made
+
+
+@pytest.mark.parametrize(
+    ("how", "severity", "site"),
+    [
+        ("scaled", "warn", "body.0.weight:param"),
+        ("normal", "warn", "body.0.weight:param"),
+        ("trained", None, ""),
+        ("normal, trained", None, ""),
+        ("recurrent", "note", "rnn.weight_hh_l0:param"),
+    ],
+)
+def test_frozen_weights_as_drawn_are_told_at_any_scale(how: str, severity: str | None, site: str) -> None:
+    model = Body(how)
+    if how == "recurrent":
+        model.body = nn.Sequential()
+    every = [each for each in found(model, SGD(but(model, "body"), lr=0.01)) if each.rule == "frozen_raw"]
+    assert [(each.severity, each.site) for each in every] == [(severity, site)] * (severity is not None)
+
+
 class Lookup(nn.Module):
     """Adds nothing, by way of a table."""
 
@@ -285,6 +334,58 @@ def test_a_layer_that_never_runs_is_a_note() -> None:
 
     model = Spare()
     assert [(each.rule, each.severity) for each in found(model, SGD(model.parameters(), 0.1))] == [("unreached", "note")]
+
+
+class Heads(nn.Module):
+    """Returns two outputs, and holds parts that it does not call; *how* says which of this is a fault."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.body, self.kind = how, nn.Linear(4, 8), nn.Linear(8, 3)
+        self.pooler = self.size = nn.Linear(8, 1)
+        if how == "pooled":
+            del self.size
+        else:
+            del self.pooler
+        if how == "forgotten":
+            self.place = nn.Embedding(5, 8)
+        if how == "exits":
+            self.exits = nn.ModuleList(nn.Linear(8, 2 + each) for each in range(2))
+        if how == "like":
+            self.other = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        hidden = self.body(x).relu()
+        return {"kind": self.kind(hidden), "size": (self.pooler if self.how == "pooled" else self.size)(hidden).squeeze(-1)}
+
+
+@pytest.mark.parametrize(
+    ("how", "severity", "site", "advice"),
+    [
+        ("returned", "warn", "size.weight:param", "no loss takes it"),
+        ("forgotten", "warn", "place.weight:param", "never calls it"),
+        ("pooled", "note", "pooler.weight:param", ""),
+        ("exits", "note", "exits.0.weight:param", ""),
+        ("like", "note", "other.weight:param", ""),
+        ("both", None, "", ""),
+    ],
+)
+def test_an_output_that_no_loss_takes_and_a_part_that_is_never_called_are_warnings(
+    how: str, severity: str | None, site: str, advice: str
+) -> None:
+    torch.manual_seed(0)
+    model = Heads(how)
+    optimizer = SGD(model.parameters(), 0.1)
+    with sonde.watch(model, every=1, to="memory", verbose=False) as inspector:
+        for _ in range(12):
+            made = model(torch.randn(16, 4))
+            loss = made["kind"].square().mean() + (0 if how in ("returned", "pooled") else made["size"].square().mean())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    every = [each for each in inspector.findings if each.rule == "unreached"]
+    assert [(each.severity, each.site) for each in every] == [(severity, site)] * (severity is not None)
+    assert all(advice in each.advice for each in every)
 
 
 def test_a_loop_that_says_its_steps_itself_has_no_such_findings() -> None:

@@ -292,6 +292,18 @@ def test_a_gradient_that_is_zero_at_the_outputs_is_looked_for_behind_them() -> N
     assert found["gradient_zero"].advice.startswith("no gradient arrives at the outputs of the model")
 
 
+@pytest.mark.parametrize(("length", "is_short"), [(1, True), (4, False)])
+def test_a_ctc_loss_of_inputs_that_are_shorter_than_their_labels_is_what_gives_no_gradient(length: int, is_short: bool) -> None:
+    def loss(y: Tensor, x: Tensor) -> Tensor:
+        made = y.repeat(2, 1)[:16].reshape(4, 4, 3).log_softmax(-1)
+        lengths = torch.full((4,), length), torch.full((4,), 2)
+        return functional.ctc_loss(made, torch.ones(4, 2, dtype=torch.int64).cumsum(1), *lengths, zero_infinity=True)
+
+    found = trained(mlp(3), loss)
+    assert ("gradient_zero" in found) is is_short
+    assert not is_short or found["gradient_zero"].message.startswith("ctc_loss returns 0 and no gradient: its inputs are shorter")
+
+
 def test_nothing_of_the_program_is_held() -> None:
     """Neither the loss nor its graph lives on where the program lets go of it, without the help of a collector."""
     model = mlp(1)

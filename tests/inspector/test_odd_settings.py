@@ -277,3 +277,26 @@ def test_a_decay_of_the_rate_that_leaves_nothing_is_told(decay: float, is_told: 
     found = {each.rule: each for each in trained(lambda model: Adagrad(model.parameters(), 0.01, lr_decay=decay))}
     assert ("rate_small" in found) is is_told
     assert not is_told or found["rate_small"].message == "lr_decay 10 leaves a learning rate of 1e-06 after 1,000 steps"
+
+
+@pytest.mark.parametrize(
+    ("length", "steps", "is_told"), [(20_000, 220, True), (20_000, 60, False), (1_000, 220, False), (50, 220, False)]
+)
+def test_a_training_that_ends_within_its_warm_up_is_told_at_its_end(length: int, steps: int, is_told: bool) -> None:
+    def warmed(optimizer: Optimizer, step: int) -> None:
+        for group in optimizer.param_groups:
+            group.setdefault("initial_lr", group["lr"])  # as a scheduler of torch notes it
+            group["lr"] = group["initial_lr"] * min(1.0, step / length)
+
+    found = {each.rule: each for each in trained(lambda model: Adam(model.parameters(), lr=3e-2), steps, warmed)}
+    assert ("rate_small" in found) is is_told
+    message = "the training ended within its warm-up: the learning rate is 0.000328, 1 % of 0.03"
+    assert not is_told or (found["rate_small"].message == message and found["rate_small"].severity == "warn")
+
+
+def test_a_rate_that_has_fallen_once_is_no_warm_up() -> None:
+    def falls(optimizer: Optimizer, step: int) -> None:
+        for group in optimizer.param_groups:
+            group["initial_lr"], group["lr"] = 1e-2, 1e-4 * (2 if step == 0 else 1 + step / 1000)
+
+    assert "rate_small" not in {each.rule for each in trained(lambda model: Adam(model.parameters(), lr=1e-2), 220, falls)}

@@ -6,10 +6,8 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from statistics import median
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -25,7 +23,8 @@ _NEAR = 0.7  # distance of a copy, of its size: initial weights are 1.4 of their
 _SAMPLE, _ENOUGH = 4096, 256  # elements of a frozen weight that are looked at, at most; and the fewest that tell something
 _LEAST = {False: _ENOUGH, True: 200}  # of a table, whose normal numbers tell more
 _SURE = 2048  # elements of frozen weights in a row: a training that moves each by a hundredth takes ten of these beyond their bound
-_ALIKE = 3  # weights with one deviation: more are no chance
+_SHARED = 3  # weights of one deviation, which a training would have moved apart
+_EDGE, _MANY = 0.02, 1024  # of the range of uniform numbers; and how many tell these from trained ones, whatever their bounds
 _STD = 0.02  # of the normal numbers that transformers begin with
 _MIXING = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _REPLACED = (
@@ -33,6 +32,11 @@ _REPLACED = (
     "after that"
 )
 _NOT_FROZEN = "train it (requires_grad_(True)), or give it the weights of a training (load_state_dict())"
+_NOT_IN_LOSS = (
+    "the model returns what this layer makes, and no loss takes it: add the loss of this output to the one that is sent "
+    "backward, or look for what cuts it off (a detach()); freeze the layer with requires_grad_(False) if that is meant"
+)
+_NOT_CALLED = "the model holds this part and never calls it: call it in forward(), or take it out"
 _MOST = 0.5  # share of the layers without an optimizer; if more are, the others may be what is meant to be trained: a note
 
 
@@ -68,15 +72,17 @@ class _Left:
 class _NeverTrained:
     """Which weights that nothing moves are exactly as initialised: their numbers at one moment, copied without a wait for a device.
 
-    They are uniform within 1 / sqrt(inputs), as torch begins, or normal with a deviation of 0.02, where frozen norms are 1 and
-    biases 0 throughout: a training moves some element beyond that. So they are with any deviation that several weights of
-    different shapes have, where no optimizer holds them. Tables of embeddings are normal with a deviation of 1.
+    They are uniform up to their very bounds, as torch begins within 1 / sqrt(inputs); or normal with a deviation of 0.02, or with
+    one that several have, where frozen norms are 1 and biases 0 throughout: a training moves some element beyond that. Tables of
+    embeddings are normal with a deviation of 1.
     """
 
     def __init__(self, frozen: Sequence[SiteHook]) -> None:
         known = [hook for hook in frozen if hook.target.is_floating_point() and not hook.target.is_inference()]
         plain = [hook for hook in known if in_memory(hook.target.detach()) is not None]
-        self._weights = [hook for hook in plain if isinstance(hook.module, (*_MIXING, nn.Embedding)) and hook.target.dim() > 1]
+        self._weights = [
+            hook for hook in plain if _mixes(hook) or (isinstance(hook.module, nn.Embedding) and hook.target.dim() > 1)
+        ]
         self._weights = [hook for hook in self._weights if hook.target.numel() >= _LEAST[isinstance(hook.module, nn.Embedding)]]
         self._others = [hook for hook in plain if hook.target.dim() == 1 and hook.target.numel()] if self._weights else []
         self._versions = {id(hook): version_of(hook.target) for hook in self._weights}
@@ -89,39 +95,22 @@ class _NeverTrained:
         """Return those of the weights that were as initialised, and that nothing has written into since."""
         numbers = self._numbers.unpack()
         is_plain = len(self._others) > 0 and not any(float(each) for each in numbers[len(self._weights) :])
-        alike = self._alike(numbers) if is_plain else set()
-        found = []
-        for hook, (largest, mean, square, fourth) in zip(self._weights, numbers[: len(self._weights)], strict=True):
+        found, usual = [], _shared_sizes(self._weights, numbers) if is_plain else [_STD]
+        for hook, (largest, mean, square, fourth, edge) in zip(self._weights, numbers[: len(self._weights)], strict=True):
             weight, count = hook.target, min(hook.target.numel(), _SAMPLE)
             bound, size, error = math.prod(weight.shape[1:]) ** -0.5, math.sqrt(square), 1 / math.sqrt(count)
             is_within = bound * (1 - 12 / count) <= largest <= bound * (1 + torch.finfo(weight.dtype).eps)
             is_uniform = is_within and abs(size * math.sqrt(3) / bound - 1) <= 2 * error
+            is_uniform |= _is_flat(largest, mean, square, fourth, edge, count)
             is_table = isinstance(hook.module, nn.Embedding)
-            std = 1.0 if is_table else _STD
+            std = 1.0 if is_table else min([(abs(each - size), each) for each in usual])[1]
             is_normal = abs(size / std - 1) <= 3 * error and abs(mean) <= 4 * std * error and largest <= 6 * std
             is_drawn = is_uniform or (is_plain and is_normal)
             if is_table:  # tables that are trained may be scaled to that size, and are not normal then
                 is_drawn = is_normal and abs(fourth / square**2 - 3) <= 40 * error
-            is_drawn = is_drawn or id(hook) in alike
             if is_drawn and version_of(weight) == self._versions[id(hook)]:
                 found.append(hook)
         return found
-
-    def _alike(self, numbers: Sequence[npt.NDArray[np.float64]]) -> set[int]:
-        """Return the ids of trainable weights that are normal numbers of one deviation, as most of them and of their shapes are."""
-        drawn: list[tuple[SiteHook, float]] = []
-        trainable = 0
-        for hook, (largest, mean, square, fourth) in zip(self._weights, numbers[: len(self._weights)], strict=True):
-            size, error = math.sqrt(square), 1 / math.sqrt(min(hook.target.numel(), _SAMPLE))
-            is_normal = abs(mean) <= 4 * size * error and largest <= 6 * size
-            is_normal = is_normal and abs(fourth - 3 * square**2) <= 15 * error * square**2
-            trainable += hook.target.requires_grad
-            if hook.target.requires_grad and is_normal and size > 0:
-                drawn.append((hook, size))
-        middle = median([size for _, size in drawn]) if drawn else 0.0
-        near = [hook for hook, size in drawn if abs(size / middle - 1) <= 3 / math.sqrt(min(hook.target.numel(), _SAMPLE))]
-        is_sure = len({hook.target.shape for hook in near}) > 1 and len(near) > _ALIKE and len(near) > _MOST * trainable
-        return {id(hook) for hook in near} if is_sure else set()
 
 
 class LeftOut:
@@ -245,7 +234,7 @@ class LeftOut:
         Nor is more than a note said of a network that is the twin of a trained one, as a target that another part learns.
         """
         ids = {id(hook) for hook in raw if not hook.target.requires_grad and _is_current(hook)}
-        weights = [hook for hook in hooks if isinstance(hook.module, _MIXING) and hook.target.dim() > 1]
+        weights = [hook for hook in hooks if _mixes(hook)]
         known = sorted(((place, hook) for hook in weights if (place := _place(hook, ran)) is not None), key=lambda two: two[0])
         small = {id(hook) for _, hook in known if not hook.target.requires_grad and hook.target.numel() < _ENOUGH}
         told = [each for each in known if id(each[1]) not in small]
@@ -260,7 +249,14 @@ class LeftOut:
         end, last = row[-1]
         trained = {id(hook.module) for hook in hooks if not hook.is_on_module and _is_trained(hook.target)}
         behind = next((hook for place, hook in known if place >= end and id(hook.module) in trained), None)
-        takes = behind is not None and (behind is last or math.prod(behind.target.shape[1:]) % len(last.target) == 0)
+        sizes = (
+            last.target.shape[:1],
+            last.target.shape[-1:],
+        )  # the outputs of a weight are its lines, of transformers its columns
+        made = last.module.hidden_size if isinstance(last.module, nn.RNNBase) else sizes[_is_transposed(last)][0]
+        taken = 0 if behind is None else behind.target.shape[0] if _is_transposed(behind) else math.prod(behind.target.shape[1:])
+        takes = behind is not None and (behind is last or taken % made == 0)
+        takes |= behind is None and not any(hook.target.dim() > 1 and id(hook.module) in trained for hook in hooks)  # norms alone
         others = {_below(hook) for hook in weights if hook.target.requires_grad}
         is_twin = all(_below(hook) in others for _, hook in row)
         names = [hook.sites["param"].name for each in (row, *[each for each in rows if each is not row]) for _, hook in each]
@@ -289,12 +285,20 @@ class LeftOut:
         begins, ends = min(places, default=0), max(places, default=-1)
         blocks = {_part_of_blocks(hook) for hook in reached} - {""}
         graded: dict[Severity, list[_Left]] = {"bad": [], "warn": [], "note": []}
+        advice: dict[str, str] = {}  # by site
+        given = {id(each) for each in cut if self._is_given_away(each.hook, ran)}
+        unused = {id(each) for each in cut if self._is_forgotten(each.hook, ran)}
+        given = given if all(id(each) in given | unused for each in cut) else set()  # a whole network may make targets
         for each in cut:
             seen, place = ran.get(each.hook.name.rpartition(".")[0]), _place(each.hook, ran)
             repeats = bool(blocks & {_part_of_blocks(each.hook)})
             if not places or (place is not None and place < begins):
                 graded["bad"].append(each)
-            elif self._is_of_users("") and (self._is_given_away(each.hook, ran) or self._is_forgotten(each.hook, ran)):
+            elif self._is_of_users("") and id(each) in given:
+                advice[str(each.hook.sites["param"])] = _NOT_IN_LOSS
+                graded["warn"].append(each)
+            elif self._is_of_users("") and id(each) in unused:
+                advice[str(each.hook.sites["param"])] = _NOT_CALLED
                 graded["warn"].append(each)
             elif seen is None or place is None:
                 graded["note"].append(each)
@@ -305,7 +309,9 @@ class LeftOut:
                 graded["warn" if is_cut else "note"].append(each)
         strong = [*graded["bad"], *graded["warn"]]
         found = self._judged("unreached", strong, ran)
-        yield found if found is None or graded["bad"] else replace(found, severity="warn")
+        if found is not None and not graded["bad"]:
+            found = replace(found, severity="warn", advice=advice.get(found.site, found.advice))
+        yield found
         noted = self._judged("unreached", graded["note"], ran)
         yield None if noted is None else replace(noted, severity="note")
 
@@ -363,10 +369,50 @@ class LeftOut:
 
 
 def _moments(weight: Tensor) -> Tensor:
-    """Return the largest magnitude and the means of first, second and fourth powers of a sample of a *weight*."""
+    """Return the largest magnitude and the means of first, second and fourth powers of a sample of a *weight*.
+
+    The last number is the share of the sample that lies in the outer fiftieth, up to the largest magnitude.
+    """
     flat = weight.flatten()
     sample = flat[:: max(1, len(flat) // _SAMPLE)][:_SAMPLE].double()
-    return torch.stack([sample.abs().max(), sample.mean(), sample.square().mean(), sample.pow(4).mean()])
+    sizes = sample.abs()
+    edge = (sizes > (1 - _EDGE) * sizes.max()).double().mean()
+    return torch.stack([sizes.max(), sample.mean(), sample.square().mean(), sample.pow(4).mean(), edge])
+
+
+def _shared_sizes(weights: Sequence[SiteHook], numbers: Iterable[Any]) -> list[float]:
+    """Return the deviations of normal numbers that three of the *weights* or more have in common, and that of transformers."""
+    known: list[tuple[float, float]] = []  # with the error of each
+    for hook, (_, mean, square, fourth, _) in zip(weights, numbers, strict=False):
+        size, error = math.sqrt(square), 1 / math.sqrt(min(hook.target.numel(), _SAMPLE))
+        if size > 0 and abs(mean) <= 4 * size * error and abs(fourth / square**2 - 3) <= 20 * error and _mixes(hook):
+            known.append((size, 3 * error))
+    shared = [size for size, error in known if sum(abs(other / size - 1) <= error for other, _ in known) >= _SHARED]
+    return [_STD, *shared]
+
+
+def _is_flat(largest: float, mean: float, square: float, fourth: float, edge: float, count: int) -> bool:
+    """Return whether *count* numbers are those of a uniform distribution around 0, up to its very bounds.
+
+    Its second moment is a third of its bound squared, the fourth a fifth of its fourth power, and so much as is its width lies at
+    its edge. A training leaves few elements at the edge: each weight moves by an amount of its own.
+    """
+    if not (largest > 0 and count >= _MANY):
+        return False
+    error = 1 / math.sqrt(count)
+    is_uniform = abs(3 * square / largest**2 - 1) <= 3 * error and abs(5 * fourth / largest**4 - 1) <= 4 * error
+    at_edge = abs(edge - _EDGE) <= 3 * math.sqrt(_EDGE / count)
+    return is_uniform and at_edge and abs(mean) <= 3 * largest * error / math.sqrt(3)
+
+
+def _is_transposed(hook: SiteHook) -> bool:
+    return type(hook.module).__name__ == "Conv1D"
+
+
+def _mixes(hook: SiteHook) -> bool:
+    """Return whether a parameter is a weight of a layer that mixes its inputs: a Linear, a Conv, a recurrent layer."""
+    is_layer = isinstance(hook.module, (*_MIXING, nn.RNNBase)) or _is_transposed(hook)
+    return is_layer and hook.target.dim() > 1
 
 
 def _sizes_around(

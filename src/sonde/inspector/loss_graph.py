@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sonde.engine import communicates, graph_nodes, raise_if_foreign, version_of
 from sonde.rules import Chosen, Finding
+from sonde.stats import HostCopy
 from sonde.words import many, shape_text
 
 Node = graph_nodes.Node
@@ -45,11 +46,15 @@ _LINEAR = ("Addmm", "Mm", "Bmm", "Convolution")
 _OF_LOGARITHMS = {"NllLoss": "nll_loss", "NllLoss2D": "nll_loss", "CtcLoss": "ctc_loss"}
 _ELEMENTS = 1 << 20  # of what a softmax is given, whose places are followed
 _MOVE = "move the classes to the last axis before the view: permute(0, 2, 3, 1) or transpose(1, 2), then reshape(-1, classes)"
+_SHORT = (
+    "look at input_lengths and target_lengths: an input has to be as long as its labels, and one longer for each pair of equal "
+    "neighbours (a network that makes time shorter, lengths of the inputs before it, times and samples exchanged)"
+)
 _LISTED = "register what is made of layers: nn.ModuleList, nn.ModuleDict or nn.ParameterList in the place of a list or a dict"
 
 
 class LossGraph:
-    """Looks at what the first backward passes of a training begin from, and at the graph of that. No host sync.
+    """Looks at what the first backward passes of a training begin from, and at the graph of that.
 
     Args:
         chosen: the rules that are applied.
@@ -64,6 +69,8 @@ class LossGraph:
         self._strangers: list[tuple[Tensor, int]] = []  # parameters that the model does not hold, and their counts of writes
         self._is_judged = False  # the strangers were
         self._found: dict[str, Finding] = {}
+        self._aligned_losses: list[HostCopy] = []  # what a ctc_loss has made
+        self._began = (0, 0)  # epoch and step of the first of these
 
     def look(self, epoch: int, step: int) -> None:
         """Look at what the backward pass that runs, of a logged step, was begun from."""
@@ -74,11 +81,15 @@ class LossGraph:
         self._looks += 1
         try:
             self._first = step if self._first < 0 else self._first
-            nodes = [node for each in graph_nodes.sent_backward()[:1] for node in graph_nodes.nodes_before(each.grad_fn, _NODES)]
+            sent = graph_nodes.sent_backward()[:1]
+            nodes = [node for each in sent for node in graph_nodes.nodes_before(each.grad_fn, _NODES)]
             for found in (*self._of_function(nodes[:_OF_LOSS]), *self._of_sides(nodes)):
                 self._found.setdefault(
                     found.rule, replace(found.at("", epoch, step, self._prefix + found.message), first_step=step)
                 )
+            if any(graph_nodes.operation_of(node) == "CtcLoss" for node in nodes[:_OF_LOSS]):
+                self._began = self._began if self._aligned_losses else (epoch, step)
+                self._aligned_losses.append(HostCopy.of([sent[0].detach().abs().double().sum()]))
             if not (self._strangers or self._is_judged):
                 self._strangers = [(each, version_of(each)) for each in self._between(nodes)]
         except Exception as error:
@@ -86,7 +97,16 @@ class LossGraph:
             self._looks = _LOOKS
 
     def found(self) -> tuple[Finding, ...]:
-        """Return the findings so far."""
+        """Return the findings so far. Waits for the device, once there were enough losses of a ctc_loss."""
+        losses, is_whole = self._aligned_losses, self._looks >= _LOOKS
+        if is_whole and losses:
+            self._aligned_losses = []
+            lost = not any(float(number) for each in losses for number in each.unpack())
+            found = self._chosen.judge("gradient_zero", 0.0) if lost else None
+            if found is not None:
+                message = "ctc_loss returns 0 and no gradient: its inputs are shorter than their labels (zero_infinity=True)"
+                told = replace(found.at("", *self._began, self._prefix + message), first_step=self._began[1], advice=_SHORT)
+                self._found["gradient_zero"] = told
         return tuple(self._found.values())
 
     def _of_function(self, nodes: Sequence[Node]) -> Iterator[Finding]:

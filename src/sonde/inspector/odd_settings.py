@@ -15,6 +15,7 @@ from torch.optim.optimizer import Optimizer
 from sonde.rules import Chosen, Finding
 
 _LONG = 1000  # steps
+_WARM_UP = 190  # steps from which on a training is more than a trial
 _IN_TYPE = (optim.Adam, optim.AdamW, optim.NAdam, optim.Adamax, optim.RMSprop, optim.Adagrad)  # compute as their parameters are
 _ALIVE = 2  # optimizers: where more are kept, they are many, and none is made anew
 
@@ -32,6 +33,8 @@ class OddSettings:
         self._prefix = f"{model}: " * bool(model)
         self._found: dict[str, Finding] = {}
         self._judged: dict[tuple[int, int], tuple[float, float]] = {}  # by optimizer and group: the largest rate, and the decay
+        self._warms: tuple[int, float, float, float] | None = None  # first step, first and last rate, and the one that was given
+        self._epoch = self._step = 0
         self._new = 0  # logged steps, one after the other, of optimizers that were not seen before
         self._held: WeakKeyDictionary[Optimizer, frozenset[int]] = WeakKeyDictionary()  # by optimizer, ids of its parameters
         self._last: frozenset[int] = frozenset()  # of the optimizer that made the logged step before
@@ -40,6 +43,7 @@ class OddSettings:
     def look(self, optimizer: Optimizer, epoch: int, step: int) -> None:
         """Look at the *optimizer*, which has made a step."""
         groups = optimizer.param_groups
+        self._look_at_warm_up(groups[0], epoch, step)
         for found in filter(None, self._of_steps(optimizer)):
             self._keep(found, epoch, step, first=0)
         for number, group in enumerate(groups):
@@ -53,6 +57,20 @@ class OddSettings:
             for found in filter(None, (lost, *self._judge(group, rate, decay))):
                 is_meant = found.rule == "rate_negative" and any(_number(each.get("lr")) >= 0 for each in groups)
                 self._keep(replace(found, severity="note") if is_meant else found, epoch, step, first=step)
+
+    def _look_at_warm_up(self, group: Mapping[str, Any], epoch: int, step: int) -> None:
+        """Note the rate of a *group*, as long as it has a schedule and its rate does not fall."""
+        rate, given = _number(group.get("lr")), _number(group.get("initial_lr"))
+        first, begun, last, _ = self._warms or (step, rate, rate, given)
+        self._warms, self._epoch, self._step = (first, begun, rate if rate >= last else math.inf, given), epoch, step
+
+    def end(self) -> None:
+        """Judge whether the training ends within a warm-up."""
+        first, begun, rate, given = self._warms or (0, 0.0, math.inf, 0.0)
+        if begun < rate < math.inf and self._step - first >= _WARM_UP:
+            found = self._chosen.judge("rate_small", rate, rate, 0.0, math.nan, given)
+            if found is not None:
+                self._keep(found, self._epoch, self._step, first=first)
 
     def _of_steps(self, optimizer: Optimizer) -> Iterator[Finding | None]:
         """Judge which optimizers make the steps: one that had made none, or one that holds all parameters of another."""

@@ -40,8 +40,9 @@ RANDOM_FEATURES = 2
 DECAYED, DECAY = 0.05, 0.3
 """Learning rate x weight decay, the share of a weight that each step takes away, and the decay. Usual settings have 1e-3 and 0.3 at
 most."""
-LOW_RATE, WARMED = 1e-3, 0.01
-"""Learning rate, of the largest, at which next to nothing is learnt; and how far a warm-up moves the weights at least."""
+LOW_RATE, WARMED, WITHIN = 1e-3, 0.01, 0.1
+"""Learning rate, of the largest, at which next to nothing is learnt; how far a warm-up moves the weights at least; and the learning
+rate, of the one that the optimizer was given, at which a training ends within its warm-up."""
 REMEMBERED, ADDED_UP = 500.0, 10.0
 """Steps that a momentum adds up, 1 / (1 - momentum), and the learning rate times that: usual settings have 100 steps, and 1."""
 EPS_MOST = 1.0
@@ -261,9 +262,9 @@ def frozen(weights: float, trained: float, *, most: float = 0.34) -> Judged:
 
 
 @entry(
-    "frozen layers (Linear, Conv) whose weights are exactly as initialised: uniform within 1 / sqrt(inputs), or normal of "
-    f"deviation 0.02 beside norms of 1 and biases of 0: more than {RANDOM_FEATURES} in a row, before a trained one that takes "
-    "what they return (warn), else a note",
+    "frozen layers (Linear, Conv, recurrent) whose weights are as drawn: uniform up to their bounds, or normal of deviation 0.02, "
+    f"or of one that three have in common, beside norms of 1 and biases of 0: more than {RANDOM_FEATURES} in a row, before a "
+    "trained one that takes what they return, or where norms alone are trained (warn), else a note",
     "torch.nn.Linear.reset_parameters; transformers, initializer_range; random features that are meant are a layer or two",
     "where random features are not meant, load the trained weights (look at what load_state_dict() says of missing keys), or train "
     "these layers: requires_grad_(True)",
@@ -434,24 +435,30 @@ def rate_grown(rate: float, best: float, *, factor: float = GROWN_RATE) -> Judge
 
 @entry(
     f"half of the losses or more came at a learning rate of {LOW_RATE:g} of the largest or less, or a warm-up of 200 steps or more "
-    f"has moved the weights by less than {percent(WARMED)} so far; and the loss has not fallen by a fifth",
+    f"has moved the weights by less than {percent(WARMED)} so far; and the loss has not fallen by a fifth; or a training of "
+    f"200 steps or more ends at a rate that has risen in all of it, and is below {percent(WITHIN)} of the one that the optimizer "
+    "was given",
     "our own: a schedule that is stepped too often, or for the wrong reason, leaves a rate that moves nothing",
     "look at the schedule: how often its step() is called, its length and unit (steps or epochs), the mode of ReduceLROnPlateau",
     needs=("lr", "loss"),
-    evidence=("lr", "largest", "share", "moved"),
+    evidence=("lr", "largest", "share", "moved", "given"),
     brings=("loss_stuck", "update_small"),
     about=("setup", "small"),
 )
-def rate_small(rate: float, largest: float, share: float, moved: float, *, most: float = WARMED) -> Judged:
+def rate_small(rate: float, largest: float, share: float, moved: float, given: float = math.nan, *, most: float = WARMED) -> Judged:
     """Judge a learning *rate*, and a *share* of losses that came at one far below the *largest*.
 
-    *moved* is how far a warm-up has moved the weights together, of their size; NaN without one.
+    *moved* is how far a warm-up has moved the weights together, of their size; NaN without one. *given* is the rate that the
+    optimizer of a training was given whose last rate this is, the largest one; NaN before its end.
     """
     has_fallen = (share >= 0.5) & (rate <= LOW_RATE * largest)
-    yield has_fallen | (moved < most)
+    is_within = rate < WITHIN * given
+    yield has_fallen | (moved < most) | is_within
     yield rate
     yield (
         f"the learning rate is {rate:.3g}, where it was {largest:.3g}: next to nothing is learnt since"
         if has_fallen
+        else f"the training ended within its warm-up: the learning rate is {rate:.3g}, {percent(rate / given)} of {given:.3g}"
+        if is_within
         else f"the learning rate is {rate:.3g} and still grows: so far the weights have moved by {percent(moved)}"
     )

@@ -108,6 +108,7 @@ class RowTaker:
         self._ordering.stop()
         self.left_out.end(self._hooks_at("param"), self._ordering.ran)
         self.kept.end()
+        self.settings.end()
         self.batches.end()
         self.parts.end()
         for measurement in self.measurements:
