@@ -227,7 +227,7 @@ class BatchFindings:
                 ]
                 yield judged[-1] if judged and all(judged) else None
         yield judge("all_linear", float(look.is_linear))
-        if "entropy" in numbers:
+        if "entropy" in numbers and _class_axis(look, numbers) is None:  # of a label that is sure, both slopes are alike
             self._entropies.append(numbers["entropy"])
             is_alone = len(self._entropies) >= _OFTEN and statistics.median(self._entropies[:_OFTEN]) <= _ENTROPY
             yield judge("penalty_alone", 0.0, max(self._entropies[:_OFTEN]), is_entropy=True) if is_alone else None
