@@ -450,3 +450,23 @@ def test_a_series_is_read_as_tokens_are(is_causal: bool, ahead: int, told: str) 
 
     found = trained(model, loss)
     assert {each for each in found if each in ("future_seen", "target_shifted")} == ({told} if told else set())
+
+
+@pytest.mark.parametrize(("sign", "is_told"), [(-1.0, False), (1.0, True)])
+def test_a_reward_that_falls_is_found(sign: float, is_told: bool) -> None:
+    torch.manual_seed(0)
+    model = mlp(4)
+    optimizer = torch.optim.Adam(model.parameters(), 5e-3)
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False) as inspector:
+        for _ in range(120):
+            x = drawn(64)
+            policy = torch.distributions.Categorical(logits=model(x))
+            action = policy.sample()  # type: ignore[no-untyped-call]
+            reward = (action == x[:, :4].argmax(1)).float()
+            value = (sign * (reward - 0.25) * policy.log_prob(action)).mean()  # type: ignore[no-untyped-call]
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+            inspector.push_loss(value, train=True)
+            inspector.push_metric("reward", reward.mean().item())
+    assert ("metric_falls" in {each.rule for each in inspector.findings}) is is_told
