@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from sonde.engine import Clock, Event, Probe, members, observe
+from sonde.engine import Clock, Event, Probe, graph_nodes, members, observe
 
 
 @dataclass
@@ -120,7 +120,8 @@ class Ordering:
 
 def _whole(tensor: Tensor) -> Tensor:
     """Return what *tensor* is a view of; itself where it is none."""
-    return tensor if tensor._base is None else tensor._base
+    base = graph_nodes.viewed_of(tensor)
+    return tensor if base is None else base
 
 
 def _children_first(names: list[str]) -> list[str]:
