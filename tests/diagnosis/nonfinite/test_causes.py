@@ -116,6 +116,21 @@ listed(
     "softmax of a row of -inf",
     lambda ok: lambda h: h.masked_fill(h > (0 if ok else -9), -9.0 if ok else -INF).softmax(-1),
 )
+listed(
+    "quotient behind where",
+    "0 / 0 behind where",
+    lambda ok: lambda h: torch.where(h > 0, (k := h.clamp(min=0.1) if ok else h * (h > 0)).sin() / k, 1.0),
+)
+listed(
+    "logsumexp",
+    "logsumexp of a row of -inf",
+    lambda ok: lambda h: h.masked_fill(h > (0 if ok else -9), -9.0 if ok else -INF).logsumexp(-1),
+)
+listed(
+    "largest",
+    "amax of a row of -inf",
+    lambda ok: lambda h: h.masked_fill(h > (0 if ok else -9), -9.0 if ok else -INF).amax(-1),
+)
 listed("softmax of inf", "softmax of inf", lambda ok: lambda h: h.masked_fill(h > 0.2, 9.0 if ok else INF).softmax(-1))
 listed("std of one", "std of one value", lambda ok: lambda h: h + h[: 2 if ok else 1].std(0))
 listed("std of none", "mean of nothing", lambda ok: lambda h: h + h[h > (-9 if ok else 9)].std())

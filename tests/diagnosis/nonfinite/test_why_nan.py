@@ -15,6 +15,7 @@ from tests.torch_words import words_of
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, Adam
+from torch.utils.checkpoint import checkpoint
 
 import sonde
 from sonde.diagnosis.nonfinite.tensor_facts import largest
@@ -1020,3 +1021,268 @@ def test_an_eps_that_the_format_does_not_have_is_named(dtype: torch.dtype, is_lo
     if is_lost:
         assert (found.origin.source, found.cause.name) == ("operation", "log of zero")
         assert "1e-08 in p + 1e-08 is 0 in float16" in found.cause.sentence
+
+
+# Operation and derivative
+
+
+def ratio(h: Tensor) -> Tensor:
+    """Return ``sin(x) / x``, where some of the x are 0."""
+    kept = h * (h > 0)
+    return torch.sin(kept) / kept
+
+
+def at_write(h: Tensor) -> Tensor:
+    made = ratio(h)
+    made[h <= 0] = 1.0
+    return made
+
+
+@pytest.mark.parametrize(
+    ("function", "by"),
+    [
+        (lambda h: torch.where(h <= 0, 1.0, ratio(h)), "where"),
+        (lambda h: ratio(h).masked_fill(h <= 0, 1.0), "masked_fill"),
+        (lambda h: ratio(h)[h > 0], "index"),
+        (at_write, "index_put"),
+        (lambda h: checkpoint(lambda x: torch.where(x <= 0, 1.0, ratio(x)), h, use_reentrant=False), "where"),
+    ],
+    ids=["where", "masked_fill", "index", "written", "checkpoint"],
+)
+def test_what_a_derivative_computes_of_the_numbers_of_the_forward_is_not_laid_to_the_gradient(function: Any, by: str) -> None:
+    """The derivative of a quotient divides both numbers again: 0 / 0 is NaN whatever gradient arrives."""
+    found = sonde.why_nan(Calls(function), X, lambda output: output.sum())
+    assert (found.phase, found.operation, found.kind) == ("backward", "truediv", "NaN")
+    assert found.cause is not None
+    assert found.cause.name == "0 / 0 behind where"
+    assert found.cause.sentence.startswith(f"in the derivative of div: 0 / 0, whatever gradient arrives; {by} (")
+    assert "f(torch.where(ok, x, 1.0))" in found.cause.advice
+    assert found.others == found.harmless == []
+    safe = sonde.why_nan(Calls(lambda h: torch.where(h <= 0, 1.0, ratio(h.clamp(min=0.1)))), X, lambda output: output.sum())
+    assert safe.ok
+
+
+def test_a_choice_that_leaves_a_nan_out_of_the_forward_alone_is_named() -> None:
+    found = sonde.why_nan(Calls(lambda h: torch.where(h > 0, h.sqrt(), 0.0)), X, lambda output: output.sum())
+    assert (found.phase, found.operation, found.reached) == ("forward", "sqrt", ["2 of 2 gradients"])
+    assert found.cause is not None
+    assert "; where (test_why_nan.py:" in found.cause.sentence
+    assert found.cause.advice.startswith("torch.where does not protect")
+    both = sonde.why_nan(Calls(lambda h: (torch.where(h > 0, (r := h.sqrt()), 0.0), r)), X, lambda output: output[1].sum())
+    assert both.cause is not None
+    assert "where" not in both.cause.sentence
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda h: h.relu().pow(0.5).relu() + h, "inf by the derivative of pow ("),
+        (lambda h: torch.linalg.vector_norm(h * 0, dim=-1) + h.sum(-1), "NaN by the derivative of vector_norm ("),
+    ],
+    ids=["pow", "norm"],
+)
+def test_a_derivative_that_has_done_no_harm_is_said_to_be_one(function: Any, words: str) -> None:
+    """The forward of all of these is finite."""
+    found = sonde.why_nan(Calls(function), X, lambda output: output.sum())
+    assert found.ok
+    assert words in found.to_text()
+
+
+def test_a_derivative_of_an_operation_that_writes_in_place_has_its_name_and_line() -> None:
+    """Autograd keeps a copy of what is written over, and a write into a view has a node of its own."""
+
+    def function(h: Tensor) -> Tensor:
+        made = h.relu() * 1
+        made[:2].sqrt_()
+        return made
+
+    text = sonde.why_nan(Calls(function), X, lambda output: output.sum()).to_text()
+    assert "inf by the derivative of sqrt_ (test_why_nan.py:" in text
+
+    def divided(h: Tensor) -> Tensor:
+        made = h.relu().clone()
+        made.div_(made.sum(-1, keepdim=True) * 0)
+        return made
+
+    found = sonde.why_nan(Calls(divided), X, lambda output: output.sum())
+    assert (found.operation, found.harmless) == ("div_", [])
+    assert {origin.name for origin in found.later} <= {"div_", "mul", "linear"}
+
+
+def gaussian(output: Tensor) -> Tensor:
+    spread = output[:, 1].relu() * 0
+    return ((output[:, 0] - 2) ** 2 / spread + spread.log()).mean()
+
+
+def test_what_has_reached_the_loss_is_not_called_harmless_with_its_derivative() -> None:
+    """The derivative of the logarithm meets a relu, which lets nothing through; that of the quotient reaches all gradients."""
+    found = sonde.why_nan(network(), X, gaussian)
+    assert (found.operation, found.harmless) == ("truediv", [])
+    assert [(origin.name, origin.derivative) for origin in found.others] == [("log", "")]
+    assert "also" in found.to_text()
+    assert found.reached == ["the loss", "4 of 4 gradients"]
+
+
+# What the gradients became
+
+
+def number_of_bad(model: nn.Module, loss: Any) -> int:
+    loss(model(X)).backward()
+    return sum(not bool(held.grad.isfinite().all()) for held in model.parameters() if held.grad is not None)
+
+
+ONES = torch.ones(5, 3)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda output: (1 - (output * 0 + 1)).log().mean(),
+        lambda output: (output.square() * 0).sum() / (ONES * 0).sum(),
+        lambda output: functional.cross_entropy(output, LABELS * 0, weight=torch.tensor([0.0, 1, 1])),
+        lambda output: -torch.logdet((output * 0)[:3]),
+        lambda output: (ONES * ((ONES - 1) / output.softmax(-1)).log()).sum(),
+        lambda output: (output.relu() * math.inf).clamp(max=5.0).sum(),
+        lambda output: output[:0].mean(),
+    ],
+    ids=["log", "quotient", "weights", "logdet", "kl", "written", "nothing"],
+)
+def test_the_gradients_that_are_bad_are_counted_as_plain_torch_does(loss: Any) -> None:
+    """A derivative that makes bad values of the numbers of the forward is a part of the operation that made a bad loss."""
+    found, bad = sonde.why_nan(network(), X, loss), number_of_bad(network(), loss)
+    words = [word for word in found.reached if "gradients" in word]
+    assert words == ([f"{bad} of 4 gradients"] if bad else [])
+    assert f"{bad or 'none'} of 4 gradients" in found.to_text()
+
+
+def test_gradients_that_something_else_has_broken_are_counted_apart() -> None:
+    model = network()
+    model[0].weight.register_hook(lambda gradient: gradient / (gradient - gradient))
+    found = sonde.why_nan(model, X, lambda output: output.sum() + output[:0].mean())
+    assert (found.operation, found.reached) == ("mean", ["the loss", "1 of 4 gradients (by another origin)"])
+    assert [origin.name for origin in found.others] == ["truediv"]
+
+
+def test_gradients_that_are_not_there_were_not_looked_at() -> None:
+    words = "; the gradients were not looked at, since there are none"
+    assert f"the output{words}" in sonde.why_nan(Calls(lambda h: h.relu().log()), X).to_text()
+    detached = sonde.why_nan(Calls(lambda h: h.relu().log().detach()), X, lambda output: output.sum())
+    assert f"the output, the loss{words}" in detached.to_text()
+    assert words not in sonde.why_nan(Calls(lambda h: h.relu().log()), X, lambda output: output.sum()).to_text()
+
+
+# More than one origin
+
+
+class Two(nn.Module):
+    """The logarithm of a branch, and another branch."""
+
+    def __init__(self, choose: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.choose = nn.Linear(4, 4), nn.Linear(4, 4), choose
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.choose(self.a(a).relu().log(), self.b(b))
+
+
+def test_an_origin_in_another_branch_is_named_after_the_first() -> None:
+    bad = X.clone()
+    bad[4, 1] = math.nan
+    found = sonde.why_nan(Two(torch.add), (X, bad), lambda output: output.sum())
+    assert (found.origin and found.origin.source, [origin.name for origin in found.others]) == ("input", ["log"])
+    assert "also      inf by log in (root) (test_why_nan.py:" in found.to_text()
+    chosen = sonde.why_nan(Two(lambda one, other: torch.where(one > -9, one, other)), (X, bad), lambda output: output.sum())
+    assert chosen.others == []  # the infinities of the logarithm are left out
+    one = sonde.why_nan(Two(torch.add), (X, X), lambda output: output.sum())
+    assert (one.operation, one.others) == ("log", [])
+
+
+# Rows in which a mask has left nothing
+
+
+def first_row(h: Tensor, value: float = -math.inf) -> Tensor:
+    return h.masked_fill(torch.arange(5)[:, None] == 0, value)
+
+
+@pytest.mark.parametrize(
+    ("function", "called"),
+    [
+        (lambda h: first_row(h).logsumexp(-1), "logsumexp"),
+        (lambda h: first_row(h).amax(-1), "amax"),
+        (lambda h: first_row(h).max(-1).values, "max"),
+        (lambda h: first_row(h, math.inf).min(-1).values, "min"),
+        (lambda h: (first_row(h) - first_row(h).amax(-1, keepdim=True)).softmax(-1), "amax"),
+        (lambda h: (h + first_row(torch.zeros(5, 4))).logsumexp(-1), "logsumexp"),
+    ],
+    ids=["logsumexp", "amax", "max", "min", "softmax", "added"],
+)
+def test_a_row_in_which_a_mask_has_left_nothing_is_to_blame_and_not_the_mask(function: Any, called: str) -> None:
+    found = sonde.why_nan(Calls(function), X, lambda output: output.mean())
+    assert (found.operation, found.kind) == (called, "inf")
+    assert found.cause is not None
+    assert found.cause.name.startswith(f"{called} of a row of ")
+    assert "a row of 4 elements is all " in found.cause.sentence
+    assert {origin.name for origin in found.intended} == {"masked_fill"}
+
+
+@pytest.mark.parametrize("number", [-math.inf, math.inf])
+def test_a_row_with_nothing_left_of_which_the_loss_takes_nothing_is_no_fault(number: float) -> None:
+    """As a state that cannot be reached, in a recursion over states."""
+
+    def function(h: Tensor) -> Tensor:
+        masked = first_row(h, number)
+        return masked.logsumexp(-1) if number < 0 else masked.amin(-1)
+
+    for loss in (None, lambda output: output[1:].mean()):
+        found = sonde.why_nan(Calls(function), X, loss)
+        assert found.ok
+        assert found.harmless == []
+        assert [origin.name for origin in found.intended] == ["masked_fill"]
+
+
+def test_a_row_with_nothing_left_is_no_origin_of_what_another_operation_breaks() -> None:
+    def function(h: Tensor) -> tuple[Tensor, Tensor]:
+        return first_row(h).logsumexp(-1), h.relu().log()
+
+    found = sonde.why_nan(Calls(function), X, lambda output: output[0][1:].mean() + output[1].mean())
+    assert (found.operation, found.others) == ("log", [])
+
+
+def test_an_infinity_of_the_code_meets_zeros_of_no_mask() -> None:
+    found = sonde.why_nan(Calls(lambda h: (h.relu() * math.inf).clamp(max=5.0)), X, lambda output: output.sum())
+    assert found.cause is not None
+    assert found.cause.name == "0 x inf"
+    assert found.cause.advice == "write a finite number in place of inf, or clamp what it meets"
+
+
+# Hooks on tensors
+
+
+class Hooked(nn.Module):
+    """Registers a hook on the gradient of its input, which another layer has made."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.requires_grad:
+            x.register_hook(lambda gradient: gradient / (gradient - gradient))
+        return x * 2
+
+
+def spoils(gradient: Tensor) -> Tensor:
+    return gradient / (gradient - gradient)
+
+
+def test_a_hook_on_a_gradient_is_of_the_module_in_whose_forward_it_is_written() -> None:
+    found = sonde.why_nan(nn.Sequential(nn.Linear(4, 4), Hooked()), X, lambda output: output.sum())
+    assert (found.layer, found.phase, found.operation) == ("1", "backward", "truediv")
+    assert "1 (hook in Hooked)" in found.to_text()
+    twice = sonde.why_nan(nn.Sequential(nn.Linear(4, 4), Hooked(), nn.Linear(4, 4), Hooked()), X, lambda output: output.sum())
+    assert twice.layer is None  # which of both is not known
+    assert "by truediv in a hook in Hooked, backward" in twice.to_text()
+
+    def loss(output: Tensor) -> Tensor:
+        output.register_hook(spoils)
+        return output.sum()
+
+    outside = sonde.why_nan(nn.Sequential(nn.Linear(4, 4)), X, loss)
+    assert "0 (hook on a tensor of Linear)" in outside.to_text()

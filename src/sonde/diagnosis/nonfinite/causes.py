@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sonde.diagnosis.nonfinite.operation import LOSSES_OF_LABELS, Operation
+from sonde.diagnosis.nonfinite.operation import LOSSES_OF_LABELS, NOTHING, Operation
 from sonde.diagnosis.nonfinite.origins import Cause
 from sonde.diagnosis.nonfinite.tensor_facts import TensorFacts, dtype_name
 from sonde.engine import walk
@@ -76,7 +76,13 @@ def _with_infinity(operation: Operation) -> Cause | None:
     count = int((held == 0).sum()) if found.name == "0 x inf" else int(held.isinf().sum())
     what = "0" if found.name == "0 x inf" else "infinite"
     sentence = f"{found.sentence}: {count:,} of {held.numel():,} elements are {what}, and the code writes {number_text(numbers[0])}"
-    advice = f"write masked_fill(mask, {number_text(numbers[0])})" if found.name == "0 x inf" else found.advice
+    is_mask = found.name == "0 x inf" and bool(((held == 0) | (held == 1)).all())
+    shown = number_text(numbers[0])
+    advice = found.advice
+    if found.name == "0 x inf":
+        advice = (
+            f"write masked_fill(mask, {shown})" if is_mask else f"write a finite number in place of {shown}, or clamp what it meets"
+        )
     return found._replace(sentence=sentence, advice=advice)
 
 
@@ -323,6 +329,23 @@ def _softmax(operation: Operation, producers: dict[str, str]) -> Cause | None:
             "softmax of inf", "a row holds +inf, and inf - inf is NaN", "see where the infinity comes from, or clamp the logits"
         )
     return None
+
+
+def _rest(operation: Operation, producers: dict[str, str]) -> Cause | None:
+    """Return the cause of an infinity that an operator over rows makes of a row in which a mask has left nothing."""
+    given, nothing = operation.first(), NOTHING[operation.name]
+    if given is None or operation.result[operation.index] != nothing or not bool((given[1] == nothing).any()):
+        return None
+    count = given[1].numel() // max(operation.result.numel(), 1)
+    shown = number_text(nothing)
+    of_nothing = (
+        ": the sum of the exponentials is 0, and its log is -inf"
+        if operation.name == "logsumexp"
+        else f", and so is its {operation.name}"
+    )
+    sentence = f"a row of {many(count, 'element')} is all {shown}{of_nothing}"
+    advice = "leave at least one position of each row unmasked, or leave out the rows that have none"
+    return Cause(f"{operation.name} of a row of {shown}", sentence, advice)
 
 
 def _domain(low: float, high: float, edge: float | None) -> Callable[[Operation, dict[str, str]], Cause | None]:
@@ -607,6 +630,7 @@ _SPECIAL: dict[str, Callable[[Operation, dict[str, str]], Cause | None]] = {
     **dict.fromkeys(("fused_adam", "fused_adamw"), _fused_adam),
     **dict.fromkeys(("sigmoid_backward", "tanh_backward"), _sigmoid_backward),
     **dict.fromkeys(("slogdet", "linalg_slogdet"), _determinant),
+    **dict.fromkeys(NOTHING, _rest),
     "ctc_loss": _ctc,
     "weight_norm_interface": _weight_norm,
     "acosh": _domain(1, math.inf, None),

@@ -23,19 +23,25 @@ def forward_name(node: str) -> str:
     return name.removeprefix("linalg_").removeprefix("native_").replace("log1_p", "log1p") if name != "linalg" else name
 
 
-def derivative_cause(operation: Operation, producers: dict[str, str], zeros: dict[str, tuple[str, str]]) -> Cause:
+def derivative_cause(
+    operation: Operation, producers: dict[str, str], own: set[str], zeros: dict[str, tuple[str, str]], left_out: str
+) -> Cause:
     """Return why *operation*, a part of the derivative of ``operation.node``, made a bad element.
 
     Args:
         operation: with the first bad element found.
         producers: by the name of an operand, the operation that made it.
+        own: the names of the operands that the derivative has saved or made itself; the others come from the gradient that arrives.
         zeros: by the name of an operand that holds zeros of a derivative, the node that made them, and the words for its operation.
+        left_out: the choice that does not take the bad values that the operation has made in the forward; ``""`` if none was seen.
     """
-    found = _of_node(operation)
-    if found is not None:
-        return _behind_zero(operation, found, zeros)
-    plain = cause_of(operation, producers)
-    name = forward_name(operation.node)
+    found, plain, name = _of_node(operation), cause_of(operation, producers), forward_name(operation.node)
+    is_of_forward = operation.kind == "NaN" and own >= {*operation.tensors} and plain.name != "unknown"
+    if is_of_forward and left_out:
+        sentence = f"in the derivative of {name}: {plain.sentence}, whatever gradient arrives; {not_left_out(left_out)}"
+        return Cause(f"{plain.name} behind where", sentence, safe_choice(left_out))
+    if found is not None and not (is_of_forward and "'(" in found.name):
+        return _behind_zero(operation, found, own, zeros)
     if not name:
         return plain
     return Cause(plain.name, f"in the derivative of {name}: {plain.sentence}", plain.advice)
@@ -48,9 +54,20 @@ CHOICES = ("where", "masked_fill", "masked_scatter", "masked_select", "index")
 """Operations that leave elements out, whose gradient is 0 then."""
 
 
-def _behind_zero(operation: Operation, found: Cause, zeros: dict[str, tuple[str, str]]) -> Cause:
+def not_left_out(choice: str) -> str:
+    """Return the words for a bad value that *choice*, with its line, does not take."""
+    return f"{choice} leaves it out of the forward, and not out of the backward pass"
+
+
+def safe_choice(choice: str) -> str:
+    """Return the advice about an operation that *choice*, with or without its line, leaves out."""
+    name = choice.partition(" ")[0]
+    return f"{'torch.where' if name == 'where' else name} does not protect its other branch in backward: {_SAFE}"
+
+
+def _behind_zero(operation: Operation, found: Cause, own: set[str], zeros: dict[str, tuple[str, str]]) -> Cause:
     """Return *found* with the remark that a gradient of 0, as from the other branch of ``torch.where``, does not help."""
-    elements = {name: operation.element(name) for name in operation.tensors}
+    elements = {name: operation.element(name) for name in operation.tensors if name not in own}
     zero = [name for name, element in elements.items() if element is not None and not isinstance(element, complex) and element == 0]
     if operation.kind != "NaN" or "'(" not in found.name or not zero:
         return found
@@ -60,8 +77,7 @@ def _behind_zero(operation: Operation, found: Cause, zeros: dict[str, tuple[str,
     if (name := forward_name(node)) in CHOICES:
         left_out = f"as from the branch that {made} does not take"
         sentence = f"{found.sentence}; the gradient that arrives is 0, {left_out}, and 0 × inf is NaN{others}"
-        advice = f"{'torch.where' if name == 'where' else name} does not protect its other branch in backward: {_SAFE}"
-        return Cause(f"{found.name} behind where", sentence, advice)
+        return Cause(f"{found.name} behind where", sentence, safe_choice(name))
     by = f", which the derivative of {made} made 0" if made else ""
     sentence = f"{found.sentence}; the gradient that arrives is 0{by}, and 0 × inf is NaN{others}"
     return found._replace(sentence=sentence)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +35,8 @@ class NonFinite(Answer):
             output, the loss, a gradient, a parameter or a buffer.
         reached: what the bad values have reached, in words: ``the loss``, ``48 of 52 gradients``.
         later: operations behind it that made new bad values out of the first ones, as a NaN out of an infinity.
+        others: what else has made bad values that have reached something, and not out of the first ones.
+        gradients: how many gradients of parameters were looked at; None where there was no gradient at all.
         harmless: operations that made bad values which have reached nothing.
         intended: infinities that the code wrote on purpose, as masks.
         largest: of each floating-point dtype the largest finite value, with its place.
@@ -48,6 +51,8 @@ class NonFinite(Answer):
     origin: Origin | None
     reached: list[str] = field(default_factory=list)
     later: list[Origin] = field(default_factory=list)
+    others: list[Origin] = field(default_factory=list)
+    gradients: int | None = None
     harmless: list[Origin] = field(default_factory=list)
     intended: list[Origin] = field(default_factory=list)
     largest: list[Largest] = field(default_factory=list)
@@ -205,8 +210,9 @@ class NonFinite(Answer):
             names = list(dict.fromkeys(_line_of_origin(origin) for origin in self.intended))
             facts.append(Fact("intended", f"infinities that the code writes on purpose: {names_text(names)}", "quiet"))
         if self.harmless:
-            names = list(dict.fromkeys(f"{origin.kind} by {_line_of_origin(origin)}" for origin in self.harmless))
-            facts.append(Fact("harmless", f"reached nothing: {names_text(names)}", "quiet"))
+            named = {_made_by(origin) for origin in (self.origin, *self.later, *self.others) if origin is not None}
+            names = list(dict.fromkeys(name for origin in self.harmless if (name := _made_by(origin)) not in named))
+            facts += [Fact("harmless", f"reached nothing: {names_text(names)}", "quiet")] if names else []
         if self.error is not None:
             facts.append(Fact("raised", f"{type(self.error).__name__}: {self.error}".splitlines()[0], "warn"))
         facts += [Fact("not seen", f"{what}: {why}", "warn") for what, why in self.unjudged.items()]
@@ -238,8 +244,14 @@ class NonFinite(Answer):
                 at = f", the first at {list(origin.index[:_MOST_INDICES])}" if origin.index else ""
                 rows.append(Fact("out", f"{origin.result}{at}"))
         rows += [Fact("then", text) for text in _grouped(self.later)[:3]]
-        if self.reached:
-            rows.append(Fact("reached", ", ".join(self.reached)))
+        rows += [Fact("also", text) for text in _grouped(self.others)[:3]]
+        reached = ", ".join(self.reached)
+        if self.gradients is None:
+            reached += "; the gradients were not looked at, since there are none"
+        elif self.gradients and " gradients" not in reached:
+            reached += f", none of {self.gradients} gradients"
+        if reached:
+            rows.append(Fact("reached", reached.lstrip(",; ")))
         if origin.cause is not None and origin.cause.advice:
             rows.append(Fact("do", origin.cause.advice, "good"))
         if self.reproduction:
@@ -284,7 +296,7 @@ def _grid_of_operands(origin: Origin) -> Grid:
 
 def _how(origin: Origin) -> str:
     """Return by what, where and when the value was made: ``by softmax in blocks.0.attn, forward``."""
-    what = f"by the derivative of {origin.name}" if origin.derivative else f"by {origin.name}"
+    what = f"by {_operation(origin)}"
     place = _where(origin.place.path, None)
     when = {"forward": "forward", "backward": "backward", "recompute": "in a checkpoint's recomputation"}.get(origin.place.phase)
     if origin.place.phase == "step":
@@ -296,7 +308,15 @@ def _how(origin: Origin) -> str:
 
 def _at(origin: Origin) -> str:
     line = line_of(origin.lines)
-    return f"{origin.name}{_where(origin.place.path, None)}{f' ({line.name})' if line is not None else ''}"
+    return f"{_operation(origin)}{_where(origin.place.path, None)}{f' ({line.name})' if line is not None else ''}"
+
+
+def _operation(origin: Origin) -> str:
+    return f"the derivative of {origin.name}" if origin.derivative else origin.name
+
+
+def _made_by(origin: Origin) -> str:
+    return f"{origin.kind} by {_line_of_origin(origin)}"
 
 
 def _grouped(origins: Sequence[Origin]) -> list[str]:
@@ -310,13 +330,16 @@ def _grouped(origins: Sequence[Origin]) -> list[str]:
     texts = []
     for key, origin in first.items():
         more = f", and {counts[key] - 1} more" if counts[key] > 1 else ""
-        texts.append(f"{origin.kind} by {_at(origin)}{more}: {origin.cause.sentence if origin.cause else ''}")
+        sentence = "" if origin.cause is None else re.sub(r"^in the derivative of \S+: ", "", origin.cause.sentence)
+        sentence = "" if origin.cause is not None and origin.cause.name == "unknown" else sentence
+        made = f"{origin.kind} by {_at(origin)}{more}"
+        texts.append(sentence if origin.source not in ("operation", "constant") else f"{made}: {sentence}" if sentence else made)
     return texts
 
 
 def _line_of_origin(origin: Origin) -> str:
     line = line_of(origin.lines)
-    return f"{origin.name}{_where(origin.place.path, None)}" if line is None else f"{origin.name} ({line.name})"
+    return f"{_operation(origin)}{_where(origin.place.path, None)}" if line is None else f"{_operation(origin)} ({line.name})"
 
 
 def _where(path: str | None, call: int | None) -> str:

@@ -27,6 +27,9 @@ _PRODUCTS = {
 }  # fmt: skip
 """Products of matrices and vectors, and the names of the two factors."""
 
+NOTHING = {**dict.fromkeys(("logsumexp", "max", "amax"), -math.inf), **dict.fromkeys(("min", "amin"), math.inf)}
+"""Operators that make one number of a row, and the infinity that they leave out: it comes out where a row holds nothing else."""
+
 LOSSES_OF_LABELS = ("nll_loss_forward", "nll_loss2d_forward")
 
 MOVES = {
@@ -138,8 +141,7 @@ class Operation:
                 return False
             if bool(found.any()):
                 self.kind, self.new = kind, found
-                flat = int(found.flatten().to(torch.uint8).argmax())
-                self.index = tuple(int(part) for part in torch.unravel_index(torch.tensor(flat, device="cpu"), found.shape))
+                self.index = first_of(found)
                 return True
         return False
 
@@ -154,9 +156,25 @@ class Operation:
         if not bool(infinite.any()):
             return False
         self.kind, self.new = "inf", infinite
-        place = torch.tensor(int(infinite.flatten().to(torch.uint8).argmax()), device="cpu")
-        self.index = tuple(int(part) for part in torch.unravel_index(place, infinite.shape))
+        self.index = first_of(infinite)
         return True
+
+    def find_rest(self) -> bool:
+        """Return whether this looks over rows, and one holds nothing but the infinity that stands for "nothing here"."""
+        nothing = NOTHING.get(self.name)
+        if nothing is None or not bool((rest := _computable(self.result) == nothing).any()):
+            return False
+        self.kind, self.new = "inf", rest
+        self.index = first_of(rest)
+        return True
+
+    def takes(self, name: str) -> bool:
+        """Return whether a bad element of the operand *name* comes into the result, as far as a choice leaves elements out."""
+        chosen = self.others.get("condition" if self.name == "where" else "mask")
+        if self.name not in ("where", "masked_fill") or chosen is None or name not in ("self", "other"):
+            return True
+        taken = chosen if (self.name, name) == ("where", "self") else ~chosen
+        return bool((~_computable(self.tensors[name]).isfinite() & taken.to(self.tensors[name].device)).any())
 
     def _bad_operands(self) -> tuple[Tensor, Tensor]:
         """Return which elements of the result depend on NaN, and which on infinities."""
@@ -184,6 +202,12 @@ class Operation:
             return torch.broadcast_to(mask.to(self.result.device), shape)
         except RuntimeError:
             return mask.any().to(self.result.device)
+
+
+def first_of(marked: Tensor) -> tuple[int, ...]:
+    """Return the position of the first element that *marked* marks."""
+    flat = torch.tensor(int(marked.flatten().to(torch.uint8).argmax()), device="cpu")
+    return tuple(int(part) for part in torch.unravel_index(flat, marked.shape))
 
 
 def _computable(tensor: Tensor) -> Tensor:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -15,8 +16,8 @@ from torch import Tensor, nn
 
 from sonde.diagnosis.nonfinite.causes import OF_STATE, cause_of, exact_element, limit_of, number_cause
 from sonde.diagnosis.nonfinite.derivatives import CHOICES, derivative_cause, forward_name
-from sonde.diagnosis.nonfinite.operation import Operation, base_name, operations_of
-from sonde.diagnosis.nonfinite.origins import Cause, Flow, Kind, ModulePlace, Operand, Origin, Producer, Source, Zeros
+from sonde.diagnosis.nonfinite.operation import Operation, base_name, first_of, operations_of
+from sonde.diagnosis.nonfinite.origins import Cause, Flow, Kind, ModulePlace, Operand, Origin, Producer, Source, Stored, Zeros
 from sonde.diagnosis.nonfinite.reproduction import reproductions
 from sonde.diagnosis.nonfinite.source_lines import (
     SourceLine,
@@ -51,6 +52,9 @@ _EXPLAINED = 64
 
 _DIVISIONS = {"rsqrt", "reciprocal", "div"}
 _ROOTS = {"sqrt", "vector_norm", "std"}
+
+_OVER = (*CHOICES, "index_put")
+"""Operations that leave elements out, or write over them."""
 
 _OFTEN = 64  # operations between two words about the progress
 
@@ -180,7 +184,7 @@ class OperationObserver(OperatorMode):
         assert held is not None
         assert facts is not None
         bad = held.isnan() if facts.nan else held.isinf()
-        index = _first(bad)
+        index = first_of(bad)
         value = held[index].item()
         what: Kind = "NaN" if facts.nan else "inf"
         word = {
@@ -238,7 +242,7 @@ class OperationObserver(OperatorMode):
             self._progress(f"{self.operations:,} operations, {place.phase} {place.path or ''}")
         name = base_name(call.function)
         producer = Producer(name, calling_frames())
-        self._nodes.setdefault((threading.get_ident(), autograd_state.next_sequence() - 1), producer)
+        self._note_node(call, producer)
         if name == "local_scalar_dense":
             self._note_read(call.args[0], result)
             return
@@ -253,14 +257,32 @@ class OperationObserver(OperatorMode):
         sizes = [(output, largest(output)) for output in _floating(result, call)]
         if any(size is not None and not math.isfinite(size) for _, size in sizes):
             found = [each for each in operations_of(call, result, written) if _is_bad(each.result)]
-            parents = [self._parents(operation) for operation in found]  # of all, before any result is noted
+            parents = [self._parents(operation, producer) for operation in found]  # of all, before any result is noted
             for operation, origins in zip(found, parents, strict=True):
                 self._note_bad(operation, producer, origins)
+        is_finite = all(size is None or math.isfinite(size) for _, size in sizes)
+        for key, part in call.given.items() if is_finite and name in _OVER else ():
+            stored = self.flow.of(part) if isinstance(part, Tensor) else None
+            if stored is not None and stored.origins and _is_bad(written.get(key, part)):
+                self._leave_out(stored.origins, name, producer)
         for output, size in sizes:
             if size is not None and math.isfinite(size):
                 if name in _DIVISIONS:
                     self._note_lost(output, call, name, producer)
                 self._note_finite(output, size, call, producer)
+
+    def _note_node(self, call: OperatorCall, producer: Producer) -> None:
+        """Note *producer* for the autograd node that its operation has made, if it has made one."""
+        thread, number = threading.get_ident(), autograd_state.next_sequence() - 1
+        held = self._nodes.setdefault((thread, number), producer)
+        if call.written and held.operator == "clone" and held.frames == producer.frames:  # autograd keeps what is written over
+            self._nodes.setdefault((thread, number - 1), producer)
+
+    def _leave_out(self, origins: tuple[Origin, ...], name: str, producer: Producer) -> None:
+        """Note of *origins* that the choice *name* does not take their values."""
+        line = line_of(lines_of(producer.frames))
+        for origin in origins if self._derivative() is None else ():
+            origin.left_out = name + ("" if line is None else f" ({line.name})")
 
     def _note_lost(self, output: Tensor, call: OperatorCall, name: str, producer: Producer) -> None:
         """Mark the overflows that a division turns into 0, though the exact quotient is none."""
@@ -312,7 +334,7 @@ class OperationObserver(OperatorMode):
 
         None outside of a backward pass, and where nothing is 0.
         """
-        derivative = Derivative.now()
+        derivative = self._derivative()
         count = 0 if derivative is None else zeros_in(output)
         if derivative is None or not count:
             return None
@@ -328,8 +350,12 @@ class OperationObserver(OperatorMode):
             for parent in parents if not operation.find() and bool((operation.result == math.inf).any()) else ():
                 parent.is_turned = parent.given == -math.inf
         of_masks = bool(parents) and all(parent.is_mask for parent in parents)
-        if operation.find() or (of_masks and operation.find_label(self._call_of(producer).operation)):
+        is_rest = (
+            bool(parents) and all(parent.is_intended for parent in parents) and self._derivative() is None and operation.find_rest()
+        )
+        if is_rest or operation.find() or (of_masks and operation.find_label(self._call_of(producer).operation)):
             origins: tuple[Origin, ...] = (self._made(operation, producer, parents),)
+            origins[0].is_rest = is_rest
             origins += tuple(parent for parent in parents if operation.kind == "inf")
         else:
             origins = parents
@@ -337,7 +363,7 @@ class OperationObserver(OperatorMode):
                 origins += (self._constant(operation, producer),)
         self.flow.note(operation.result, origins, producer)
 
-    def _parents(self, operation: Operation) -> tuple[Origin, ...]:
+    def _parents(self, operation: Operation, producer: Producer) -> tuple[Origin, ...]:
         """Return the origins of the bad values that went into *operation*."""
         found: dict[int, Origin] = {}
         for name, tensor in operation.tensors.items():
@@ -346,6 +372,9 @@ class OperationObserver(OperatorMode):
                 continue
             stored = self.flow.of(operation.written.get(name, tensor))
             origins = () if stored is None else stored.origins
+            if not operation.takes(name):
+                self._leave_out(origins, operation.name, producer)
+                continue
             if not origins:
                 lines = lines_of(calling_frames())
                 is_of_ranks = any("/torch/distributed/" in line.file for line in lines)
@@ -380,7 +409,7 @@ class OperationObserver(OperatorMode):
             index=operation.index, derivative=called.node.rpartition("::")[2], parents=parents,
             parameter=self._parameter_of(operation) if self._is_update or called.place.phase == "step" else "",
         )  # fmt: skip
-        self.origins.append(origin)
+        self._register(origin, producer)
         if len(self.origins) > _EXPLAINED:
             return origin
         self._read_saved(operation, called)
@@ -419,12 +448,34 @@ class OperationObserver(OperatorMode):
         made_by = {name: held.producer.operator for name, held in stored.items() if held is not None and held.producer is not None}
         if not called.node:
             return cause_of(operation, made_by)
-        zeros = {name: self._zeros_text(held.zeros) for name, held in stored.items() if held is not None and held.zeros is not None}
-        return derivative_cause(operation, made_by, zeros)
+        own = self._of_derivative(operation, stored)
+        zeros = {
+            name: self._zeros_text(held.zeros)
+            for name, held in stored.items()
+            if name not in own and held is not None and held.zeros is not None
+        }
+        derivative = Derivative.now()
+        forward = None if derivative is None else self._forward_of(derivative.name, derivative.sequence)
+        left_out = next((each.left_out for each in ([] if forward is None else forward.made) if each.left_out), "")
+        return derivative_cause(operation, made_by, own, zeros, left_out)
+
+    def _of_derivative(self, operation: Operation, stored: dict[str, Stored | None]) -> set[str]:
+        """Return the names of the operands of *operation* that a derivative has saved or made itself: no gradient that arrives."""
+        derivative = Derivative.now()
+        saved = {reference.cdata for held in operation.saved.values() if (reference := memory_of(held)) is not None}
+        found = set()
+        for name, tensor in operation.tensors.items():
+            reference, held = memory_of(tensor), stored[name]
+            zeros = None if held is None else held.zeros
+            is_new = zeros is None and not saved  # nothing is known to be saved, and no derivative has made this
+            is_made = zeros is not None and derivative is not None and zeros.sequence == derivative.sequence
+            if is_new or is_made or (reference is not None and reference.cdata in saved):
+                found.add(name)
+        return found
 
     def _zeros_text(self, zeros: Zeros) -> tuple[str, str]:
         """Return the node that made *zeros*, and its operation in words: ``where (train.py:12)``."""
-        forward = self._forward_of(zeros.sequence)
+        forward = self._forward_of(zeros.node, zeros.sequence)
         line = None if forward is None else line_of(lines_of(forward.frames))
         return zeros.node, forward_name(zeros.node) + ("" if line is None else f" ({line.name})")
 
@@ -512,10 +563,20 @@ class OperationObserver(OperatorMode):
         origin = Origin(
             next(self._numbers), kind, source, called.place, called.operation, operation.operator, called.lines,
             result=TensorFacts.of(operation.result), cause=cause, parameter=self._parameter_of(operation),
-            parents=self._read_out if kind == "NaN" else (),
+            derivative=called.node.rpartition("::")[2], parents=self._read_out if kind == "NaN" else (),
         )  # fmt: skip
-        self.origins.append(origin)
+        self._register(origin, producer)
         return origin
+
+    def _register(self, origin: Origin, producer: Producer) -> None:
+        """Add *origin*, which *producer* has made, with the operation of the forward that it is a part of."""
+        self.origins.append(origin)
+        derivative = Derivative.now() if origin.derivative else None
+        if derivative is not None:
+            origin.forward = self._forward_of(derivative.name, derivative.sequence)
+        elif not origin.derivative:
+            origin.forward = producer
+        producer.made.append(origin)
 
     def _note_read(self, tensor: Tensor, value: Any) -> None:
         """Note the origins of a bad number that Python has read from a tensor."""
@@ -563,8 +624,9 @@ class OperationObserver(OperatorMode):
         if derivative is None or (_is_of_torch(derivative.name) and _is_hook(lines)):
             inner = next((line.operation for line in lines if line.operation), "")
             known = inner if inner not in _VARIABLES and not inner.startswith("_") else ""
+            place = place if derivative is None else self._place_of_hook(place, derivative.name, lines)
             return _CallOf(place, known or producer.operator, lines, "")
-        forward = self._forward_of(derivative.sequence)
+        forward = self._forward_of(derivative.name, derivative.sequence)
         if forward is not None and all(line.owner == "torch" for line in lines):
             lines = lines_of(forward.frames)
             inner = next((line.operation for line in lines if line.operation), "")
@@ -572,8 +634,32 @@ class OperationObserver(OperatorMode):
             return _CallOf(place, known or forward_name(derivative.name), lines, derivative.name)
         return _CallOf(place, forward_name(derivative.name), lines, derivative.name)
 
-    def _forward_of(self, number: int) -> Producer | None:
-        """Return the forward operation with this sequence number, which made a node."""
+    def _place_of_hook(self, place: ModulePlace, node: str, lines: list[SourceLine]) -> ModulePlace:
+        """Return the place of a hook on a gradient that runs before the derivative *node* of *place*.
+
+        That is the module in whose function the hook is written; where none is known, the one that has made the tensor.
+        """
+        inside = itertools.takewhile(lambda line: "/torch/autograd/" not in line.file, lines)
+        hook = [line for line in inside if line.owner != "torch"][-1]
+        maker = hook.function.rpartition(".<locals>.")[0]
+        while maker:
+            found = [each for each in self._model.named_modules() if _is_written_in(type(each[1]), maker, hook.file)]
+            if found:
+                path = found[0][0] if len(found) == 1 else None  # of a class that is there more than once, the class alone
+                kind = f"hook in {class_of(found[0][1]).__name__}"
+                return ModulePlace(path, kind if path is not None else f"a {kind}", None, place.phase)
+            maker = maker.rpartition(".<locals>.")[0]
+        what = "parameter" if node.rpartition("::")[2] == "AccumulateGrad" else "tensor"
+        is_of_module = node.rpartition("::")[2] == "BackwardHookFunctionBackward"
+        return place if is_of_module or not place.kind else replace(place, kind=f"hook on a {what} of {place.kind}")
+
+    def _derivative(self) -> Derivative | None:
+        """Return the node whose derivative runs now; None outside of a backward pass, and in a checkpoint's forward within one."""
+        return Derivative.now() if self._tracker.phase == "backward" else None
+
+    def _forward_of(self, node: str, number: int) -> Producer | None:
+        """Return the forward operation that made the node called *node* with this sequence number."""
+        number -= node.rpartition("::")[2] == "CopySlices"  # of a write into a view, made after the node of the operation itself
         own = self._nodes.get((threading.get_ident(), number))
         return own or next((held for (_, each), held in self._nodes.items() if each == number), None)
 
@@ -611,6 +697,13 @@ def _is_hook(lines: list[SourceLine]) -> bool:
     """Return whether *lines*, which run while a backward pass does, are those of a hook: inside of what torch calls it from."""
     inside = itertools.takewhile(lambda line: "/torch/autograd/" not in line.file, lines)
     return any(line.owner != "torch" for line in inside)
+
+
+def _is_written_in(kind: type, function: str, file: str) -> bool:
+    """Return whether *function* of *file*, a name with its class, is a method of the class *kind*."""
+    method = getattr(kind, function.rpartition(".")[2], None)
+    code = getattr(inspect.unwrap(method), "__code__", None) if method is not None else None
+    return code is not None and (code.co_qualname, code.co_filename) == (function, file)
 
 
 _NEGATIVE = "use slogdet, which gives sign and logarithm apart, or keep the matrix positive definite"
@@ -753,8 +846,3 @@ def _depends(operation: Operation) -> bool:
 def _is_bad(tensor: Tensor) -> bool:
     size = largest(tensor)
     return size is not None and not math.isfinite(size)
-
-
-def _first(bad: Tensor) -> tuple[int, ...]:
-    flat = torch.tensor(int(bad.flatten().to(torch.uint8).argmax()), device="cpu")
-    return tuple(int(part) for part in torch.unravel_index(flat, bad.shape))

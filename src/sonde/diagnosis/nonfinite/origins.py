@@ -59,7 +59,7 @@ class ModulePlace:
 
     Attributes:
         path: the module's canonical name; None outside of any module, as in a loss function.
-        kind: its class; of one whose hook ran, ``hook of ReLU``.
+        kind: its class; of one whose hook ran, ``hook of ReLU``, and of one that has written it, ``hook in Block``.
         call: index of the call in the forward, where it is known.
         phase: when.
     """
@@ -77,17 +77,19 @@ class ModulePlace:
         return Site(self.path, "grad_input" if self.phase == "backward" else "output")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Producer:
     """A forward operation, noted for the derivative of it and for readers of its result.
 
     Attributes:
         operator: its name without namespace and overload: ``sqrt``.
         frames: what called it.
+        made: the origins of the bad values that it has made itself.
     """
 
     operator: str
     frames: tuple[RawFrame, ...]
+    made: list[Origin] = field(default_factory=list)
 
 
 class Zeros(NamedTuple):
@@ -124,6 +126,9 @@ class Origin:
         reproductions: lines of Python that may make such a value again, the best first.
         parameter: of an operation in an optimizer's step, the name of the parameter that it writes.
         parents: origins of non-finite values that went in.
+        forward: the operation of the forward that this is, or whose derivative this is a part of; None where it is not known.
+        is_rest: an operation over rows has found nothing but the infinities of a mask in one.
+        left_out: the choice that does not take these values, and its line: ``where (train.py:12)``; ``""`` if none was seen.
         given: of a tensor that was there before: -inf if its only bad values are -inf.
         exact: of an overflow, the first bad element as it should have been; None where that is not known.
         is_of_softmax: of a tensor that was there before: a softmax reads it, for which -inf is a mask.
@@ -146,6 +151,9 @@ class Origin:
     parameter: str = ""
     reproductions: list[str] = field(default_factory=list)
     parents: tuple[Origin, ...] = ()
+    forward: Producer | None = None
+    is_rest: bool = False
+    left_out: str = ""
     given: float | None = None
     exact: float | None = None
     is_of_softmax: bool = False
@@ -153,11 +161,21 @@ class Origin:
     lost: str = ""
 
     @property
+    def sources(self) -> tuple[Origin, ...]:
+        """The origins of what went in and, of a derivative, of what its operation has made in the forward."""
+        made = self.forward.made if self.derivative and self.forward is not None else ()
+        return (*self.parents, *(each for each in made if each.number < self.number))
+
+    @property
     def is_intended(self) -> bool:
         """Whether this is an infinity that the code may hold on purpose, as a mask or the start of a minimum."""
         if self.kind == "NaN":
             return False
-        return self.source in ("constant", "buffer", "outside") or (self.source == "input" and self.given == float("-inf"))
+        return (
+            self.is_rest
+            or self.source in ("constant", "buffer", "outside")
+            or (self.source == "input" and self.given == float("-inf"))
+        )
 
     @property
     def is_mask(self) -> bool:
@@ -168,25 +186,41 @@ class Origin:
         """
         if not self.is_intended or self.source == "constant":
             return self.is_intended
-        if self.is_turned:
+        if self.is_turned or self.is_rest:
             return False
         return self.given == float("-inf") and (self.source != "outside" or self.place.path is not None or self.is_of_softmax)
 
 
-def ancestors(origins: Iterable[Origin]) -> list[Origin]:
-    """Return *origins* and all that they came from, in order."""
+def ancestors(origins: Iterable[Origin], *, of_forward: bool = False) -> list[Origin]:
+    """Return *origins* and all that they came from, in order.
+
+    Args:
+        origins: where to begin.
+        of_forward: of a derivative, take the bad values that its operation has made in the forward as well.
+    """
     found: dict[int, Origin] = {}
     pending = list(origins)
     while pending:
         origin = pending.pop()
         if origin.number not in found:
             found[origin.number] = origin
-            pending += origin.parents
+            pending += origin.sources if of_forward else origin.parents
     return [found[number] for number in sorted(found)]
 
 
+def descendants(origins: Iterable[Origin], first: set[Origin]) -> set[Origin]:
+    """Return those of *origins*, and of all that they came from, that have come out of any of *first*."""
+    found: set[Origin] = set()
+    for origin in ancestors(origins, of_forward=True):
+        if any(each in first or each in found for each in origin.sources):
+            found.add(origin)
+    return found
+
+
 @dataclass(slots=True)
-class _Stored:
+class Stored:
+    """What is known of a piece of memory."""
+
     memory: StorageWeakRef
     origins: tuple[Origin, ...] = ()
     producer: Producer | None = None
@@ -200,10 +234,10 @@ class Flow:
     """The origins of the non-finite values in each piece of memory, and the operation that wrote there last."""
 
     def __init__(self) -> None:
-        self._stored: dict[int, _Stored] = {}
+        self._stored: dict[int, Stored] = {}
         self._written = 0
 
-    def of(self, tensor: Tensor) -> _Stored | None:
+    def of(self, tensor: Tensor) -> Stored | None:
         """Return what is known of the memory of *tensor*; None where nothing is, or it has none."""
         reference = memory_of(tensor)
         if reference is None:
@@ -229,7 +263,7 @@ class Flow:
         before = self.of(tensor)
         if before is not None and before.origins and not _covers(tensor):
             origins = (*before.origins, *(origin for origin in origins if origin not in before.origins))
-        self._stored[reference.cdata] = _Stored(reference, origins, producer, holds_constant, is_of_ranks, zeros, parameter)
+        self._stored[reference.cdata] = Stored(reference, origins, producer, holds_constant, is_of_ranks, zeros, parameter)
         self._written += 1
         if self._written % 4096 == 0:
             self._stored = {key: held for key, held in self._stored.items() if not held.memory.expired()}

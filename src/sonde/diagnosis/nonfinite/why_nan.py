@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterator
@@ -12,9 +13,10 @@ from torch import Tensor, nn
 
 from sonde.checked import checked
 from sonde.diagnosis.nonfinite.causes import SOFTMAX_OF_NOTHING
+from sonde.diagnosis.nonfinite.derivatives import not_left_out, safe_choice
 from sonde.diagnosis.nonfinite.non_finite import NonFinite
 from sonde.diagnosis.nonfinite.operation_observer import OperationObserver
-from sonde.diagnosis.nonfinite.origins import Origin, ancestors
+from sonde.diagnosis.nonfinite.origins import Origin, ancestors, descendants
 from sonde.diagnosis.nonfinite.reproduction import first_that_works
 from sonde.diagnosis.nonfinite.source_lines import is_of_users, until_here
 from sonde.diagnosis.nonfinite.tensor_facts import largest
@@ -37,7 +39,7 @@ from sonde.engine import (
 from sonde.errors import ObservationWarning
 from sonde.graph import named_inputs
 from sonde.view import progress
-from sonde.words import names_text
+from sonde.words import names_text, number_text
 
 Outcomes = list[tuple[str, Tensor]]
 """What a step has made, each tensor with the word for its kind: ``the loss``."""
@@ -250,14 +252,29 @@ def _around(error: Exception | None) -> Iterator[Tensor]:
 
 
 def _is_alike(one: Origin, other: Origin) -> bool:
-    """Return whether two origins are the same operation of an update, on two parameters."""
+    """Return whether two origins are of one operation, as of its two results, or the same one of an update, on two parameters."""
+    if one.forward is not None and one.forward is other.forward and one.derivative == other.derivative:
+        return True
     same = (one.place, one.operator, one.name) == (other.place, other.operator, other.name)
     is_update = other.place.phase == "step" or (one.parameter and other.parameter)
     return bool(same and is_update and one.source == other.source == "operation")
 
 
+def _frames(origin: Origin) -> tuple[Any, ...]:
+    """Return the call in the code of users of the operation that *origin* is a part of; ``()`` where it is not known."""
+    frames = () if origin.forward is None else origin.forward.frames
+    inside = [*itertools.takewhile(lambda frame: not is_of_users(frame.code), frames)]
+    return frames[: len(inside) + 1]
+
+
 _MATTERS = {"the loss", "gradients", "a gradient of the input", "parameters", "the optimizer's state"}
 """An infinity that was written on purpose may stand in an output or a buffer; in one of these it does harm."""
+
+_OF_BACKWARD = {"gradients", "a gradient of the input", "parameters", "the optimizer's state"}
+"""What a value may reach through the backward pass alone."""
+
+_OF_INFINITIES = {"inf - inf", "0 x inf", "inf / inf", SOFTMAX_OF_NOTHING}
+"""The names of causes of a NaN that is made of infinities."""
 
 
 def _blamed(bad: list[tuple[str, tuple[Origin, ...]]], behind: list[Origin], origins: list[Origin]) -> Origin | None:
@@ -272,14 +289,37 @@ def _blamed(bad: list[tuple[str, tuple[Origin, ...]]], behind: list[Origin], ori
         origins: all that there are.
     """
     behind_loss = ancestors(origin for word, found in bad if word == "the loss" for origin in found)
-    blamed = [origin for origin in behind_loss if not origin.is_mask] or behind_loss
-    rows = [origin for origin in blamed if origin.cause is not None and origin.cause.name == SOFTMAX_OF_NOTHING]
+    rests = [origin for origin in behind_loss if origin.is_rest]
+    blamed = [origin for origin in behind_loss if not (origin.is_mask or origin.is_rest)]
+    is_of_infinities = bool(blamed) and blamed[0].cause is not None and blamed[0].cause.name in _OF_INFINITIES
+    if is_of_infinities and (found := [origin for origin in ancestors(blamed[:1]) if origin.is_rest]):
+        return found[0]
+    blamed = blamed or rests or behind_loss
+    rows = [origin for origin in blamed if origin.cause is not None and origin.cause.name == SOFTMAX_OF_NOTHING] + rests
     if blamed and blamed[0].source == "outside" and blamed[0].given == -math.inf and rows:
         return rows[0]  # a mask of the loss function
     blamed = blamed or [origin for origin in behind if not origin.is_intended]
     blamed = blamed or ancestors(origin for word, found in bad if word in _MATTERS for origin in found)
     blamed = blamed or [origin for origin in origins if origin.lost]
     return blamed[0] if blamed else None
+
+
+def _others(first: set[Origin], behind: list[Origin], of_loss: list[Origin]) -> list[Origin]:
+    """Return what has made bad values of its own, and neither is behind *first* nor comes out of it; the roots alone.
+
+    Args:
+        first: the origin that is blamed, with those that count as the same.
+        behind: all that is behind bad outcomes.
+        of_loss: the origins of a bad loss.
+    """
+    known = first | {*ancestors(first, of_forward=True)} | descendants(behind, first)
+    is_of_loss = {*ancestors(of_loss)}
+    found = {
+        origin
+        for origin in behind
+        if not (origin in known or origin.is_rest or (origin.is_mask if origin in is_of_loss else origin.is_intended))
+    }
+    return sorted(found - descendants(found, found), key=lambda origin: origin.number)
 
 
 def _judge(
@@ -303,21 +343,35 @@ def _judge(
     first = _blamed(bad, behind, observer.origins)
     if first is not None and first not in behind:
         behind = [first]
-    intended = [origin for origin in {*behind, *observer.origins} if origin.is_intended and origin is not first]
-    alike = {origin for origin in observer.origins if first is not None and _is_alike(origin, first)} | {first}
-    through = [(word, origins) for word, origins in bad if alike & {*ancestors(origins)}]
+    intended = [
+        origin for origin in {*behind, *observer.origins} if origin.is_intended and not origin.is_rest and origin is not first
+    ]
+    alike = set() if first is None else {first, *(each for each in (*behind, *observer.origins) if _is_alike(each, first))}
+    out_of_first = alike | descendants((origin for _, origins in bad for origin in origins), alike)
+    through = [(word, origins) for word, origins in bad if out_of_first & {*origins}]
     reached = []
-    for word in dict.fromkeys(word for word, _ in through):
-        number = sum(word == each for each, _ in through)
-        reached.append(f"{number} of {counts[word]} {word}" if word in ("gradients", "parameters", "buffers") else word)
+    for word in dict.fromkeys(word for word, _ in bad) if first is not None else ():
+        number, every = (sum(word == each for each, _ in found) for found in (through, bad))
+        if word == "gradients" and number < every:
+            of_them = f"{number_text(every - number)} of them " if number else ""
+            reached.append(f"{every} of {counts[word]} {word} ({of_them}by another origin)")
+        elif number:
+            reached.append(f"{number} of {counts[word]} {word}" if word in ("gradients", "parameters", "buffers") else word)
     if first is not None and first.lost:
         reached.append(first.lost)
+    of_loss = [origin for word, origins in bad if word == "the loss" for origin in origins]
+    called = {_frames(origin) for origin in behind} - {()}
+    if first is not None and first.cause is not None and first.left_out and {word for word, _ in through} <= _OF_BACKWARD:
+        sentence = f"{first.cause.sentence}; {not_left_out(first.left_out)}"
+        first.cause = first.cause._replace(sentence=sentence, advice=safe_choice(first.left_out))
     return NonFinite(
         class_of(model).__name__,
         first,
         reached,
-        [origin for origin in behind if first is not None and origin is not first and first in ancestors([origin])],
-        [origin for origin in observer.origins if origin not in behind and not origin.is_intended],
+        [origin for origin in behind if origin in out_of_first and origin not in alike],
+        _others(alike, behind, of_loss) if first is not None else [],
+        counts.get("gradients", 0 if "a gradient of the input" in counts else None),
+        [origin for origin in observer.origins if not (origin in behind or origin.is_intended or _frames(origin) in called)],
         sorted(intended, key=lambda origin: origin.number),
         list(observer.largest.values()),
         observer.operations,
