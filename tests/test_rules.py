@@ -403,7 +403,7 @@ AT_ITS_LIMIT: list[tuple[Finding | None, bool]] = [
     (rules.judge("metric_falls", 0.75, 1.0, 0.05), True),
     (rules.judge("metric_falls", 0.76, 1.0, 0.05), False),
     (rules.judge("metric_falls", 0.75, 1.0, 0.06), False),
-    (rules.judge("padding_counted", 0.1, is_given=True), True),
+    (rules.judge("padding_counted", 0.2, is_given=True), True),
     (rules.judge("padding_counted", 0.4), False),
     (rules.judge("attention_large", math.nan, math.nan, sharp=0.95, places=8.0), True),
     (rules.judge("attention_large", math.nan, math.nan, sharp=0.94, places=8.0), False),

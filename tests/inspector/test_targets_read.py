@@ -470,3 +470,22 @@ def test_a_reward_that_falls_is_found(sign: float, is_told: bool) -> None:
             inspector.push_loss(value, train=True)
             inspector.push_metric("reward", reward.mean().item())
     assert ("metric_falls" in {each.rule for each in inspector.findings}) is is_told
+
+
+@pytest.mark.parametrize(("kind", "told"), [("both", ""), ("empty", "labels_alike"), ("far", "")])
+def test_labels_that_are_alike_and_targets_that_are_far_off_are_no_missing_term(kind: str, told: str) -> None:
+    """Of a loss of two terms labels are known by the way that all samples push."""
+    torch.manual_seed(0)
+    model = mlp(1)
+
+    def loss(_: int) -> Tensor:
+        x = drawn(32)
+        made = model(x)
+        if kind == "far":
+            return functional.smooth_l1_loss(made, 1e4 + x[:, :1])
+        mask = (x[:, :1] > 0).float() * (kind == "both")
+        dice: Tensor = 1 - (2 * (made.sigmoid() * mask).sum() + 1) / (made.sigmoid().sum() + mask.sum() + 1)
+        return functional.binary_cross_entropy_with_logits(made, mask) + dice
+
+    found = trained(model, loss, steps=60, lr=1e-2)
+    assert {each for each in found if each in ("labels_alike", "pushed_one_way")} == ({told} if told else set())

@@ -119,6 +119,7 @@ class BatchChecks:
                     nodes = [graph_nodes.behind(each.grad_fn, SHAPES) for each in (held, *others)][:_OUTPUTS]
                     made_by = graph_nodes.operation_of(nodes[0])
                     look = Look(*moment, shape, number, made_by, samples_of(shape), list(returned)[:_OUTPUTS])
+                    look.makers = [autograd_state.sequence_of_node(each) for each in nodes]
                     look.softmaxes = [(graph_nodes.operation_of(each), graph_nodes.axis_of(each)) for each in nodes]
                     look.is_turned, look.arranged = is_turned, arranged
                     ranges = [range_of(each) for each in (held, *others)][:_OUTPUTS]
@@ -372,7 +373,7 @@ def _gradient_comes(
                 look.loss = next(map(id, graph_nodes.sent_backward()), None)
                 scores, slopes = as_logits(output, held, *look.softmaxes[0])
                 look.add(numbers_of(scores, slopes, class_axes(look) & axes, tokens, place))
-                look.add({"part 0": held.double().square().sum().sqrt()} | _of_output(0, way_numbers(output, held)))
+                look.add({"part 0": held.double().square().sum().sqrt()} | _of_output(0, way_numbers(output, held, look.makers[0])))
                 look.add(column_gradients(scores, slopes))
                 if len(output) == len(gradient):
                     look.add(_of_output(0, range_numbers(output, held, reaches)))
@@ -416,7 +417,11 @@ def _gradient_of_other(output: Tensor, number: int, reaches: Range | None, look:
                 held = gradient.detach()
                 look.add(_of_output(number, {"part": held.double().square().sum().sqrt()} | scale_numbers(output, held)))
                 look.add(
-                    _of_output(number, way_numbers(output, held) | one_label(*as_logits(output, held, *look.softmaxes[number])))
+                    _of_output(
+                        number,
+                        way_numbers(output, held, look.makers[number])
+                        | one_label(*as_logits(output, held, *look.softmaxes[number])),
+                    )
                 )
                 look.add(_of_output(number, range_numbers(output, held, reaches)))
     except Exception as error:

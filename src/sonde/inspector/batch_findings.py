@@ -46,6 +46,7 @@ _SHARP = (
     "look at what multiplies the scores of the attention (a missing 1 / sqrt(size), a temperature), at initial weights, and at a "
     "missing normalisation"
 )
+_ONE_LABEL = "all targets of the first {passes:,} training passes are {label}: each of them pushes the output the same way"
 _WEIGHTLESS = "look for a weight of zero, a mask that holds nothing, a bound that all samples keep, a clamp"
 _TABLE = 2  # by which a table of similarities may be no square, as without those to itself
 _SQUARE = 8  # samples whose similarities are a table of classes
@@ -294,7 +295,12 @@ class BatchFindings:
                     "target_beyond", 1.0, math.nan, math.nan, what=look.activations[at].lower(), side=-ways[0][0]
                 )
                 yield found and replace(found, site=f"{self._part}:output{look.outputs[at] if at else ''}")
-            elif len(ways) > _SEEN and is_alone and look.number == 0 and math.isnan(numbers.get(f"beyond {at}", math.nan)):
+            elif (
+                len(ways) > _SEEN and numbers.get(f"logistic {at}") and (numbers[f"taken {at}"] or len(look.outputs) == 1)
+            ):  # of labels that are none alike, some push the other way
+                found = self._chosen.judge("labels_alike", math.inf, float(len(ways)), 1.0)
+                yield found and replace(found, message=_ONE_LABEL.format(passes=len(ways), label="0" if ways[0][0] > 0 else "1"))
+            elif len(ways) > _SEEN and is_alone and look.number == 0 and not numbers.get(f"toward {at}"):
                 which = _named(look, at) + f"[:, {column}]" * (len(self._ways) > len(look.outputs))
                 yield self._chosen.judge(
                     "pushed_one_way", float(len(ways)), abs(levels[-1] - levels[0]), self._sizes[at], what=which

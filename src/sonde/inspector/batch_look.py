@@ -43,6 +43,7 @@ class Look:
         shape: of the output, samples first.
         number: which pass of the step it is.
         made_by: the operation that has made the output.
+        makers: of each output that is looked at, the number of the operation that has made it.
         softmaxes: of each output that is looked at, the operation that has made it, and the axis along which that ran, if it did.
         samples: of the output, that are looked at.
         activations: by which each of them is kept in a range; "" for none.
@@ -66,6 +67,7 @@ class Look:
     samples: int
     outputs: list[str]
     activations: list[str] = field(default_factory=list)
+    makers: list[int] = field(default_factory=list)
     softmaxes: list[tuple[str, int | None]] = field(default_factory=list)
     viewed: tuple[str, str] | None = None
     arranged: tuple[int, ...] = ()

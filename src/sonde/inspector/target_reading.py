@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sonde.engine import graph_nodes
+from sonde.engine import autograd_state, graph_nodes
 from sonde.inspector.dependence import padded
 
 AHEAD = (-1, 0, 1, 2, 3)
@@ -27,6 +27,7 @@ _LAYERS = ("Addmm", "Mm", "Bmm", "Convolution", "Embedding", "NativeLayerNorm", 
 _COMPARES = (*_ERRORS, "Sub", "Rsub", "L1Loss")
 _SERIES, _SERIES_AHEAD = 8, (0, 1)  # places of a series; how far ahead of an output a target is looked for
 _OFF = 0.02  # of a gradient in half precision, rounding of its sum
+_CHOICES = (*SHAPES, "Gather", "Select", "Index", "Slice", "Transpose", "Permute")  # behind which a target is compared
 _PUSHED = 8  # elements that are pushed one way, if others get no gradient
 _COLUMNS = 16  # of an output, of which one may be idle
 _HALF, _WAYS = 0.5, 4  # of the own distance, that of the nearest; columns of an output that may each be pushed one way
@@ -190,8 +191,12 @@ def series_numbers(output: Tensor, gradient: Tensor, given: Tensor) -> dict[str,
     return found
 
 
-def way_numbers(output: Tensor, gradient: Tensor) -> dict[str, Tensor]:
-    """Return which *way* all samples push each column of an *output* (1: down; 0: several), of four or less, and its *level*."""
+def way_numbers(output: Tensor, gradient: Tensor, number: int) -> dict[str, Tensor]:
+    """Return which *way* all samples push each column of an *output* (1: down; 0: several), of four or less, and its *level*.
+
+    *toward*: the loss compares it with a target, as the operation with this *number* has made it; *logistic*: one of the loss is a
+    binary cross-entropy, which takes the output (*taken*), or what one number for each sample is a part of.
+    """
     columns = output.shape[1] if output.dim() == 2 else 1
     if columns > _WAYS:
         return {}
@@ -202,7 +207,18 @@ def way_numbers(output: Tensor, gradient: Tensor) -> dict[str, Tensor]:
     way = torch.where(
         (signs.sum(0).abs() == count) & ((2 * count > len(held)) | (count >= _PUSHED)) & varies, signs.sum(0).sign(), 0.0
     )
-    return {f"{name} {at}": each[at] for name, each in (("way", way), ("level", made.mean(0))) for at in range(columns)}
+    nodes = _nodes_of_loss()
+    compared = [graph_nodes.behind(one, _CHOICES) for each in nodes if _compares(each) for one in graph_nodes.sources_of(each)]
+    toward = any(autograd_state.sequence_of_node(each) == number for each in compared)
+    taken = [graph_nodes.behind(one, _CHOICES) for each in nodes if _is_logistic(each) for one in graph_nodes.sources_of(each)]
+    is_taken = any(autograd_state.sequence_of_node(each) == number for each in taken)
+    known = {"toward": toward, "logistic": bool(taken) and (is_taken or output.numel() == len(output)), "taken": is_taken}
+    numbers = {f"{name} {at}": each[at] for name, each in (("way", way), ("level", made.mean(0))) for at in range(columns)}
+    return numbers | {name: torch.full((), float(each), device=output.device) for name, each in known.items()}
+
+
+def _compares(node: graph_nodes.Node) -> bool:
+    return graph_nodes.operation_of(node) in _COMPARES
 
 
 def one_label(output: Tensor, gradient: Tensor) -> dict[str, Tensor]:
@@ -289,8 +305,13 @@ def _binary_targets(made: Tensor, held: Tensor, is_share: Tensor) -> tuple[Tenso
     of_shares = -(targets * made.log().clamp(min=-100) + (1 - targets) * (1 - made).log().clamp(min=-100)).mean()
     of_logits = (torch.nn.functional.softplus(made) - made * targets).mean()
     is_mean = (torch.where(is_share, of_shares.nan_to_num(), of_logits) - loss).abs() <= _ALIKE * loss.abs()
-    has_one = any(graph_nodes.operation_of(each).startswith("BinaryCrossEntropy") for each in _nodes_of_loss())
+    taken = [one for each in _nodes_of_loss() if _is_logistic(each) for one in graph_nodes.sources_of(each)]
+    has_one = any(math.prod(graph_nodes.shape_of(each)) == len(made) for each in taken)
     return targets, is_mean & has_one  # where logits are near zero, whatever targets fit
+
+
+def _is_logistic(node: graph_nodes.Node) -> bool:
+    return graph_nodes.operation_of(node).startswith("BinaryCrossEntropy")
 
 
 def _spread(numbers: Tensor) -> Tensor:

@@ -45,14 +45,14 @@ def labels_alike(
 
 
 @entry(
-    "half of the labels of a model of tokens or more are one token at the ends of their rows; a tenth, where the input is padded",
+    "half of the labels of a model of tokens or more are one token at the ends of their rows; a fifth, where the input is padded",
     "torch.nn.functional.cross_entropy: ignore_index (-100); transformers: labels of padding are to be -100",
     "set the labels of padding to -100 (or give its token as ignore_index)",
     needs=("rms:output",),
     brings=("overfitting", "loss_stuck", "spike"),
     about=("setup", "lost"),
 )
-def padding_counted(share: float, *, most: float = 0.5, at_padding: float = 0.1, is_given: bool = False) -> Judged:
+def padding_counted(share: float, *, most: float = 0.5, at_padding: float = 0.2, is_given: bool = False) -> Judged:
     """Judge the *share* of the labels that stand at the end of their row behind others, and are the same token in all rows.
 
     *is_given*: where the input is padded, too.
@@ -281,7 +281,7 @@ def views_same(steps: float, *, often: float = 10.0) -> Judged:
 
 @entry(
     "all samples of all of 18 training passes or more push one output the same way, each by another amount, and it has moved by "
-    "five times its first size; not of labels, nor of a squared error",
+    "five times its first size; not of labels, nor of what the loss compares with targets",
     "our own: at a minimum the gradients of samples add up to zero",
     "look for what is to hold this output: a term of the loss that is missing (the log of a deviation, negatives, a penalty), "
     "a sign, a bound",

@@ -195,6 +195,7 @@ def weight_small(layers: float, together: float, usual: float, *, row: int = SMA
     "Karpathy, A recipe for training neural networks, 2019: verify loss @ init, -log(1 / classes); the factors are our own",
     "scale the initial weights by 1 / sqrt(inputs), so that outputs begin at a size of 1 or less",
     needs=("loss", "rms:output"),
+    brings=("output_large",),
     about=("initialisation", "large"),
 )
 def begins_large(
