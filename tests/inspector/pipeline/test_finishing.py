@@ -118,7 +118,9 @@ def test_a_scalar_before_the_rows_is_the_first_defect(size: int) -> None:
     findings = Findings()
     cut(batches, size, findings)
     findings.end()
-    assert [found.message for found in findings.judged()] == ["loss is inf from step 1 on"]
+    assert [found.message for found in findings.judged()] == [
+        "loss is inf from step 1 on: all outputs that were recorded at this step are finite, so it arose behind them, in the loss"
+    ]
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 100])

@@ -221,7 +221,11 @@ def _causes(subject: Subject) -> Iterator[tuple[Callable[[Trial], None], str, st
                     held.detach().div_(_size(held).clamp(min=1.0))
 
         name = max(large, key=lambda each: large[each])
-        columns = (_size(inputs[name]).flatten() >= _LARGE_INPUT).nonzero()[:, 0] if inputs[name].dim() == 2 else torch.zeros(0)
+        columns = (
+            (_size(inputs[name]).flatten() >= _LARGE_INPUT).nonzero()[:, 0]
+            if inputs[name].dim() == 2
+            else inputs[name].new_zeros(0)
+        )
         where = ""
         if inputs[name].dim() == 2 and 0 < 2 * len(columns) < inputs[name].shape[1]:
             which = names_text([str(each) for each in columns.tolist()])
