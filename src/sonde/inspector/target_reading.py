@@ -28,6 +28,7 @@ _COMPARES = (*_ERRORS, "Sub", "Rsub", "L1Loss")
 _SERIES, _SERIES_AHEAD = 8, (0, 1)  # places of a series; how far ahead of an output a target is looked for
 _OFF = 0.02  # of a gradient in half precision, rounding of its sum
 _CHOICES = (*SHAPES, "Gather", "Select", "Index", "Slice", "Transpose", "Permute")  # behind which a target is compared
+_SURE = 0.9  # probability of the likeliest class on average
 _PUSHED = 8  # elements that are pushed one way, if others get no gradient
 _COLUMNS = 16  # of an output, of which one may be idle
 _HALF, _WAYS = 0.5, 4  # of the own distance, that of the nearest; columns of an output that may each be pushed one way
@@ -253,7 +254,8 @@ def column_gradients(output: Tensor, gradient: Tensor) -> dict[str, Tensor]:
     logs = made.log_softmax(1)
     slope = logs.exp() * (logs - (logs.exp() * logs).sum(1, keepdim=True))
     across = 1 - (slope * held).sum().square() / (slope.square().sum() * held.square().sum()).clamp(min=1e-300)
-    return {"idle": torch.where(is_idle.sum() == 1, is_idle.long().argmax(), -1), "entropy": across}
+    is_open = logs.exp().amax(1).mean() <= _SURE  # of what is sure, the slopes of an entropy and of a label are alike
+    return {"idle": torch.where(is_idle.sum() == 1, is_idle.long().argmax(), -1), "entropy": torch.where(is_open, across, 1.0)}
 
 
 def _off(errors: Tensor, gradient: Tensor) -> Tensor:
