@@ -117,10 +117,9 @@ class BatchChecks:
                     is_turned = _are_places_first(arranged, [each for _, each in given])
                     shape = (arranged[1], arranged[0], *arranged[2:]) if is_turned else arranged
                     nodes = [graph_nodes.behind(each.grad_fn, SHAPES) for each in (held, *others)][:_OUTPUTS]
-                    made_by = graph_nodes.operation_of(nodes[0])
-                    look = Look(*moment, shape, number, made_by, samples_of(shape), list(returned)[:_OUTPUTS])
+                    look = Look(*moment, shape, number, samples_of(shape), list(returned)[:_OUTPUTS])
                     look.makers = [autograd_state.sequence_of_node(each) for each in nodes]
-                    look.softmaxes = [(graph_nodes.operation_of(each), graph_nodes.axis_of(each)) for each in nodes]
+                    look.made = [(graph_nodes.operation_of(each), graph_nodes.axis_of(each)) for each in nodes]
                     look.is_turned, look.arranged = is_turned, arranged
                     ranges = [range_of(each) for each in (held, *others)][:_OUTPUTS]
                     look.activations = ["" if each is None else each.activation for each in ranges]
@@ -371,7 +370,7 @@ def _gradient_comes(
             with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False):
                 held = gradient[: len(output)]
                 look.loss = next(map(id, graph_nodes.sent_backward()), None)
-                scores, slopes = as_logits(output, held, *look.softmaxes[0])
+                scores, slopes = as_logits(output, held, *look.made[0])
                 look.add(numbers_of(scores, slopes, class_axes(look) & axes, tokens, place))
                 look.add({"part 0": held.double().square().sum().sqrt()} | _of_output(0, way_numbers(output, held, look.makers[0])))
                 look.add(column_gradients(scores, slopes))
@@ -419,8 +418,7 @@ def _gradient_of_other(output: Tensor, number: int, reaches: Range | None, look:
                 look.add(
                     _of_output(
                         number,
-                        way_numbers(output, held, look.makers[number])
-                        | one_label(*as_logits(output, held, *look.softmaxes[number])),
+                        way_numbers(output, held, look.makers[number]) | one_label(*as_logits(output, held, *look.made[number])),
                     )
                 )
                 look.add(_of_output(number, range_numbers(output, held, reaches)))

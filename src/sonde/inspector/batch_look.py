@@ -42,9 +42,8 @@ class Look:
         epoch, step: the moment.
         shape: of the output, samples first.
         number: which pass of the step it is.
-        made_by: the operation that has made the output.
         makers: of each output that is looked at, the number of the operation that has made it.
-        softmaxes: of each output that is looked at, the operation that has made it, and the axis along which that ran, if it did.
+        made: of each of them the name of that operation, and the axis along which it ran, if it is a softmax.
         samples: of the output, that are looked at.
         activations: by which each of them is kept in a range; "" for none.
         viewed: where a view has its axes in another order than what it was made of, and what it was.
@@ -63,12 +62,11 @@ class Look:
     step: int
     shape: tuple[int, ...]
     number: int
-    made_by: str
     samples: int
     outputs: list[str]
     activations: list[str] = field(default_factory=list)
     makers: list[int] = field(default_factory=list)
-    softmaxes: list[tuple[str, int | None]] = field(default_factory=list)
+    made: list[tuple[str, int | None]] = field(default_factory=list)
     viewed: tuple[str, str] | None = None
     arranged: tuple[int, ...] = ()
     is_turned: bool = False
@@ -78,6 +76,11 @@ class Look:
     depends: Depends | None = None
     tokens: int = 0
     copies: list[tuple[list[str], HostCopy]] = field(default_factory=list)
+
+    @property
+    def made_by(self) -> str:
+        """The operation that has made the first output."""
+        return self.made[0][0]
 
     def add(self, numbers: Mapping[str, Tensor]) -> None:
         """Begin to copy *numbers* to the host."""

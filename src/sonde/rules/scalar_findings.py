@@ -7,7 +7,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from statistics import fmean, median, pvariance
 
 import numpy as np
@@ -113,7 +113,7 @@ class ScalarFindings:
             moved = self._moved.setdefault(model, [])
             last, far = moved[-1] if moved else (step - 1, 0.0)
             _keep_two(moved, step, far + value / size * (step - last))
-        if not _RISING_NAMES.isdisjoint(re.split(r"[^a-z0-9]+|(?<=[a-z])(?=[0-9])", kind.lower())):
+        if _is_to_rise(kind):
             self._metrics.setdefault(name, _Metric(name, self._chosen)).add(value, epoch, step)
         if kind not in _JUDGED:
             return
@@ -620,6 +620,12 @@ class _HeldOut:
                 )
                 found = replace(found, advice=f"{first}; else {found.advice.partition('; look')[0]}")
             self.found = replace(found, message=message, epoch=epoch, step=step, first_step=int(self._held.since[0]))
+
+
+@cache
+def _is_to_rise(kind: str) -> bool:
+    """Return whether a metric is to rise, by the words of its name."""
+    return not _RISING_NAMES.isdisjoint(re.split(r"[^a-z0-9]+|(?<=[a-z])(?=[0-9])", kind.lower()))
 
 
 class _Metric:
