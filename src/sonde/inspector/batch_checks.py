@@ -25,6 +25,7 @@ from sonde.inspector.target_reading import (
     column_gradients,
     column_numbers,
     compared_in,
+    nodes_of_loss,
     numbers_of,
     one_label,
     other_numbers,
@@ -368,14 +369,17 @@ def _gradient_comes(
         gradient = gradient.transpose(0, 1) if look.is_turned else gradient
         if tuple(gradient.shape) == look.shape:
             with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False):
-                held = gradient[: len(output)]
+                held, nodes = gradient[: len(output)], nodes_of_loss()
                 look.loss = next(map(id, graph_nodes.sent_backward()), None)
                 scores, slopes = as_logits(output, held, *look.made[0])
-                look.add(numbers_of(scores, slopes, class_axes(look) & axes, tokens, place))
-                look.add({"part 0": held.double().square().sum().sqrt()} | _of_output(0, way_numbers(output, held, look.makers[0])))
+                look.add(numbers_of(scores, slopes, class_axes(look) & axes, tokens, place, nodes))
+                look.add(
+                    {"part 0": held.double().square().sum().sqrt()}
+                    | _of_output(0, way_numbers(output, held, look.makers[0], nodes))
+                )
                 look.add(column_gradients(scores, slopes))
                 if len(output) == len(gradient):
-                    look.add(_of_output(0, range_numbers(output, held, reaches)))
+                    look.add(_of_output(0, range_numbers(output, held, reaches, nodes)))
                     for at, each in enumerate(features):
                         look.add(_of_output(at, _feature_numbers(scores, slopes, each)))
     except Exception as error:
@@ -413,15 +417,16 @@ def _gradient_of_other(output: Tensor, number: int, reaches: Range | None, look:
     try:
         if type(gradient) is Tensor and gradient.shape == output.shape:
             with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False):
-                held = gradient.detach()
+                held, nodes = gradient.detach(), nodes_of_loss()
                 look.add(_of_output(number, {"part": held.double().square().sum().sqrt()} | scale_numbers(output, held)))
                 look.add(
                     _of_output(
                         number,
-                        way_numbers(output, held, look.makers[number]) | one_label(*as_logits(output, held, *look.made[number])),
+                        way_numbers(output, held, look.makers[number], nodes)
+                        | one_label(*as_logits(output, held, *look.made[number]), nodes),
                     )
                 )
-                look.add(_of_output(number, range_numbers(output, held, reaches)))
+                look.add(_of_output(number, range_numbers(output, held, reaches, nodes)))
     except Exception as error:
         raise_if_foreign(error)
 

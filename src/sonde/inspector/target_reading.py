@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from sonde.inspector.dependence import padded
 
 AHEAD = (-1, 0, 1, 2, 3)
 """By how many places labels are compared with the tokens of the input."""
+Loss: TypeAlias = list[graph_nodes.Node]
+"""Operations next to the loss whose backward pass runs, the nearest first."""
 SHAPES = ("View", "UnsafeView", "Squeeze", "Unsqueeze", "ToCopy", "Clone")
 """Operations that leave elements as they are."""
 _ALIKE = 1e-3  # of a number that is the same for all samples, rounding
@@ -53,7 +55,12 @@ class Range(NamedTuple):
 
 
 def numbers_of(
-    output: Tensor, gradient: Tensor, axes: Iterable[int], tokens: Sequence[Tensor], looked_at: tuple[Tensor, Tensor] | None = None
+    output: Tensor,
+    gradient: Tensor,
+    axes: Iterable[int],
+    tokens: Sequence[Tensor],
+    looked_at: tuple[Tensor, Tensor] | None,
+    nodes: Loss,
 ) -> dict[str, Tensor]:
     """Return what the *gradient* at an *output* says of targets, as numbers by name. No host sync.
 
@@ -65,18 +72,17 @@ def numbers_of(
         axes: those that may be of classes.
         tokens: what goes into the model, ``(samples, places)`` each.
         looked_at: the sample and the place whose label counts, or not.
+        nodes: see :func:`nodes_of_loss`.
     """
     made, held = output.flatten().double(), gradient.flatten().double()
     found = {
         "reached": (gradient != 0).reshape(len(gradient), -1).any(1).sum(),
         "across": scale_numbers(output, gradient)["across"],
-        "compares": torch.full(
-            (), float(any(graph_nodes.operation_of(each) in _COMPARES for each in _nodes_of_loss())), device=output.device
-        ),
+        "compares": torch.full((), float(any(graph_nodes.operation_of(each) in _COMPARES for each in nodes)), device=output.device),
     }
     for axis in axes:
         found |= _label_numbers(output.movedim(axis, -1), gradient.movedim(axis, -1), axis, tokens, looked_at)
-    return found | _binary_numbers(made[:_BINARY], held[:_BINARY])
+    return found | _binary_numbers(made[:_BINARY], held[:_BINARY], nodes)
 
 
 def compared_in(loss: Tensor) -> Iterator[tuple[Tensor, Tensor | None]]:
@@ -192,7 +198,7 @@ def series_numbers(output: Tensor, gradient: Tensor, given: Tensor) -> dict[str,
     return found
 
 
-def way_numbers(output: Tensor, gradient: Tensor, number: int) -> dict[str, Tensor]:
+def way_numbers(output: Tensor, gradient: Tensor, number: int, nodes: Loss) -> dict[str, Tensor]:
     """Return which *way* all samples push each column of an *output* (1: down; 0: several), of four or less, and its *level*.
 
     *toward*: the loss compares it with a target, as the operation with this *number* has made it; *logistic*: one of the loss is a
@@ -208,7 +214,6 @@ def way_numbers(output: Tensor, gradient: Tensor, number: int) -> dict[str, Tens
     way = torch.where(
         (signs.sum(0).abs() == count) & ((2 * count > len(held)) | (count >= _PUSHED)) & varies, signs.sum(0).sign(), 0.0
     )
-    nodes = _nodes_of_loss()
     compared = [graph_nodes.behind(one, _CHOICES) for each in nodes if _compares(each) for one in graph_nodes.sources_of(each)]
     toward = any(autograd_state.sequence_of_node(each) == number for each in compared)
     taken = [graph_nodes.behind(one, _CHOICES) for each in nodes if _is_logistic(each) for one in graph_nodes.sources_of(each)]
@@ -222,10 +227,10 @@ def _compares(node: graph_nodes.Node) -> bool:
     return graph_nodes.operation_of(node) in _COMPARES
 
 
-def one_label(output: Tensor, gradient: Tensor) -> dict[str, Tensor]:
+def one_label(output: Tensor, gradient: Tensor, nodes: Loss) -> dict[str, Tensor]:
     """Return the one *label* of all samples of a cross-entropy, NaN of several, and how many are *labelled*, 0 of another loss."""
     made, held = (each.reshape(len(output), -1).double() for each in (output, gradient))
-    binary = _binary_numbers(made.flatten()[:_BINARY], held.flatten()[:_BINARY])
+    binary = _binary_numbers(made.flatten()[:_BINARY], held.flatten()[:_BINARY], nodes)
     is_binary = binary["zeros"] | binary["ones"]
     label, count = torch.where(binary["ones"], 1.0, 0.0), (held != 0).any(1).sum()
     if output.dim() != 2 or output.shape[1] < 2:
@@ -264,7 +269,7 @@ def _off(errors: Tensor, gradient: Tensor) -> Tensor:
     return 1 - along.square() * (along > 0) / (errors.square().sum(0) * gradient.square().sum()).clamp(min=1e-300)
 
 
-def _binary_numbers(made: Tensor, held: Tensor) -> dict[str, Tensor]:
+def _binary_numbers(made: Tensor, held: Tensor, nodes: Loss) -> dict[str, Tensor]:
     """Return whether a gradient *held* is that of binary cross-entropies, of logits or probabilities, with targets all 0, or all 1.
 
     Of targets of both kinds: how many times as much those of 1 weigh, for each and all together, and what they are if they are
@@ -282,7 +287,7 @@ def _binary_numbers(made: Tensor, held: Tensor) -> dict[str, Tensor]:
     target = torch.where(is_one, chance - held / of_zero.nanmean(), math.nan)  # of the others, as those of 0 say
     is_other = varies & (_spread(of_zero) <= _ALIKE) & (_spread(target) <= _ALIKE) & (target.nanmean() > 1 + _BEYOND)
     is_other &= _spread(of_one) > 10 * _ALIKE  # a weight of ones would look alike, but for that
-    given, is_binary = _binary_targets(made, held, is_share)
+    given, is_binary = _binary_targets(made, held, is_share, nodes)
     is_beyond = is_binary & ((given < -_BEYOND) | (given > 1 + _BEYOND))
     far, other = torch.where(is_beyond, given, math.nan), torch.where(is_other, target.nanmean(), 0.0).nan_to_num(0.0)
     all_of_one = times * is_one.sum() / (~is_one).sum().clamp(min=1)
@@ -298,7 +303,7 @@ def _binary_numbers(made: Tensor, held: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _binary_targets(made: Tensor, held: Tensor, is_share: Tensor) -> tuple[Tensor, Tensor]:
+def _binary_targets(made: Tensor, held: Tensor, is_share: Tensor, nodes: Loss) -> tuple[Tensor, Tensor]:
     """Return the targets of a mean binary cross-entropy of logits, or of shares, and whether the loss is one."""
     sent = graph_nodes.sent_backward()[:1]
     loss = sent[0].detach().double() if sent and sent[0].numel() == 1 else made.new_full((), math.nan)
@@ -307,7 +312,7 @@ def _binary_targets(made: Tensor, held: Tensor, is_share: Tensor) -> tuple[Tenso
     of_shares = -(targets * made.log().clamp(min=-100) + (1 - targets) * (1 - made).log().clamp(min=-100)).mean()
     of_logits = (torch.nn.functional.softplus(made) - made * targets).mean()
     is_mean = (torch.where(is_share, of_shares.nan_to_num(), of_logits) - loss).abs() <= _ALIKE * loss.abs()
-    taken = [one for each in _nodes_of_loss() if _is_logistic(each) for one in graph_nodes.sources_of(each)]
+    taken = [one for each in nodes if _is_logistic(each) for one in graph_nodes.sources_of(each)]
     has_one = any(math.prod(graph_nodes.shape_of(each)) == len(made) for each in taken)
     return targets, is_mean & has_one  # where logits are near zero, whatever targets fit
 
@@ -451,30 +456,33 @@ def range_of(output: Tensor) -> Range | None:
     return Range(name, graph_nodes.operation_of(node), low, high)
 
 
-def range_numbers(output: Tensor, gradient: Tensor, reaches: Range | None) -> dict[str, Tensor]:
+def range_numbers(output: Tensor, gradient: Tensor, reaches: Range | None, nodes: Loss) -> dict[str, Tensor]:
     """Return what a *gradient* says of targets: if errors are squared, their range, and if they are absolute, their one sign.
 
     Args:
         output, gradient: of one shape.
         reaches: what the output can be.
+        nodes: see :func:`nodes_of_loss`.
     """
     if reaches is None:
         return _squared_numbers(output, gradient, -math.inf, math.inf)
     size = gradient.abs()
-    is_read = _is_alike(size) if not _is_squared(output, reaches.made_by) else torch.ones_like(size[:0].sum(), dtype=torch.bool)
+    is_read = (
+        _is_alike(size) if not _is_squared(output, reaches.made_by, nodes) else torch.ones_like(size[:0].sum(), dtype=torch.bool)
+    )
     is_one_sided = is_read & (size.max() > 0) & (gradient.sign().sum().abs() == gradient.numel())
     return {"side": is_one_sided * gradient.sign().flatten()[0]} | _squared_numbers(output, gradient, reaches.low, reaches.high)
 
 
-def _nodes_of_loss() -> list[graph_nodes.Node]:
+def nodes_of_loss() -> Loss:
     """Return the operations next to the loss whose backward pass runs."""
     sent = graph_nodes.sent_backward()[:1]
     return [node for each in sent if each.grad_fn is not None for node in graph_nodes.nodes_before(each.grad_fn, _NEAR)]
 
 
-def _is_squared(output: Tensor, made_by: str) -> bool:
+def _is_squared(output: Tensor, made_by: str, nodes: Loss) -> bool:
     """Return whether a squared error of *output* is part of the loss that is sent backward."""
-    before = [one for node in _nodes_of_loss() if graph_nodes.operation_of(node) in _ERRORS for one in graph_nodes.sources_of(node)]
+    before = [one for node in nodes if graph_nodes.operation_of(node) in _ERRORS for one in graph_nodes.sources_of(node)]
     return any(
         graph_nodes.operation_of(one) == made_by and math.prod(graph_nodes.shape_of(one)) == output.numel() for one in before
     )
