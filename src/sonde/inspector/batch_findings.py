@@ -275,8 +275,7 @@ class BatchFindings:
 
     def _of_ways(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that nothing holds an output, which each sample of each pass pushes the same way, or that one gets no gradient."""
-        axis = _class_axis(look, numbers)
-        is_read = axis is not None or any(map(numbers.get, ("zeros", "ones", "target", "is binary")))
+        is_read = _class_axis(look, numbers) is not None or any(map(numbers.get, ("zeros", "ones", "target", "is binary")))
         for at in range(len(look.outputs)):
             if f"part {at}" in numbers:
                 self._silent.setdefault((at, look.number), []).append(numbers[f"part {at}"] == 0)
@@ -476,8 +475,7 @@ class BatchFindings:
     def _told_unused(self, look: Look, numbers: Mapping[str, float], *, is_cut: bool = False) -> Finding | None:
         """Return that outputs do not depend on what they are made of; *is_cut*: the first one does not, others do."""
         found = self._chosen.judge("input_unused", 1 + is_cut, 1, name="what it is given", has_layers=True)
-        message = "what the model returns is the same for all samples, though what it is given differs"
-        advice = _UNUSED
+        message, advice = "what the model returns is the same for all samples, though what it is given differs", _UNUSED
         if is_cut:
             message = "no gradient comes from what the model returns first to what it is given, but for other outputs"
         elif look.activations[0] == "Relu" and numbers["size"] == 0:
