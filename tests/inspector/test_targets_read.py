@@ -362,6 +362,25 @@ def test_an_entropy_that_is_all_there_is_is_found(kind: str, is_told: bool) -> N
     assert ("penalty_alone" in trained(model, loss)) is is_told
 
 
+@pytest.mark.parametrize("kind", ["squares", "probabilities", "product"])
+def test_another_loss_of_outputs_that_are_all_alike_is_no_entropy(kind: str) -> None:
+    """Of two outputs that are the same for all samples, the gradients of many losses have one direction."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 2))
+    with torch.no_grad():
+        model[0].bias.fill_(-100)  # type: ignore[union-attr]
+        model[2].bias.copy_(torch.tensor([0.3, -0.2]))  # type: ignore[arg-type, union-attr]
+
+    def loss(_: int) -> Tensor:
+        made: Tensor = model(torch.randn(16, 6))
+        if kind == "squares":
+            return made.square().mean()
+        shares = made.softmax(1)
+        return (shares - 0.5).square().mean() if kind == "probabilities" else (shares * made).sum(1).mean()
+
+    assert "penalty_alone" not in trained(model, loss)
+
+
 @pytest.mark.parametrize(("largest", "is_told"), [(1.0, False), (5.0, True)])
 def test_ratings_as_targets_of_a_binary_cross_entropy_are_found(largest: float, is_told: bool) -> None:
     torch.manual_seed(0)

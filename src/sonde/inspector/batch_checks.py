@@ -377,7 +377,7 @@ def _gradient_comes(
                     {"part 0": held.double().square().sum().sqrt()}
                     | _of_output(0, way_numbers(output, held, look.makers[0], nodes))
                 )
-                look.add(column_gradients(scores, slopes))
+                look.add(column_gradients(scores, slopes, nodes))
                 if len(output) == len(gradient):
                     look.add(_of_output(0, range_numbers(output, held, reaches, nodes)))
                     for at, each in enumerate(features):

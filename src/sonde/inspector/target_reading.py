@@ -30,6 +30,8 @@ _COMPARES = (*_ERRORS, "Sub", "Rsub", "L1Loss")
 _SERIES, _SERIES_AHEAD = 8, (0, 1)  # places of a series; how far ahead of an output a target is looked for
 _OFF = 0.02  # of a gradient in half precision, rounding of its sum
 _CHOICES = (*SHAPES, "Gather", "Select", "Index", "Slice", "Transpose", "Permute")  # behind which a target is compared
+_SOFTMAX = ("Softmax", "LogSoftmax", "Logsumexp", "Exp")
+_VARIES = 0.1  # of the squares of a gradient, those about its mean over the samples
 _SURE = 0.9  # probability of the likeliest class on average
 _PUSHED = 8  # elements that are pushed one way, if others get no gradient
 _COLUMNS = 16  # of an output, of which one may be idle
@@ -242,11 +244,11 @@ def one_label(output: Tensor, gradient: Tensor, nodes: Loss) -> dict[str, Tensor
     return {"label": torch.where(is_class, of_class, label), "labelled": count * (is_class | is_binary)}
 
 
-def column_gradients(output: Tensor, gradient: Tensor) -> dict[str, Tensor]:
+def column_gradients(output: Tensor, gradient: Tensor, nodes: Loss) -> dict[str, Tensor]:
     """Return which column of an *output*, of two to sixteen, is *idle*: the one without a *gradient*, or -1.
 
-    Of one output for each sample, which gradient is the *same* for all of them, or 0; of logits, which share of it is not that of
-    the *entropy* of their softmax.
+    Of one output for each sample, which gradient is the *same* for all of them, or 0; of logits that differ, whose loss takes a
+    softmax times what else they make, which share of the gradient is not that of the *entropy* of that softmax.
     """
     columns = output.numel() // len(output)
     made, held = (each.reshape(len(output), -1).double() for each in (output, gradient))
@@ -256,11 +258,20 @@ def column_gradients(output: Tensor, gradient: Tensor) -> dict[str, Tensor]:
     if columns > _COLUMNS or output.dim() != 2:
         return {}
     is_idle = (held == 0).all(0)
+    idle = {"idle": torch.where(is_idle.sum() == 1, is_idle.long().argmax(), -1)}
+    names = {graph_nodes.operation_of(each) for each in nodes}
+    if names.isdisjoint(_SOFTMAX) or not any(_is_product(each) for each in nodes):
+        return idle
     logs = made.log_softmax(1)
     slope = logs.exp() * (logs - (logs.exp() * logs).sum(1, keepdim=True))
     across = 1 - (slope * held).sum().square() / (slope.square().sum() * held.square().sum()).clamp(min=1e-300)
     is_open = logs.exp().amax(1).mean() <= _SURE  # of what is sure, the slopes of an entropy and of a label are alike
-    return {"idle": torch.where(is_idle.sum() == 1, is_idle.long().argmax(), -1), "entropy": torch.where(is_open, across, 1.0)}
+    is_own = (slope - slope.mean(0)).square().sum() > _VARIES * slope.square().sum()  # rows that are equal fit many a loss
+    return {**idle, "entropy": torch.where(is_open & is_own, across, 1.0)}
+
+
+def _is_product(node: graph_nodes.Node) -> bool:
+    return graph_nodes.operation_of(node) == "Mul" and len(graph_nodes.sources_of(node)) == 2
 
 
 def _off(errors: Tensor, gradient: Tensor) -> Tensor:

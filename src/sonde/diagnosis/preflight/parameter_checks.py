@@ -76,7 +76,7 @@ def _all_one(subject: Subject, zero: list[str]) -> list[Finding]:
     """
     layers = {name for name, _, owner in parameters(subject.model) if _is_of_units(owner.module)}
     held = {
-        name: float(parameter.detach().flatten()[0])
+        name: float(parameter.detach().max())
         for name, parameter, owner in parameters(subject.model)
         if parameter.dim() > 1
         and parameter.is_floating_point()
@@ -85,7 +85,7 @@ def _all_one(subject: Subject, zero: list[str]) -> list[Finding]:
         and parameter.layout is torch.strided
         and not isinstance(owner.module, nn.Embedding)
         and subject.first.gradients.get(name) is not None
-        and bool((parameter == parameter.flatten()[0]).all())
+        and float(parameter.detach().max()) == float(parameter.detach().min())
     }
     found = []
     still = [name for name, number in held.items() if number == 0 and name in zero and name not in subject.awake_later]
