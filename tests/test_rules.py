@@ -409,6 +409,11 @@ AT_ITS_LIMIT: list[tuple[Finding | None, bool]] = [
     (rules.judge("attention_large", math.nan, math.nan, sharp=0.94, places=8.0), False),
     (rules.judge("terms_uneven", 3e3), True),
     (rules.judge("terms_uneven", 2.9e3), False),
+    (rules.judge("sentinel", 0.01, -999.0, -3.0), True),
+    (rules.judge("class_regressed", 6.0), True),
+    (rules.judge("class_regressed", 5.0), False),
+    (rules.judge("class_regressed", 6.0, 0.0), False),
+    (rules.judge("loss_unbounded", *[math.nan] * 4, is_maximised=True), True),
     (rules.judge("penalty_alone", 0.1, 0.7), True),
     (rules.judge("penalty_alone", 0.11, 0.7), False),
     (rules.judge("penalty_alone", 0.1, 0.71), False),
@@ -605,6 +610,7 @@ def test_every_rule_is_listed_with_its_condition_and_source() -> None:
         "target_of_another", "views_same", "pushed_one_way", "errors_cancel", "metric_falls",
         "weight_small", "gate_shut",
         "target_own", "terms_uneven", "penalty_alone", "label_seen", "generator_misled", "all_linear", "weight_of_many",
+        "sentinel", "class_regressed",
     }  # fmt: skip
     assert all(each.condition and each.source and each.advice and each.judge.__name__ == name for name, each in rules.RULES.items())
     assert [name for name, each in rules.RULES.items() if "{lr}" in each.advice or "{clip" in each.advice] == []

@@ -89,6 +89,8 @@ RULE_SYMPTOMS = {
     "errors_cancel": "loss",
     "metric_falls": "loss",
     "penalty_alone": "constant",
+    "sentinel": "spike",
+    "class_regressed": "loss",
     "label_seen": "loss",
     "generator_misled": "loss",
     "all_linear": "loss",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -344,3 +345,136 @@ def test_layers_without_an_activation_are_found(act: Callable[[], nn.Module], is
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), act(), nn.Linear(16, 16), nn.BatchNorm1d(16), act(), nn.Linear(16, 3))
     assert ("all_linear" in trained(model, classes(model))) is is_told
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize(
+    ("given", "batch_first", "is_told"), [("bsf", True, False), ("sbf", False, False), ("sbf", True, True), ("bsf", False, True)]
+)
+def test_a_recurrent_layer_that_takes_samples_for_steps_is_found(
+    layer: type[nn.RNNBase], given: str, batch_first: bool, is_told: bool
+) -> None:
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.last = layer(4, 16, batch_first=batch_first), nn.Linear(16, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            held, _ = self.rnn(x)
+            made: Tensor = self.last(held[:, -1] if given == "bsf" else held[-1])
+            return made
+
+    torch.manual_seed(0)
+    model = Reader()
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(12, 7, 4)
+        made = model(x if given == "bsf" else x.transpose(0, 1).contiguous())
+        return functional.cross_entropy(made, x.mean(1)[:, :3].argmax(1)[: len(made)])
+
+    found = trained(model, loss, steps=30)
+    assert ("samples_mixed" in found) is is_told
+    assert not is_told or found["samples_mixed"].message.startswith("rnn takes the samples for steps")
+
+
+def test_a_recurrent_layer_over_the_whole_text_as_one_sample_is_no_fault() -> None:
+    torch.manual_seed(0)
+    rnn, last = nn.LSTM(8, 16), nn.Linear(16, 5)
+    model = nn.ModuleDict({"rnn": rnn, "last": last})
+
+    class Text(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            made: Tensor = last(rnn(x)[0][:, 0])
+            return made
+
+    def loss(_: int) -> Tensor:
+        text = torch.randint(5, (20,))
+        return functional.cross_entropy(whole(functional.one_hot(text, 8).float()[:, None]), text.roll(1))
+
+    whole = Text()
+    assert "samples_mixed" not in trained(whole, loss, steps=30)
+
+
+@pytest.mark.parametrize("mask", ["causal", "own place", "after"])
+def test_attention_that_reads_no_other_place_is_found(mask: str) -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens, self.query, self.key, self.value = nn.Embedding(11, 16), *(nn.Linear(16, 16) for _ in range(3))
+            self.last = nn.Linear(16, 11)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            held = self.tokens(tokens)
+            scores = self.query(held) @ self.key(held).transpose(1, 2) / 4
+            places = torch.ones(tokens.shape[1], tokens.shape[1])
+            shown = {"causal": places.tril(), "own place": places.tril().triu(), "after": places.tril()}[mask].bool()
+            weights = scores.masked_fill(~shown, -math.inf).softmax(-1)
+            made: Tensor = self.last(held + (weights @ self.value(held) if mask != "after" else self.value(held)))
+            return made
+
+    torch.manual_seed(0)
+    model = Attention()
+
+    def loss(_: int) -> Tensor:
+        tokens = torch.randint(11, (8, 12))
+        return functional.cross_entropy(model(tokens[:, :-1]).transpose(1, 2), tokens[:, 1:])
+
+    found = trained(model, loss, steps=30)
+    assert ("input_unused" in found) is (mask == "own place")  # "after" computes no weights that count: they have no gradient
+    assert mask != "own place" or found["input_unused"].message.startswith("an output depends on the token at its own place alone")
+
+
+@pytest.mark.parametrize(("share", "is_told"), [(0.0, False), (0.2, False), (0.8, True)])
+def test_outputs_that_are_the_same_for_most_samples_are_found(share: float, is_told: bool) -> None:
+    torch.manual_seed(0)
+    model = Network(lambda x: x * (torch.rand(len(x), 1) >= share))
+    found = trained(model, classes(model))
+    assert ("input_unused" in found) is is_told
+    assert not is_told or "% of the samples" in found["input_unused"].message
+
+
+def test_the_same_samples_twice_may_have_the_same_outputs() -> None:
+    torch.manual_seed(0)
+    model = Network(lambda x: x)
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(2, 8)[torch.arange(24) % 2]
+        return functional.cross_entropy(model(x), x[:, :3].argmax(1))
+
+    assert "input_unused" not in trained(model, loss)
+
+
+@pytest.mark.parametrize("kind", ["labels", "smoothed", "all smoothed", "one teacher", "a teacher"])
+def test_targets_that_are_one_distribution_are_found(kind: str) -> None:
+    torch.manual_seed(0)
+    model = Network(lambda x: x)
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(24, 8)
+        label = x[:, :3].argmax(1)
+        if "smoothed" in kind:
+            return functional.cross_entropy(model(x), label, label_smoothing=0.1 if kind == "smoothed" else 1.0)
+        soft = (x[:, :3] if kind == "a teacher" else torch.tensor([0.2, 0.1, -0.3]).expand(24, 3)).softmax(1)
+        return functional.cross_entropy(model(x), label if kind == "labels" else soft)
+
+    assert ("labels_alike" in trained(model, loss)) is (kind in ("all smoothed", "one teacher"))
+
+
+@pytest.mark.parametrize("kind", ["right", "negated", "reward", "reversed at features"])
+def test_a_cross_entropy_that_is_maximised_is_found(kind: str) -> None:
+    torch.manual_seed(0)
+    model = Network(lambda x: x)
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(24, 8)
+        made, label = model(x), x[:, :3].argmax(1)
+        if kind == "reward":  # some actions become less likely
+            return -(made.log_softmax(1).gather(1, label[:, None])[:, 0] * torch.randn(24)).mean()
+        return functional.cross_entropy(made, label) * (-1 if kind == "negated" else 1)
+
+    found = trained(model, loss)
+    assert ("loss_unbounded" in found) is (kind == "negated")

@@ -16,24 +16,36 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from sonde.engine import autograd_state, communicates, graph_nodes, hooks, raise_if_foreign, walk
 from sonde.inspector.batch_findings import BatchFindings
 from sonde.inspector.batch_look import EACH, PASSES, Depends, Look, Table, class_axes
-from sonde.inspector.dependence import NODES, dependence_of, is_scrambled, layers_in_a_row, padded, samples_of, scrambled_in
+from sonde.inspector.dependence import (
+    NODES,
+    dependence_of,
+    is_scrambled,
+    layers_in_a_row,
+    padded,
+    runs_over_samples,
+    samples_of,
+    scrambled_in,
+)
+from sonde.inspector.regression_targets import (
+    Range,
+    beyond_numbers,
+    other_numbers,
+    range_of,
+    regression_numbers,
+    sentinels_of,
+    series_numbers,
+    target_column_numbers,
+)
 from sonde.inspector.target_reading import (
     SHAPES,
-    Range,
     as_logits,
-    beyond_numbers,
     column_gradients,
     column_numbers,
     compared_in,
     nodes_of_loss,
     numbers_of,
     one_label,
-    other_numbers,
-    range_numbers,
-    range_of,
     scale_numbers,
-    series_numbers,
-    target_column_numbers,
     way_numbers,
 )
 from sonde.rules import Chosen, Finding
@@ -42,11 +54,13 @@ _RULES = (
     "labels_alike", "label_seen", "padding_counted", "padding_alone", "future_seen", "target_shifted", "target_beyond",
     "target_own", "samples_mixed", "outputs_alike", "input_unused", "all_linear", "terms_uneven", "penalty_alone",
     "generator_misled", "begins_large", "target_of_another", "views_same", "pushed_one_way", "errors_cancel", "attention_large",
-    "input_same", "input_large", "weight_of_ones", "weight_of_many", "few_indices", "running_off", "norm_starved",
+    "input_same", "input_large", "target_large", "sentinel", "class_regressed", "loss_stuck", "weight_of_ones",
+    "weight_of_many", "few_indices", "running_off", "norm_starved",
 )  # fmt: skip
 _GROWN = 1.5
 _DEPENDS = (0, 3, 10, 24)  # of the looks, those that walk the graph: a branch may begin at zero
 _ROWS, _COLUMNS = 64, 1024  # of outputs, whose distances are measured
+_FEWEST, _TOLD = 8, 256  # samples of which some may be alike; elements of each that are compared
 _NOTHING = 1e-6  # of a gradient, rounding
 _PAIRS, _APART = 3, 1e-3  # samples; of the size of outputs that tell samples apart
 _SCORES = (*SHAPES, "Div", "Mul", "MaskedFill", "Add", "Where", "Expand")  # operations between products and their softmax
@@ -80,7 +94,7 @@ class BatchChecks:
         self._may_walk = not communicates(model)  # what ranks share may not run twice
         self._looks: list[Look] = []
         self._before: tuple[int, Tensor] | None = None  # the step of the pass before, and what it returned
-        self._read = 0  # looks that were judged
+        self._read = self._complete = 0  # looks that were judged, and those whose gradients have come
         self._has_ended = False
         self._found: dict[str, Finding] = {}
         self._tables: dict[str, Table] = {}  # embeddings by the name of the parameter
@@ -101,7 +115,7 @@ class BatchChecks:
         if self._steps >= self._next:
             self._next = self._steps + 1 if self._steps < EACH else int(_GROWN * self._steps)
         self._steps += 1
-        self._before = None
+        self._before, self._complete = None, len(self._looks)
 
     def look(self, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any, moment: tuple[int, int], number: int) -> None:
         """Look at what a training pass has returned, which is the one with this *number* of its step."""
@@ -153,6 +167,7 @@ class BatchChecks:
             names = {id(each): name for name, each in self._model.named_parameters()}
             if walks and self._may_walk:
                 look.viewed = _viewed(named) or scrambled_in(nodes, given, names)
+                look.recurrent = runs_over_samples(nodes, shown.shape, names)
                 sought = self._depended > 1
                 depends = dependence_of(
                     self._model, output, others, given, seeks=sought, shape=look.arranged, is_turned=look.is_turned
@@ -179,6 +194,8 @@ class BatchChecks:
         kept = shown if look.samples == len(shown) else shown[: look.samples].clone()  # which lets go of the others
         place = None if depends is None else (depends.sample, depends.place)
         features = [one for each in given if (one := _features_of(each, len(shown))) is not None]
+        for at, each in enumerate(features if look.number == 0 else ()):
+            look.add({f"input {name} {at}": number for name, number in sentinels_of(each).items()})
         hooks.on_result(output, hooks.Bound(_gradient_comes, kept, self._findings.axes, tokens, features, place, reaches, look))
 
     def _count_indices(self, output: Tensor, nodes: Sequence[Any], names: Mapping[int, str]) -> dict[str, Tensor]:
@@ -222,16 +239,23 @@ class BatchChecks:
 
     def found(self) -> tuple[Finding, ...]:
         """Return the findings so far. Waits for the device."""
-        while self._read < len(self._looks) - (not self._has_ended):  # of the last one, the gradient may be on its way
+        while self._read < (len(self._looks) if self._has_ended else self._complete):
             look = self._looks[self._read]
             self._read += 1
-            for each in (one for one in self._findings.of(look, look.read()) if one is not None):
-                said = f"{self._name.removesuffix('/')}: {each.message}" if self._name else each.message
-                placed = each.at(self._name + (each.site or f"{self._part}:output"), look.epoch, look.step, said)
-                since = self._looks[0].step if each.first_step is None else each.first_step
-                self._found.setdefault(each.rule, replace(placed, first_step=since))
+            for each in self._findings.of(look, look.read()):
+                self._keep(each, look)
             look.copies.clear()
+        for each in self._findings.at_end() if self._has_ended and self._looks else ():
+            self._keep(each, self._looks[-1])
         return tuple(self._found.values())
+
+    def _keep(self, found: Finding | None, look: Look) -> None:
+        """Keep a finding that a *look* has shown, unless there is one of its rule."""
+        if found is not None:
+            said = f"{self._name.removesuffix('/')}: {found.message}" if self._name else found.message
+            placed = found.at(self._name + (found.site or f"{self._part}:output"), look.epoch, look.step, said)
+            since = self._looks[0].step if found.first_step is None else found.first_step
+            self._found.setdefault(found.rule, replace(placed, first_step=since))
 
 
 def _without_recomputing() -> AbstractContextManager[None]:
@@ -293,13 +317,25 @@ def _viewed(given: Iterable[tuple[str, Tensor]]) -> tuple[str, str] | None:
 
 
 def _distances(output: Tensor, given: Iterable[Tensor]) -> dict[str, Tensor]:
-    """Return how far the outputs of samples are apart, their size, and whether any two samples of what was *given* differ."""
+    """Return how far the outputs of samples are apart, their size, and whether any two samples of what was *given* differ.
+
+    *same*: the largest share of the samples whose outputs are one, though what they were given differs from that of one of them.
+    """
     rows = output.detach()[:_ROWS].reshape(min(len(output), _ROWS), -1)[:, :_COLUMNS].double()
     numbers = {"apart": (rows - rows.mean(0)).square().mean().sqrt(), "size": rows.square().mean().sqrt()}
     held = [each for each in given if each.dim() > 0 and type(each) is Tensor and each.layout == torch.strided and len(each) > 1]
-    held = [each for each in held if len(each) == len(output)] or held  # of graphs, those of their nodes
-    differ = [(each[1:_ROWS] != each[:1]).any() for each in held]
+    own = [each for each in held if len(each) == len(output)]
+    differ = [(each[1:_ROWS] != each[:1]).any() for each in own or held]  # of graphs, those of their nodes
+    if own and len(output) >= _FEWEST:
+        unlike = torch.stack([~_alike_rows(each) for each in own]).any(0)
+        numbers["same"] = (_alike_rows(rows) & unlike).double().mean(1).max()
     return numbers | ({"differ": torch.stack(differ).any()} if differ else {})
+
+
+def _alike_rows(tensor: Tensor) -> Tensor:
+    """Return which of the first samples of *tensor* are the same as which: ``(samples, samples)``."""
+    rows = tensor.detach()[:_ROWS].reshape(min(len(tensor), _ROWS), -1)[:, :_TOLD]
+    return (rows[:, None] == rows).all(2)
 
 
 def _attention_numbers(nodes: Sequence[Any], names: Mapping[int, str]) -> dict[str, Tensor]:
@@ -379,7 +415,7 @@ def _gradient_comes(
                 )
                 look.add(column_gradients(scores, slopes, nodes))
                 if len(output) == len(gradient):
-                    look.add(_of_output(0, range_numbers(output, held, reaches, nodes)))
+                    look.add(_of_output(0, regression_numbers(output, held, reaches, look.makers[0], nodes)))
                     for at, each in enumerate(features):
                         look.add(_of_output(at, _feature_numbers(scores, slopes, each)))
     except Exception as error:
@@ -426,7 +462,7 @@ def _gradient_of_other(output: Tensor, number: int, reaches: Range | None, look:
                         | one_label(*as_logits(output, held, *look.made[number]), nodes),
                     )
                 )
-                look.add(_of_output(number, range_numbers(output, held, reaches, nodes)))
+                look.add(_of_output(number, regression_numbers(output, held, reaches, look.makers[number], nodes)))
     except Exception as error:
         raise_if_foreign(error)
 

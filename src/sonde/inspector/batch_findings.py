@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -59,6 +59,26 @@ _EXACT = 1e-8  # of a gradient that is the difference to a target, rounding
 _OFTEN = 10  # looks at the rows of an embedding that are needed
 _MOST_AXES = 8
 _PLACES = 30.0  # times as near to each other outputs with places must have come
+_STEPS = (
+    "look at batch_first: the layer takes (steps, samples, features), and (samples, steps, features) where it is True; and at a "
+    "transposition before it"
+)
+_ALONE = "an output depends on the token at its own place alone, though the model has attention: no place reads another"
+_MASK = "look at the mask of the attention (which way round it is), and along which axis its softmax runs"
+_SOME = (
+    "look at what stands between the input and the outputs: a mask, a place of padding that is read, units that are dead, an index "
+    "or a choice that is the same for these samples"
+)
+_EVEN = "look at label_smoothing, at a temperature, and at what makes the targets: a teacher or a labeller that is sure of nothing"
+_SIGN = "look at the sign of the loss, and at maximize=True of the optimizer"
+_NO_LOSS = (math.nan,) * 4  # of which the gradient tells
+_PADDING = 10.0  # times as much as on a token depends on a place of padding what reads it
+_SENTINEL = ("code", "coded", "nearest")
+_ROUNDING = 1e-3  # of a number that is read off gradients
+_HALF = 0.5  # of the first error, what is left
+_SETTLED, _LONG = 50, 1000  # steps after which a training has begun to learn, and after which it should have
+_EXPLAINED = 0.02  # of what targets vary
+_GUESS = "outputs explain {share} of what the targets vary: the error is that of returning their mean for all samples"
 _KEPT, _LAST = 6, 3  # looks at distances that are needed; of these the last
 
 
@@ -77,6 +97,8 @@ class BatchFindings:
     def __init__(self, chosen: Chosen, part: str, tables: Mapping[str, Table]) -> None:
         self._chosen, self._part, self._tables = chosen, part, tables
         self._first_step: int | None = None
+        self._outputs: list[str] = []  # names of those of the last pass
+        self._history: dict[tuple[str, int | str], list[float]] = defaultdict(list)  # what was read of each pass, see _so_far
         self._labels: dict[int, list[tuple[float, float]]] = {}  # by pass of a step, see _of_labels
         self._others: dict[tuple[int, int], list[tuple[float, float]]] = {}  # of further outputs, by output and pass
         self._apart: list[tuple[float, float]] = []  # how far outputs of each step were apart, and their size
@@ -109,7 +131,8 @@ class BatchFindings:
         self._own: list[bool] = []  # whether the gradient of each pass was a multiple of the outputs
         # the outputs with the largest and the least gradient, and how far these differ
         self._parts: list[tuple[int, int, float]] = []
-        self.axes = {*range(1, _MOST_AXES)}  # that may be of classes, as far as is known
+        self.axes = {*range(1, _MOST_AXES)}
+        self._has_attention = False
         self._padded = self._mixed = self._unread = 0  # looks that found the padding read alone, samples mixed, and no input read
         self._is_cut = False  # no input was read by the first output, and one by others
         self._viewed = 0  # and an input whose axes a view has exchanged
@@ -117,11 +140,13 @@ class BatchFindings:
     def of(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield what one pass shows, beside those before it."""
         self._first_step = look.step if self._first_step is None else self._first_step
+        self._outputs = look.outputs
         yield from self._of_labels(look, numbers)
         yield from self._of_other_labels(look, numbers)
         yield from self._of_distances(look, numbers)
         yield from self._of_dependence(look, numbers)
         yield from self._of_range(look, numbers)
+        yield from self._of_regression(look, numbers)
         yield from self._of_ways(look, numbers)
         yield from self._of_repeats(look, numbers)
         yield from self._of_indices(numbers)
@@ -131,6 +156,7 @@ class BatchFindings:
     def _of_labels(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that labels are alike: how many each pass had, and their one class, NaN of several; of first passes, of others."""
         axis, labels_of_pass = _class_axis(look, numbers), self._labels.setdefault(look.number, [])
+        yield from self._of_all_classes(look, numbers)
         labels = numbers.get(f"labels {len(look.shape) - 1}", 0.0)
         self._several += [labels] if labels else []
         if len(self._several) >= _OFTEN:
@@ -167,6 +193,22 @@ class BatchFindings:
             counts = sum(count for count, _ in (*firsts, *others))
             yield self._chosen.judge("labels_alike", counts, float(len(firsts)), float(len(classes)), is_each=are_all)
 
+    def _of_all_classes(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that the targets of a cross-entropy are one distribution, or that it is maximised."""
+        axis = len(look.shape) - 1
+        if f"even {axis}" in numbers:
+            even = self._so_far("even", look.number, numbers[f"even {axis}"])
+            if len(even) >= _OFTEN and not any(map(math.isnan, even)):
+                found = self._chosen.judge("labels_alike", math.inf, float(len(even)), 1.0)
+                message = f"the targets of all samples are one distribution over the classes, the likeliest of {short(even[-1])}"
+                yield found and replace(found, message=message, advice=_EVEN)
+        counted = numbers.get(f"counted {axis}", 0.0)
+        is_down = counted > 0 and numbers.get(f"raised {axis}", 0.0) >= _MATCHES * counted
+        down = self._so_far("down", look.number, float(is_down))
+        if len(down) >= _OFTEN and all(down):
+            found = self._chosen.judge("loss_unbounded", *_NO_LOSS, is_maximised=True)
+            yield found and replace(found, advice=_SIGN)
+
     def _of_other_labels(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that the labels of a further output are alike."""
         for at in range(1, len(look.outputs)):
@@ -193,6 +235,12 @@ class BatchFindings:
             yield replace(judged[-1], first_step=look.step) if judged[-1] is not None and all(judged) else None
             are_one = numbers.get("differ", 0.0) > 0 and numbers["size"] > 0
             are_one &= all(apart <= _ALIKE * size for apart, size in self._apart)
+            same = self._so_far("same", value=numbers.get("same"))
+            if len(same) >= _KEPT and all(each >= _HALF for each in same[:_KEPT]) and not are_one:
+                found = self._chosen.judge("input_unused", 2, 1, name="what it is given", has_layers=True)
+                share = percent(statistics.mean(same[:_KEPT]))
+                message = f"what the model returns is the same for {share} of the samples, though what they are given differs"
+                yield found and replace(found, message=message, advice=_SOME)
             if len(self._apart) > _SEEN and (are_one or self._unread > 1):  # by then it is known what is dead, which explains it
                 yield self._told_unused(look, numbers, is_cut=self._is_cut)
 
@@ -244,6 +292,55 @@ class BatchFindings:
             if len(self._parts) >= _KEPT and all(each[:2] == first[:2] for each in self._parts[:EACH]):
                 times = min(each for *_, each in self._parts[:EACH])
                 yield judge("terms_uneven", times, one=_named(look, largest), other=_named(look, least))
+
+    def _of_regression(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield what is wrong with the targets of a squared error: their scale, a sentinel, classes; what explains them not."""
+        for at, name in enumerate(look.outputs):
+            found = [self._told_sentinel(f"targets {at}", [numbers.get(f"{each} {at}") for each in _SENTINEL])]
+            errors = self._so_far("error", at, None if look.number else numbers.get(f"error {at}"))
+            sizes = self._so_far("size", at, None if look.number else numbers.get(f"size {at}" if at else "size"))
+            if errors and sizes and look.step >= _SETTLED and errors[-1] >= _HALF * errors[0]:
+                found.append(self._chosen.judge("target_large", errors[0] ** 2, sizes[0], 1.0))
+            classed = self._so_far("classed", at, numbers.get(f"classed {at}"))
+            found.append(self._chosen.judge("class_regressed", float(len(classed)), float(all(classed))))
+            self._so_far("explained", at, numbers.get(f"explained {at}") if look.step >= _SETTLED else None)
+            found.append(self._told_unexplained(at) if look.step >= _LONG else None)
+            yield from (each and replace(each, site=f"{self._part}:output{name if at else ''}") for each in found)
+        for at in range(_INPUTS):
+            yield self._told_sentinel(f"inputs {at}", [numbers.get(f"input {each} {at}") for each in _SENTINEL])
+
+    def at_end(self) -> Iterator[Finding | None]:
+        """Yield what the last passes of a training show."""
+        for at, name in enumerate(self._outputs):
+            found = self._told_unexplained(at)
+            yield found and replace(found, site=f"{self._part}:output{name if at else ''}")
+
+    def _told_unexplained(self, at: int) -> Finding | None:
+        """Return that an output has come to explain nothing of its targets."""
+        explained = self._so_far("explained", at)[-_LAST:]
+        if len(explained) < _LAST or not all(each <= _EXPLAINED for each in explained):
+            return None
+        found = self._chosen.judge("loss_stuck", 1.0, 1.0, 1.0, 0.0, math.nan)
+        return found and replace(found, message=_GUESS.format(share=percent(max(0.0, *explained))))
+
+    def _told_sentinel(self, what: str, read: Sequence[float | None]) -> Finding | None:
+        """Return that one number, far from all others, stands in *what* of most passes; *read*: it, its share, and the nearest."""
+        code, share, nearest = read
+        shares = [each for each in self._so_far("coded", what, share) if not math.isnan(each)]
+        codes = [each for each in self._so_far("code", what, code) if not math.isnan(each)]
+        is_one = len(codes) >= _KEPT and max(codes) - min(codes) <= _ROUNDING * abs(codes[0])
+        if not is_one or 2 * len(codes) < len(self._so_far("code", what)) or code is None or math.isnan(code):
+            return None
+        return self._chosen.judge(
+            "sentinel", statistics.mean(shares), codes[0], float(nearest or 0.0), what=what.rpartition(" ")[0]
+        )
+
+    def _so_far(self, name: str, key: int | str = 0, value: float | None = None) -> list[float]:
+        """Return all values that were given with this *name* and *key*, this one last, if there is one."""
+        values = self._history[name, key]
+        if value is not None:
+            values.append(value)
+        return values
 
     def _of_columns(self, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that a column of the input tells the label."""
@@ -405,6 +502,7 @@ class BatchFindings:
             where, what = look.viewed
             site = f"{self._part}:{where}" if where.startswith("input") else where and f"{where}:output"
             yield found and replace(found, message=f"{what}: its elements stand at other places", advice=_TRANSPOSED, site=site)
+        yield self._told_recurrent(look)
         padded = numbers.get(f"padded {axis}", 0.0)
         yield self._chosen.judge("padding_counted", padded) if is_sequence or padded >= _DIFFERS else None
         yield self._chosen.judge("padding_counted", numbers.get(f"at padding {axis}", 0.0), is_given=True)
@@ -414,6 +512,7 @@ class BatchFindings:
             self._padded += is_apart and real <= _HARDLY * padding and padding > 0
             if self._padded > 1 and is_apart:
                 yield self._chosen.judge("padding_alone", real, padding)
+            yield from self._of_places(look, numbers, place)
             if axis is None:
                 continue
             ways = {way: _ahead(numbers, axis, place, way) for way in (_ALONG, _ACROSS, _TURNED)}
@@ -426,6 +525,31 @@ class BatchFindings:
         if look.depends is not None:
             yield from self._of_samples(look, look.depends, numbers)
             yield from self._of_series(look.depends, numbers)
+
+    def _told_recurrent(self, look: Look) -> Finding | None:
+        """Return that a recurrent layer takes samples for steps, as two looks have found it."""
+        if look.recurrent is None or len(self._so_far("recurrent", value=1.0)) < 2:
+            return None
+        found = self._chosen.judge("samples_mixed", math.inf, 0.0)
+        message = f"{look.recurrent} takes the samples for steps: each sample's outputs depend on those before it"
+        return found and replace(found, message=message, advice=_STEPS, site=f"{look.recurrent}:output")
+
+    def _of_places(self, look: Look, numbers: Mapping[str, float], place: int) -> Iterator[Finding | None]:
+        """Yield that padding is read more than what is none, or that attention reads no other place."""
+        if look.depends is None or f"read {place}" not in numbers:
+            return
+        times = self._so_far("read", place, numbers[f"read {place}"])
+        if len(times) > 1 and all(_PADDING <= each < math.inf for each in times[-2:]):
+            found = self._chosen.judge("padding_alone", 0.0, 1.0)
+            message = f"what the model returns depends {short(times[-1])} x as much on a place of padding as on one of its tokens"
+            yield found and replace(found, message=message, severity="warn")
+        self._has_attention |= any(name.startswith("attended ") and size > 2 for name, size in numbers.items())
+        before, here, following, later = (numbers[f"{name} {place} 0"] for name in ("before", "here", "next", "later"))
+        is_alone = self._has_attention and len(look.shape) > 2 and before + following + later <= _NOTHING * here and here > 0
+        alone = self._so_far("alone", place, float(is_alone))
+        if len(alone) > 2 and all(alone[-2:]):  # a branch may begin at zero
+            found = self._chosen.judge("input_unused", 2, 1, name="other places", has_layers=True)
+            yield found and replace(found, message=_ALONE, advice=_MASK)
 
     def _of_samples(self, look: Look, depends: Depends, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that samples are mixed, or that no input is read."""

@@ -47,6 +47,7 @@ class Look:
         samples: of the output, that are looked at.
         activations: by which each of them is kept in a range; "" for none.
         viewed: where a view has its axes in another order than what it was made of, and what it was.
+        recurrent: the recurrent layer that takes samples for steps, if one does.
         arranged: the shape of the output as it is, but for samples and places in a row, which are apart.
         is_turned: samples are the second axis of that; *shape* has them first.
         taken: the first argument's storage, whether a gradient comes to it, and whether a model that is watched has made it.
@@ -68,6 +69,7 @@ class Look:
     makers: list[int] = field(default_factory=list)
     made: list[tuple[str, int | None]] = field(default_factory=list)
     viewed: tuple[str, str] | None = None
+    recurrent: str | None = None
     arranged: tuple[int, ...] = ()
     is_turned: bool = False
     taken: tuple[StorageWeakRef, bool, bool] | None = None

@@ -20,6 +20,7 @@ _SERIES = 8  # places of a series, which no channels are
 _MARGIN = 64  # places by which a series is longer that was padded
 _TOKENS = 3  # beside the padding of a sample, so that it is no other one that is read
 _NEAR = 40  # nodes behind an operation, among which a parameter is looked for
+_STEPS = 1_000  # nodes of a recurrent layer, among which its weights are looked for
 _NOTHING = 1e-6  # of a gradient, rounding
 _STATISTICS = ("Mean", "Sum", "Var", "Std", "VarMean", "StdMean", "LinalgVectorNorm", "Norm")  # as of a normalisation by hand
 _GRAPHS = ("IndexSelect", "IndexAdd", "Index", "IndexPut", "Gather", "Scatter", "ScatterAdd", "ScatterReduce", "SparseMm")
@@ -77,9 +78,10 @@ class Dependence:
 
         ``own``, ``others``: how much the output depends on its own sample, and on other ones; ``most``: on one of these.
         ``real``, ``padding``: on tokens of its own but for the one that has most, which may be where the output is read, and on
-        what is the same token at the end of its row. ``before``, ``here``, ``next``, ``later``, ``beside``: on tokens before, at
-        and behind its place, along the second axis (0) or the first (1), and on those of other samples. ``near``: how far samples
-        that stand next to each other are apart, of what any two are.
+        what is the same token at the end of its row; ``read``: how many times as much on one of these as on another one.
+        ``before``, ``here``, ``next``, ``later``, ``beside``: on tokens before, at and behind its place, along the second axis (0)
+        or the first (1), and on those of other samples. ``near``: how far samples that stand next to each other are apart, of what
+        any two are.
         """
         for number, entry in enumerate([*self.tokens, *self.inputs]):
             sizes, is_own = entry.sizes, torch.arange(len(entry.sizes), device=self.sample.device) == self.sample
@@ -95,9 +97,10 @@ class Dependence:
                     continue
             else:
                 padding = _row(padded(entry.given), self.sample) * own
-                real = own - padding
+                real, is_padding = own - padding, _row(padded(entry.given), self.sample)
                 yield f"real {number}", real.sum() - real.max()
                 yield f"padding {number}", padding.sum()
+                yield f"read {number}", padding.sum() / is_padding.sum() / (real.sum() / (1 - is_padding).sum())
             for way, table, row, at in ((0, sizes, self.sample, self.place), (1, sizes.T, self.place, self.sample)):
                 line = _row(table, row.clamp(max=len(table) - 1))
                 ahead = torch.arange(len(line), device=at.device) - at
@@ -288,6 +291,27 @@ def scrambled_in(nodes: Iterable[Any], given: Sequence[Tensor], names: Mapping[i
                 near = next((names[id(each)] for each in leaves if id(each) in names), "").rpartition(".")[0]
                 where = ("" if not near else " before " if name in _FIRST else " behind ") + near
                 return near, f"a view{where} makes {tuple(made)} of {tuple(source)}"
+    return None
+
+
+def runs_over_samples(nodes: Iterable[Any], shape: Sequence[int], names: Mapping[int, str]) -> str | None:
+    """Return the name of the recurrent layer that takes samples for steps, as an output of this *shape* says; None for none.
+
+    Its steps are as many as there are samples of outputs, and no axis of these is what it takes for samples, two or more.
+
+    Args:
+        nodes: the graph of the output.
+        shape: of the output, samples first.
+        names: those of the parameters, by identity.
+    """
+    for node in nodes:
+        steps, samples = graph_nodes.recurrence_of(node) or (0, 0)
+        if steps == shape[0] and samples > 1 and samples not in shape:
+            leaves = (graph_nodes.leaf_of(each) for each in graph_nodes.nodes_before(node, _STEPS))
+            named = (names[id(each)] for each in leaves if id(each) in names)
+            found = next((name for name in named if "weight_hh" in name), None)
+            if found is not None:
+                return found.rpartition(".")[0]
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,42 +18,29 @@ Loss: TypeAlias = list[graph_nodes.Node]
 """Operations next to the loss whose backward pass runs, the nearest first."""
 SHAPES = ("View", "UnsafeView", "Squeeze", "Unsqueeze", "ToCopy", "Clone")
 """Operations that leave elements as they are."""
-_ALIKE = 1e-3  # of a number that is the same for all samples, rounding
+ALIKE = 1e-3
+"""Of a number that is the same for all samples, rounding."""
 _BINARY = 1 << 14  # elements that are compared with targets of 0 and 1
-_SQUARES = (("MseLoss",), ("Mean", "Pow", "Sub"))  # operations of a loss that is the mean of squared errors
 _MOST = 0.75  # of the samples; one all of whose classes are labels is not read
-_SCALES = ("Mul", "Div", "Add", "Sub", "Neg", "Rsub")
-_ERRORS = ("MseLoss", "SmoothL1Loss", "HuberLoss")
-_LOSSES = (*_ERRORS, "L1Loss", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits")
+ERRORS = ("MseLoss", "SmoothL1Loss", "HuberLoss")
+"""Losses of differences whose gradient depends on their size."""
+_LOSSES = (*ERRORS, "L1Loss", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits")
 _LAYERS = ("Addmm", "Mm", "Bmm", "Convolution", "Embedding", "NativeLayerNorm", "NativeBatchNorm")
-_COMPARES = (*_ERRORS, "Sub", "Rsub", "L1Loss")
-_SERIES, _SERIES_AHEAD = 8, (0, 1)  # places of a series; how far ahead of an output a target is looked for
+_COMPARES = (*ERRORS, "Sub", "Rsub", "L1Loss")
 _OFF = 0.02  # of a gradient in half precision, rounding of its sum
-_CHOICES = (*SHAPES, "Gather", "Select", "Index", "Slice", "Transpose", "Permute")  # behind which a target is compared
+CHOICES = (*SHAPES, "Gather", "Select", "Index", "Slice", "Transpose", "Permute")
+"""Operations behind which a target is compared with what they pick."""
 _SOFTMAX = ("Softmax", "LogSoftmax", "Logsumexp", "Exp")
 _VARIES = 0.1  # of the squares of a gradient, those about its mean over the samples
 _SURE = 0.9  # probability of the likeliest class on average
 _PUSHED = 8  # elements that are pushed one way, if others get no gradient
 _COLUMNS = 16  # of an output, of which one may be idle
-_HALF, _WAYS = 0.5, 4  # of the own distance, that of the nearest; columns of an output that may each be pushed one way
+_WAYS = 4  # columns of an output that may each be pushed one way
 _NEAR = 60  # nodes of a graph next to the loss
-_BOUNDS = {"Sigmoid": (0.0, 1.0), "Tanh": (-1.0, 1.0), "Relu": (0.0, math.inf), "Softmax": (0.0, 1.0), "Softplus": (0.0, math.inf)}
-_BEYOND = 0.05  # of the width of a range, or of the deviation of targets
-
-
-class Range(NamedTuple):
-    """What an output can be.
-
-    Attributes:
-        activation: the operation that keeps it there.
-        made_by: the last one, which may scale its result.
-        low, high: the ends.
-    """
-
-    activation: str
-    made_by: str
-    low: Tensor | float
-    high: Tensor | float
+BOUNDS = {"Sigmoid": (0.0, 1.0), "Tanh": (-1.0, 1.0), "Relu": (0.0, math.inf), "Softmax": (0.0, 1.0), "Softplus": (0.0, math.inf)}
+"""Between which activations keep their results."""
+BEYOND = 0.05
+"""Of the width of a range, or of the deviation of targets, what is no rounding."""
 
 
 def numbers_of(
@@ -84,6 +71,8 @@ def numbers_of(
     }
     for axis in axes:
         found |= _label_numbers(output.movedim(axis, -1), gradient.movedim(axis, -1), axis, tokens, looked_at)
+        if gradient.shape[axis] > 2 and not {graph_nodes.operation_of(each) for each in nodes}.isdisjoint(_SOFTMAX):
+            found |= _distribution_numbers(output.movedim(axis, -1), gradient.movedim(axis, -1), axis)
     return found | _binary_numbers(made[:_BINARY], held[:_BINARY], nodes)
 
 
@@ -97,7 +86,7 @@ def compared_in(loss: Tensor) -> Iterator[tuple[Tensor, Tensor | None]]:
     nodes = list(graph_nodes.nodes_before(loss.grad_fn, _NEAR, layers))
     for node in nodes:
         name = graph_nodes.operation_of(node)
-        held = graph_nodes.result_of(node) if name in _BOUNDS or name == "LogSoftmax" else None
+        held = graph_nodes.result_of(node) if name in BOUNDS or name == "LogSoftmax" else None
         held = next(graph_nodes.taken_by(node), None) if name in _LOSSES else held
         if held is not None and held.grad_fn is not None and held.dim() > 0:
             yield held, graph_nodes.target_of(node) if name in _LOSSES else _squared_target(nodes, node, held)
@@ -151,55 +140,6 @@ def column_numbers(gradient: Tensor, features: Tensor) -> dict[str, Tensor]:
     return {"within": torch.where(is_several, within, 1.0), "column": column, "spare": len(rows) - (count > 0).sum()}
 
 
-def target_column_numbers(output: Tensor, gradient: Tensor, given: Tensor) -> dict[str, Tensor]:
-    """Return which *column* of what was *given* is the target of an *output* of one number for each sample, and how far off it is.
-
-    Of a squared error the *gradient* is a multiple of the output less its target: *off* is which share of it is none. Of
-    sequences those at the last place are asked, along the longer of the axes.
-    """
-    made, held, rows = output.reshape(-1, 1).double(), gradient.reshape(-1, 1).double(), given.detach().double()
-    columns = rows if rows.dim() == 2 else (rows[:, -1] if rows.shape[1] >= rows.shape[-1] else rows[..., -1]).flatten(1)
-    off, column = _off(made - columns, held).min(0)
-    return {"off column": off, "target column": column}
-
-
-def other_numbers(output: Tensor, gradient: Tensor, given: Tensor) -> dict[str, Tensor]:
-    """Return of how many samples the target is what was *given* of *another* one, and how many *stand* for one.
-
-    Of a squared error the *gradient* is a multiple of the output less its target; here of each sample by itself.
-    """
-    made, held, rows = (each.detach().flatten(1).double() for each in (output, gradient, given))
-    along = (made * held).sum(1, keepdim=True) - held @ rows.T
-    error = made.square().sum(1, keepdim=True) + rows.square().sum(1) - 2 * made @ rows.T
-    across = 1 - along.square() * (along > 0) / (error * held.square().sum(1, keepdim=True)).clamp(min=1e-300)
-    best, nearest = across.min(1)
-    own = across.diagonal()
-    is_other = (best <= _HALF * own) & (nearest != torch.arange(len(rows), device=rows.device))
-    stands = torch.zeros(len(rows), dtype=torch.bool, device=rows.device).index_fill(0, nearest, True)
-    return {"another": is_other.double().mean(), "stand": stands.double().mean()}
-
-
-def series_numbers(output: Tensor, gradient: Tensor, given: Tensor) -> dict[str, Tensor]:
-    """Return how far off targets are from being the first channel of a *given* series, so many places ahead of an *output*.
-
-    See :func:`target_column_numbers`. Places are the axis along which both are as long.
-    """
-    found: dict[str, Tensor] = {}
-    axes = [
-        (one, other) for one in range(1, output.dim()) for other in (1, 2) if output.shape[one] == given.shape[other] >= _SERIES
-    ]
-    if len(axes) != 1:
-        return found
-    (one, other), *_ = axes
-    made, held = (each.movedim(one, 1).reshape(len(output), output.shape[one], -1)[..., 0].double() for each in (output, gradient))
-    rows = given.detach().movedim(other, 1).double()
-    for ahead in _SERIES_AHEAD:
-        kept = rows.shape[1] - ahead
-        errors = made[:, :kept, None] - rows[:, ahead:]
-        found[f"series {ahead}"] = _off(errors.flatten(0, 1), held[:, :kept].reshape(-1, 1)).min()
-    return found
-
-
 def way_numbers(output: Tensor, gradient: Tensor, number: int, nodes: Loss) -> dict[str, Tensor]:
     """Return which *way* all samples push each column of an *output* (1: down; 0: several), of four or less, and its *level*.
 
@@ -211,14 +151,14 @@ def way_numbers(output: Tensor, gradient: Tensor, number: int, nodes: Loss) -> d
         return {}
     made, held = (each.reshape(-1, columns).double() for each in (output, gradient))
     signs, size = held.sign(), held.abs()
-    varies = size.amax(0) - size.amin(0) > 10 * _ALIKE * size.amax(0)  # as no term does that is added as it is
+    varies = size.amax(0) - size.amin(0) > 10 * ALIKE * size.amax(0)  # as no term does that is added as it is
     count = (held != 0).sum(0)
     way = torch.where(
         (signs.sum(0).abs() == count) & ((2 * count > len(held)) | (count >= _PUSHED)) & varies, signs.sum(0).sign(), 0.0
     )
-    compared = [graph_nodes.behind(one, _CHOICES) for each in nodes if _compares(each) for one in graph_nodes.sources_of(each)]
+    compared = [graph_nodes.behind(one, CHOICES) for each in nodes if _compares(each) for one in graph_nodes.sources_of(each)]
     toward = any(autograd_state.sequence_of_node(each) == number for each in compared)
-    taken = [graph_nodes.behind(one, _CHOICES) for each in nodes if _is_logistic(each) for one in graph_nodes.sources_of(each)]
+    taken = [graph_nodes.behind(one, CHOICES) for each in nodes if _is_logistic(each) for one in graph_nodes.sources_of(each)]
     is_taken = any(autograd_state.sequence_of_node(each) == number for each in taken)
     known = {"toward": toward, "logistic": bool(taken) and (is_taken or output.numel() == len(output)), "taken": is_taken}
     numbers = {f"{name} {at}": each[at] for name, each in (("way", way), ("level", made.mean(0))) for at in range(columns)}
@@ -253,7 +193,7 @@ def column_gradients(output: Tensor, gradient: Tensor, nodes: Loss) -> dict[str,
     columns = output.numel() // len(output)
     made, held = (each.reshape(len(output), -1).double() for each in (output, gradient))
     if columns == 1:
-        is_same = _is_alike(held) & (held.abs().min() > 0)
+        is_same = is_alike(held) & (held.abs().min() > 0)
         return {"same": torch.where(is_same, held[0, 0], 0.0)}
     if columns > _COLUMNS or output.dim() != 2:
         return {}
@@ -274,12 +214,6 @@ def _is_product(node: graph_nodes.Node) -> bool:
     return graph_nodes.operation_of(node) == "Mul" and len(graph_nodes.sources_of(node)) == 2
 
 
-def _off(errors: Tensor, gradient: Tensor) -> Tensor:
-    """Return of each column of *errors* which share of a *gradient*, of one column, is no multiple of it."""
-    along = (errors * gradient).sum(0)
-    return 1 - along.square() * (along > 0) / (errors.square().sum(0) * gradient.square().sum()).clamp(min=1e-300)
-
-
 def _binary_numbers(made: Tensor, held: Tensor, nodes: Loss) -> dict[str, Tensor]:
     """Return whether a gradient *held* is that of binary cross-entropies, of logits or probabilities, with targets all 0, or all 1.
 
@@ -288,18 +222,18 @@ def _binary_numbers(made: Tensor, held: Tensor, nodes: Loss) -> dict[str, Tensor
     """
     chance = made.sigmoid()
     is_share = ((made > 0) & (made < 1)).all()
-    varies = (chance.max() - chance.min() > 10 * _ALIKE * chance.max()) & (held != 0).all()
-    zeros = _is_alike(held / chance) | (is_share & _is_alike(held * (1 - made)))
-    ones = _is_alike(held / (1 - chance)) | (is_share & _is_alike(held * made))
+    varies = (chance.max() - chance.min() > 10 * ALIKE * chance.max()) & (held != 0).all()
+    zeros = is_alike(held / chance) | (is_share & is_alike(held * (1 - made)))
+    ones = is_alike(held / (1 - chance)) | (is_share & is_alike(held * made))
     is_one = held < 0
     of_one, of_zero = torch.where(is_one, held / (chance - 1), math.nan), torch.where(is_one, math.nan, held / chance)
-    is_each = varies & (_spread(of_one) <= _ALIKE) & (_spread(of_zero) <= _ALIKE)
+    is_each = varies & (_spread(of_one) <= ALIKE) & (_spread(of_zero) <= ALIKE)
     times = torch.where(is_each, of_one.nanmean() / of_zero.nanmean(), 0.0).nan_to_num(0.0)
     target = torch.where(is_one, chance - held / of_zero.nanmean(), math.nan)  # of the others, as those of 0 say
-    is_other = varies & (_spread(of_zero) <= _ALIKE) & (_spread(target) <= _ALIKE) & (target.nanmean() > 1 + _BEYOND)
-    is_other &= _spread(of_one) > 10 * _ALIKE  # a weight of ones would look alike, but for that
+    is_other = varies & (_spread(of_zero) <= ALIKE) & (_spread(target) <= ALIKE) & (target.nanmean() > 1 + BEYOND)
+    is_other &= _spread(of_one) > 10 * ALIKE  # a weight of ones would look alike, but for that
     given, is_binary = _binary_targets(made, held, is_share, nodes)
-    is_beyond = is_binary & ((given < -_BEYOND) | (given > 1 + _BEYOND))
+    is_beyond = is_binary & ((given < -BEYOND) | (given > 1 + BEYOND))
     far, other = torch.where(is_beyond, given, math.nan), torch.where(is_other, target.nanmean(), 0.0).nan_to_num(0.0)
     all_of_one = times * is_one.sum() / (~is_one).sum().clamp(min=1)
     return {
@@ -322,7 +256,7 @@ def _binary_targets(made: Tensor, held: Tensor, is_share: Tensor, nodes: Loss) -
     targets = torch.where(is_share, made - error * made * (1 - made), made.sigmoid() - error)
     of_shares = -(targets * made.log().clamp(min=-100) + (1 - targets) * (1 - made).log().clamp(min=-100)).mean()
     of_logits = (torch.nn.functional.softplus(made) - made * targets).mean()
-    is_mean = (torch.where(is_share, of_shares.nan_to_num(), of_logits) - loss).abs() <= _ALIKE * loss.abs()
+    is_mean = (torch.where(is_share, of_shares.nan_to_num(), of_logits) - loss).abs() <= ALIKE * loss.abs()
     taken = [one for each in nodes if _is_logistic(each) for one in graph_nodes.sources_of(each)]
     has_one = any(math.prod(graph_nodes.shape_of(each)) == len(made) for each in taken)
     return targets, is_mean & has_one  # where logits are near zero, whatever targets fit
@@ -338,8 +272,9 @@ def _spread(numbers: Tensor) -> Tensor:
     return (numbers - middle).square().nanmean().sqrt() / middle.abs()
 
 
-def _is_alike(numbers: Tensor) -> Tensor:
-    return numbers.max() - numbers.min() <= _ALIKE * numbers.abs().max()
+def is_alike(numbers: Tensor) -> Tensor:
+    """Return whether *numbers* are one, but for rounding."""
+    return numbers.max() - numbers.min() <= ALIKE * numbers.abs().max()
 
 
 def _label_numbers(
@@ -386,6 +321,22 @@ def _label_numbers(
     return {f"{name} {axis}": each for name, each in found.items()}
 
 
+def _distribution_numbers(output: Tensor, gradient: Tensor, axis: int) -> dict[str, Tensor]:
+    """Return the largest probability of the one distribution that all samples have as target (*even*), NaN of several.
+
+    That is read off the mean of cross-entropies. Of so many samples a single class is *raised*: its gradient alone is above zero.
+    """
+    held = gradient.double().reshape(-1, gradient.shape[-1])
+    made = output.double().reshape(held.shape).softmax(-1)
+    targets = made - held * (held != 0).any(-1).sum()
+    is_one = (targets - targets.mean(0)).abs().max() <= ALIKE
+    is_one &= (targets.min() >= -ALIKE) & (targets.max() < 1 - BEYOND) & ((made - made.mean(0)).abs().max() > 10 * ALIKE)
+    return {
+        f"even {axis}": torch.where(is_one, targets.max(), math.nan),
+        f"raised {axis}": ((held > 0).sum(-1) == 1).sum(),
+    }
+
+
 def _several_numbers(output: Tensor, gradient: Tensor) -> dict[str, Tensor]:
     """Return how many labels a sample has on average (*labels*), where one softmax judges several; 0 where that is not known.
 
@@ -396,7 +347,7 @@ def _several_numbers(output: Tensor, gradient: Tensor) -> dict[str, Tensor]:
     each = torch.where(weight > 0, weight, math.inf).min()
     count = (weight / each).round()
     labels = count * chance - held / each
-    fits = ((labels - labels.round()).abs() <= _BEYOND).all(-1) & (labels.amax(-1) <= 1 + _BEYOND) & (weight[:, 0] > 0)
+    fits = ((labels - labels.round()).abs() <= BEYOND).all(-1) & (labels.amax(-1) <= 1 + BEYOND) & (weight[:, 0] > 0)
     is_judged = (held != 0).any(-1)
     is_so = (fits.sum() >= _MOST * is_judged.sum()) & ((count[:, 0] > 1) & fits).any()
     return {"labels": torch.where(is_so, (labels.round() * fits[:, None]).sum() / is_judged.sum().clamp(min=1), 0.0)}
@@ -409,7 +360,7 @@ def _weight_numbers(output: Tensor, gradient: Tensor, labels: Tensor, is_counted
     weight = -gradient.double().gather(-1, labels[..., None])[..., 0] / slope
     is_top, is_other = is_counted & (labels == usual), is_counted & (labels != usual)
     of_top, of_other = ((weight * each).sum() / each.sum().clamp(min=1) for each in (is_top, is_other))
-    is_each = _spread(torch.where(is_top, weight, math.nan)) <= 10 * _ALIKE  # one of all samples of a class, as no reward is
+    is_each = _spread(torch.where(is_top, weight, math.nan)) <= 10 * ALIKE  # one of all samples of a class, as no reward is
     times = torch.where((of_other > 0) & is_other.any() & is_each, of_top / of_other, 1.0)
     return {"top": is_top.sum() / is_counted.sum().clamp(min=1), "times": times}
 
@@ -447,82 +398,7 @@ def _padded(labels: Tensor, counted: Tensor) -> Tensor:
     return (run * (run > 1)).sum()
 
 
-def range_of(output: Tensor) -> Range | None:
-    """Return what an *output* can be, if an activation has made it, or one whose result was scaled by numbers; else None."""
-    node = graph_nodes.behind(output.grad_fn, SHAPES)
-    if (name := graph_nodes.operation_of(node)) in _BOUNDS:
-        return Range(name, name, *_BOUNDS[name])
-    before = graph_nodes.behind(output.grad_fn, (*SHAPES, *_SCALES))
-    name, result = graph_nodes.operation_of(before), graph_nodes.result_of(before)
-    if name not in _BOUNDS or result is None or result.numel() != output.numel():
-        return None
-    made, held = (each.detach().flatten().double() for each in (output, result))
-    ends = torch.stack([held.argmin(), held.argmax()])
-    (low, high), (least, largest) = (each.index_select(0, ends) for each in (held, made))
-    slope = (largest - least) / (high - low)
-    start = least - slope * low
-    fits = (made - slope * held - start).abs().max() <= _ALIKE * made.abs().max()
-    reached = torch.stack([slope * each + start for each in _BOUNDS[name]])
-    low, high = (torch.where(fits, each, end) for each, end in ((reached.min(), -math.inf), (reached.max(), math.inf)))
-    return Range(name, graph_nodes.operation_of(node), low, high)
-
-
-def range_numbers(output: Tensor, gradient: Tensor, reaches: Range | None, nodes: Loss) -> dict[str, Tensor]:
-    """Return what a *gradient* says of targets: if errors are squared, their range, and if they are absolute, their one sign.
-
-    Args:
-        output, gradient: of one shape.
-        reaches: what the output can be.
-        nodes: see :func:`nodes_of_loss`.
-    """
-    if reaches is None:
-        return _squared_numbers(output, gradient, -math.inf, math.inf)
-    size = gradient.abs()
-    is_read = (
-        _is_alike(size) if not _is_squared(output, reaches.made_by, nodes) else torch.ones_like(size[:0].sum(), dtype=torch.bool)
-    )
-    is_one_sided = is_read & (size.max() > 0) & (gradient.sign().sum().abs() == gradient.numel())
-    return {"side": is_one_sided * gradient.sign().flatten()[0]} | _squared_numbers(output, gradient, reaches.low, reaches.high)
-
-
 def nodes_of_loss() -> Loss:
     """Return the operations next to the loss whose backward pass runs."""
     sent = graph_nodes.sent_backward()[:1]
     return [node for each in sent if each.grad_fn is not None for node in graph_nodes.nodes_before(each.grad_fn, _NEAR)]
-
-
-def _is_squared(output: Tensor, made_by: str, nodes: Loss) -> bool:
-    """Return whether a squared error of *output* is part of the loss that is sent backward."""
-    before = [one for node in nodes if graph_nodes.operation_of(node) in _ERRORS for one in graph_nodes.sources_of(node)]
-    return any(
-        graph_nodes.operation_of(one) == made_by and math.prod(graph_nodes.shape_of(one)) == output.numel() for one in before
-    )
-
-
-def _squared_numbers(output: Tensor, gradient: Tensor, low: Tensor | float, high: Tensor | float) -> dict[str, Tensor]:
-    """Return the share of the targets that an activation cannot reach, and their range, where the loss is a mean of squared errors.
-
-    The gradient is 2 / elements of each error; a loss that is scaled, or the sum of several, is not read.
-    """
-    sent = graph_nodes.sent_backward()[:1]
-    if not sent or sent[0].grad_fn is None or sent[0].numel() != 1:
-        return {}
-    ahead = graph_nodes.nodes_before(sent[0].grad_fn, 3)
-    names = tuple([graph_nodes.operation_of(node) for node in ahead])
-    if not any(names[: len(each)] == each for each in _SQUARES):
-        return {}
-    made, loss = output.double(), sent[0].detach().double()
-    error = gradient.double() * gradient.numel() / 2
-    is_mean = (error.square().mean() - loss).abs() <= _ALIKE * loss
-    targets = made - error
-    is_one = is_mean & (targets.max() - targets.min() <= _ALIKE * output.double().std())
-    numbers = beyond_numbers(targets, low, high)
-    return numbers | {"beyond": is_mean * numbers["beyond"], "one": is_one}
-
-
-def beyond_numbers(targets: Tensor, low: Tensor | float, high: Tensor | float) -> dict[str, Tensor]:
-    """Return the share of the *targets* that is *beyond* what is reached, from *low* to *high*, and the *least* and *largest*."""
-    width = torch.as_tensor(high - low, dtype=torch.float64, device=targets.device)
-    margin = _BEYOND * torch.where(width.isfinite(), width, targets.double().std())
-    beyond = ((targets < low - margin) | (targets > high + margin)).double().mean()
-    return {"beyond": beyond, "least": targets.min(), "largest": targets.max()}

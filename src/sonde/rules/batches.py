@@ -13,7 +13,7 @@ from sonde.words import percent, short
 
 @entry(
     "the labels of a cross-entropy, of 256 samples or more in 10 training passes or more, are one class in all of them, or one "
-    "in each of most",
+    "in each of most, or one distribution over classes",
     "the gradient of a cross-entropy at the outputs is the probabilities less the labels: below zero at the label alone",
     "look at how labels are made and read: an index, a mask, a threshold, a column; shuffle data that are sorted by class",
     needs=("rms:output",),
@@ -63,7 +63,8 @@ def padding_counted(share: float, *, most: float = 0.5, at_padding: float = 0.2,
 
 
 @entry(
-    "outputs depend on the padding of a sample, and not a thousandth as much on all else of it, in two training passes of two",
+    "outputs depend on the padding of a sample, and not a thousandth as much on all else of it, in two training passes of two; or "
+    "on a place of padding ten times as much as on a place of a token or more",
     "a mask the wrong way round: transformers takes 1 for what is read, torch's key_padding_mask True for what is left out",
     "turn the mask round; take the last element of a sequence before its padding (pack_padded_sequence, lengths), not that of the "
     "row",
@@ -169,6 +170,38 @@ def target_beyond(
         yield f"{percent(share)} of the targets of a binary cross-entropy are {which}, and not 0 or 1"
     else:
         yield f"{percent(share)} of the targets, {short(least)} to {short(largest)}, are beyond what the last {what} can return"
+
+
+@entry(
+    "of the targets of a squared error, or of what is given, one number is ten deviations away from all others or more, the same "
+    "in six training passes or more, and in half of all",
+    "our own; pandas: missing values are NaN; a code as -999 is learnt as a value",
+    "leave out what is missing (a mask, rows without it), or fill in the mean of the others, and add a column that says so",
+    needs=("rms:output",),
+    brings=("input_large", "output_large", "target_large", "begins_large", "gradient_growth", "spike", "loss_stuck"),
+    about=("setup", "large"),
+)
+def sentinel(share: float, code: float, nearest: float, *, what: str = "inputs") -> Judged:
+    """Judge the *share* of numbers that are one *code*, and the *nearest* of all others."""
+    yield share > 0
+    yield code
+    yield f"{percent(share)} of {what} are {short(code)}, and no other is beyond {short(nearest)}: a code for what is missing"
+
+
+@entry(
+    "all columns of an output, three or more, have one target in each sample, an integer that is less than their number, in six "
+    "training passes or more",
+    "torch.nn.functional.cross_entropy takes class indices; a squared error compares each column with a number",
+    "use cross_entropy for classes; for a number return one column",
+    needs=("rms:output",),
+    brings=("outputs_alike", "loss_stuck"),
+    about=("setup", "lost"),
+)
+def class_regressed(passes: float, are_all: float = 1.0, *, often: float = 6.0) -> Judged:
+    """Judge so many *passes*, if of all of them (*are_all*) a class index is the target of each column."""
+    yield (passes >= often) & (are_all == 1)
+    yield passes
+    yield "a squared error compares all columns of the output with the index of a class: each learns the same number"
 
 
 @entry(

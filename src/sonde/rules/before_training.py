@@ -167,7 +167,8 @@ def zeroed_as_good(first: float, real: float, zeroed: float, *, share: float = 0
 @entry(
     "no element of the output changes where an input is zeroed, or where columns of it are exchanged among the samples; in a "
     "training, outputs are the same for all samples, though inputs differ, in the first 16 passes or more, or because no gradient "
-    "of them comes to an input; or none comes from the first output, and from others does",
+    "of them comes to an input, or for half of them in each of the first six; or none comes from the first output, and from others "
+    "does; or in a model with attention no output reads another place than its own",
     "the output is a function of its inputs",
     "look at where the forward uses this input",
     brings=("outputs_alike", "loss_stuck", "gradient_zero", "rank_collapse", "constant", "penalty_alone"),
@@ -182,7 +183,8 @@ def input_unused(inputs: int, unused: int, *, name: str = "", has_layers: bool =
 
 
 @entry(
-    "the outputs of a sample change where another sample of the batch is exchanged",
+    "the outputs of a sample change where another sample of the batch is exchanged; a recurrent layer has as many steps as there "
+    "are samples, and another number of samples",
     "Karpathy, A recipe for training neural networks, 2019: use backprop to chart dependencies",
     "look for a view or reshape where a transpose is meant, a softmax or mean over the batch axis, batch_first=False",
     brings=("loss_stuck", "bounded", "gradient_zero", "outputs_alike", "input_unused"),

@@ -640,10 +640,10 @@ class LayerFindings:
     def _begins_large(self, loss: float) -> Iterator[Finding]:
         """Yield what the first *loss*, against that of a guess, and the first outputs of the model say of the initial weights."""
         history, guess = self.history, self.chance
-        outputs = np.flatnonzero(history.is_output_of_model() & np.isfinite(self._first[: len(history)]))
-        if not len(outputs) or math.isnan(guess) or any(not fact.trainable for _, fact in self._matrices()):
+        outputs = self._model_outputs()
+        if not outputs or math.isnan(guess) or any(not fact.trainable for _, fact in self._matrices()):
             return  # what is frozen was trained before, for other outputs
-        last = max(outputs.tolist(), key=history.rank)
+        last = max(outputs, key=history.rank)
         large = np.flatnonzero(history.at("output") & (self._first[: len(history)] >= BEGINS_SIZE)).tolist()
         times = max((each[1] for each in self._heavy), default=0.0)
         found = self._chosen.judge("begins_large", loss, guess, float(self._first[last]), times)
@@ -652,6 +652,13 @@ class LayerFindings:
             columns = sorted([column for column, _ in self._heavy] or large, key=history.rank)
             found = found if times >= BEGINS_WEIGHT else self._told_where(found)
             yield from joined(history, [(column, replace(found, step=int(self._first_step[column]))) for column in columns])
+
+    def _model_outputs(self) -> list[int]:
+        """Return the columns of the first outputs of the model, but for a loss that it returns beside others."""
+        history, count = self.history, self._first_count[: len(self.history)]
+        known = history.is_output_of_model() & np.isfinite(self._first[: len(history)])
+        found: list[int] = np.flatnonzero(known & (count > 1)).tolist() or np.flatnonzero(known).tolist()
+        return found
 
     def _told_where(self, found: Finding) -> Finding:
         """Return a finding about first outputs that are too large with what makes them so, as far as the weights do not."""
@@ -791,11 +798,11 @@ class LayerFindings:
     def _of_loss(self, loss: float) -> Iterator[Finding]:
         """Yield what the first *loss* and its gradient at the outputs of the model say of targets and of a sum over samples."""
         history = self.history
-        outputs = np.flatnonzero(history.is_output_of_model() & np.isfinite(self._first[: len(history)]))
-        if not len(outputs) or not math.isfinite(loss):
+        outputs = self._model_outputs()
+        if not outputs or not math.isfinite(loss):
             return
-        last = max(outputs.tolist(), key=history.rank)
-        several = [c for c in outputs.tolist() if not history.sites[c].path]
+        last = max(outputs, key=history.rank)
+        several = [c for c in outputs if not history.sites[c].path]
         if len(several) > 1:  # nobody knows what the loss makes of each, so that all of it counts for all of them
             size, count = float(self._first[several].max()), float(self._first_count[several].sum())
             of_all = self._chosen.judge("target_large", loss, size, count, math.inf)
@@ -851,7 +858,9 @@ class LayerFindings:
 
     def _growth(self) -> Iterator[Finding]:
         history = self.history
-        first_layer = [c for c in np.flatnonzero(history.at("output")).tolist() if not math.isnan(self._first[c])]
+        columns = np.flatnonzero(history.at("output")).tolist()
+        known = [c for c in columns if not math.isnan(self._first[c])]
+        first_layer = [c for c in known if self._first_count[c] > 1] or known  # a loss that is returned is no output
         if first_layer:
             size = float(self._first[min(first_layer, key=history.rank)])
             large = [

@@ -182,7 +182,7 @@ def loss_rising(
     "a loss that was never above zero falls below ten times its first value, or begins at minus ln(outputs) or ln 2 and falls by "
     "half of that (twice, in fewer than 30 values); one that was, below minus a hundred times (ten where an output or a weight "
     f"has grown too large); all below -1, and {FASTER:g} x as fast in the last third as in the middle one (from minus ln(outputs): "
-    "no slower)",
+    "no slower); or in the first ten training passes the gradient of a softmax is above zero at one class alone: it is maximised",
     "our own: outputs grow by a product of weights, each of which grows evenly at most; the loss of a density falls by logarithms "
     "of a scale, evenly at most, and then slower; a score ends at -1",
     "look at the sign of the loss, at targets beyond its range (from 0 to 1 in a binary cross-entropy), and whether it takes "
@@ -208,6 +208,7 @@ def loss_unbounded(
     factor: float = 10.0,
     faster: float = FASTER,
     grows: bool = False,
+    is_maximised: bool = False,
 ) -> Judged:
     """Judge the median loss of the last third (*late*), of the *middle* one and of the first (*early*).
 
@@ -216,7 +217,7 @@ def loss_unbounded(
     cross-entropy with the wrong sign: it need not fall that far, and may do so at last, *now*; among few, a *count* of values, it
     must have fallen further. *highest* is the largest value:
     where a loss crosses 0, its first value may have been near 0 by chance, and says less of its size, unless another finding says
-    that an output or a weight *grows* too large: a part of such a loss has the wrong sign.
+    that an output or a weight *grows* too large: a part of such a loss has the wrong sign. *is_maximised*: its gradient says so.
     """
     is_below, size = np.less_equal(highest, 0), np.maximum(abs(first), 3 * scatter)
     is_negated = is_below & (abs(first + chance) < NEAR_CHANCE * chance) & (abs(first) > 3 * scatter)
@@ -225,8 +226,11 @@ def loss_unbounded(
     lowest: Any = np.fmin(late, np.where(is_negated, now, late))
     enough = np.where(np.less(count, UNBOUNDED_VALUES), NEGATED_FALL, 1.5)
     goes_on = is_negated & (lowest < enough * first) & (middle - lowest >= early - middle)
-    yield ((speeds_up & ~np.less(count, UNBOUNDED_VALUES)) | goes_on) & (lowest < SCORES_END) & (early > middle)
+    yield (((speeds_up & ~np.less(count, UNBOUNDED_VALUES)) | goes_on) & (lowest < SCORES_END) & (early > middle)) | is_maximised
     yield lowest
+    if is_maximised:
+        yield "the loss is a cross-entropy that is maximised: each step makes the label of each sample less likely"
+        return
     yield f"the loss falls without bound: from {short(first)} to {short(float(lowest))}"
 
 
@@ -234,8 +238,8 @@ def loss_unbounded(
     f"after {STUCK_LONG:,} steps, or {STUCK_STEPS} or more at the end (counted from the end of a warm-up, until all steps have "
     f"moved the weights by {percent(STUCK_FAR)}; at a learning rate of {SLOW_RATE:g} or less a note) the loss has fallen by less "
     f"than {percent(STUCK)} ({percent(2.5 * STUCK)}, no more than by chance, of {STUCK_MANY} values or more), since the first "
-    "values and since the first third, or stays at ln(outputs), as a guess; not that of a network that had been trained before, "
-    "far below a guess",
+    "values and since the first third, or stays at ln(outputs), as a guess, or outputs explain 2 % or less of what the targets of "
+    "a squared error vary, at the end or after 1,000 steps; not that of a network that had been trained before, far below a guess",
     "smdebug, LossNotDecreasing; TheDeepChecker has 5 % of the loss in five checks",
     "look in this order whether labels belong to their samples, whether inputs tell samples apart (ids, an augmentation, a view "
     "that mixes them), what stands between outputs and loss (a sign, a softmax, a temperature, a broadcast), which parts get a "

@@ -414,7 +414,7 @@ class Findings:
     []
 
     A finding opens at the first step at which its condition holds. Its rule, place, first step, numbers and words stay as they are
-    then; later steps add its last step and further places. No finding is taken back.
+    then; later steps add its last step and further places. None is taken back, but those about a loss that comes down after all.
     How many steps come at once changes nothing: where a finding opens among several, they are judged again one by one.
 
     Args:

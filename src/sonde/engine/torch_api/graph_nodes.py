@@ -17,6 +17,7 @@ Node: TypeAlias = Any
 """A node of autograd's graph, which keeps its place behind a backward pass."""
 Given: TypeAlias = list[tuple[Node, Tensor]]
 """Gradients, each with the operation that made what it is the gradient of."""
+_FUSED = ("CudnnRnn", "MiopenRnn")  # recurrent layers, of which the first axis may be of samples
 _BATCH_NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
 
 
@@ -88,6 +89,27 @@ def target_of(node: Node) -> Tensor | None:
     return held if isinstance(held, Tensor) else None
 
 
+def terms_of(node: Node) -> Iterator[Node]:
+    """Yield the operations whose results are added up, as they are, to what *node* made: itself, if it adds nothing."""
+    if operation_of(node) == "Add" and getattr(node, "_saved_alpha", 1) == 1:
+        for each in sources_of(node):
+            yield from terms_of(each)
+    else:
+        yield node
+
+
+def is_mean(node: Node) -> bool:
+    """Return whether a loss function takes the mean of what it has made of each element."""
+    return bool(getattr(node, "_saved_reduction", 1) == 1)
+
+
+def is_square(node: Node) -> bool:
+    """Return whether the operation squares what it takes."""
+    before = sources_of(node)
+    is_power = operation_of(node) == "Pow" and getattr(node, "_saved_exponent", 0) == 2 and len(before) == 1
+    return is_power or (operation_of(node) == "Mul" and len(before) == 2 and before[0] is before[1])
+
+
 def attention_of(node: Node) -> Tensor | None:
     """Return the weights of the last query of an attention that is one operation, ``(samples, heads, keys)``, without its mask.
 
@@ -100,6 +122,14 @@ def attention_of(node: Node) -> Tensor | None:
     scale = float(scale) if scale is not None else query.shape[-1] ** -0.5
     weights = (last @ keys.transpose(-2, -1) * scale).softmax(-1) if keys.shape[1] == last.shape[1] else None
     return None if weights is None else weights[..., 0, :]
+
+
+def recurrence_of(node: Node) -> tuple[int, int] | None:
+    """Return of how many steps and samples a recurrent layer is that the operation runs, or puts its steps together of; or None."""
+    name, shape = operation_of(node), shape_of(node)
+    if len(shape) != 3 or name not in (*_FUSED, "MkldnnRnnLayer", "Stack"):
+        return None
+    return (shape[1], shape[0]) if name in _FUSED and getattr(node, "_saved_batch_first", False) else (shape[0], shape[1])
 
 
 def viewed_of(tensor: Tensor) -> Tensor | None:

@@ -1,0 +1,314 @@
+"""Read off the gradient at an output which numbers a regression loss has given it as targets, and how far they are off."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sonde.engine import autograd_state, graph_nodes
+from sonde.inspector.target_reading import ALIKE, BEYOND, BOUNDS, CHOICES, ERRORS, SHAPES, Loss, is_alike
+
+_SERIES, _SERIES_AHEAD = 8, (0, 1)  # places of a series; how far ahead of an output a target is looked for
+_SCALES = ("Mul", "Div", "Add", "Sub", "Neg", "Rsub")
+_WEIGHS = ("Mul", "Div")
+_REDUCES = ("Mean", "Sum")
+_DIFFERENCES = ("Sub", "Rsub")
+_ABSOLUTE = ("Mean", "Abs", "Sub")  # operations of an absolute error
+_HALF = 0.5  # of the own distance, that of the nearest
+_SIGNS = 64  # elements, whose signs are not alike by chance
+_ROWS, _COLUMNS = 8, 64  # samples whose targets tell how they vary; columns that are looked through for a sentinel
+_FAR = 10.0  # deviations of the others, as which a sentinel is at least away from the nearest of them
+_VALUES = 16  # different ones, as numbers that are no counts have
+_EXACT = 1e-4  # of a number, rounding of what is read off a gradient
+_ELEMENTS = 1 << 12
+
+
+class Range(NamedTuple):
+    """What an output can be.
+
+    Attributes:
+        activation: the operation that keeps it there.
+        made_by: the last one, which may scale its result.
+        low, high: the ends.
+    """
+
+    activation: str
+    made_by: str
+    low: Tensor | float
+    high: Tensor | float
+
+
+class Errors(NamedTuple):
+    """What an output is off its targets by.
+
+    Attributes:
+        each: of each element, float64.
+        is_known: whether the loss is what its graph says, a boolean on the device.
+    """
+
+    each: Tensor
+    is_known: Tensor
+
+
+def range_of(output: Tensor) -> Range | None:
+    """Return what an *output* can be, if an activation has made it, or one whose result was scaled by numbers; else None."""
+    node = graph_nodes.behind(output.grad_fn, SHAPES)
+    if (name := graph_nodes.operation_of(node)) in BOUNDS:
+        return Range(name, name, *BOUNDS[name])
+    before = graph_nodes.behind(output.grad_fn, (*SHAPES, *_SCALES))
+    name, result = graph_nodes.operation_of(before), graph_nodes.result_of(before)
+    if name not in BOUNDS or result is None or result.numel() != output.numel():
+        return None
+    made, held = (each.detach().flatten().double() for each in (output, result))
+    ends = torch.stack([held.argmin(), held.argmax()])
+    (low, high), (least, largest) = (each.index_select(0, ends) for each in (held, made))
+    slope = (largest - least) / (high - low)
+    start = least - slope * low
+    fits = (made - slope * held - start).abs().max() <= ALIKE * made.abs().max()
+    reached = torch.stack([slope * each + start for each in BOUNDS[name]])
+    low, high = (torch.where(fits, each, end) for each, end in ((reached.min(), -math.inf), (reached.max(), math.inf)))
+    return Range(name, graph_nodes.operation_of(node), low, high)
+
+
+def regression_numbers(output: Tensor, gradient: Tensor, reaches: Range | None, number: int, nodes: Loss) -> dict[str, Tensor]:
+    """Return what a *gradient* says of targets: their one *side* of an absolute error, and all of a squared one.
+
+    *error*: how far they are off, by root mean square, or the mean of absolute ones; *explained*: the share of their variance that
+    outputs explain; *classed*: all columns of each sample are asked for one number, that of a class; of a squared error also
+    what :func:`beyond_numbers` and :func:`sentinel_numbers` return of them.
+
+    Args:
+        output, gradient: of one shape.
+        reaches: what the output can be.
+        number: that of the operation which has made the output.
+        nodes: the operations next to the loss.
+    """
+    found = {} if (size := _error_size(number)) is None else {"error": size}
+    if reaches is not None:
+        found["side"] = _side(output, gradient, reaches, nodes)
+    errors = squared_errors(gradient, number)
+    if errors is None:
+        return found
+    low, high = (-math.inf, math.inf) if reaches is None else (reaches.low, reaches.high)
+    targets = output.double() - errors.each
+    beyond = beyond_numbers(targets, low, high)
+    is_one = targets.max() - targets.min() <= ALIKE * output.double().std()
+    rows = targets.reshape(len(targets), -1)
+    total = (rows - rows.mean(0)).square().sum()
+    is_told = errors.is_known & (total > 0) & (len(rows) >= _ROWS)
+    known = {
+        "least": beyond["least"],
+        "largest": beyond["largest"],
+        "error": errors.each.square().mean().sqrt(),
+        **sentinel_numbers(rows),
+    }
+    return (
+        found
+        | {name: torch.where(errors.is_known, each, math.nan) for name, each in known.items()}
+        | {
+            "beyond": errors.is_known * beyond["beyond"],
+            "one": errors.is_known & is_one,
+            "explained": torch.where(is_told, 1 - errors.each.square().sum() / total.clamp(min=1e-300), math.nan),
+            "classed": errors.is_known & _are_classes(targets),
+        }
+    )
+
+
+def squared_errors(gradient: Tensor, number: int) -> Errors | None:
+    """Return what an output is off its targets by, which is read off the *gradient* there; None where no squared error is told.
+
+    The loss is a mean or a sum of squared errors, times a number or not, or a sum of such a one, as it is, and others.
+
+    Args:
+        gradient: that at the output.
+        number: that of the operation which has made the output.
+    """
+    sent = graph_nodes.sent_backward()[:1]
+    if not sent or sent[0].grad_fn is None or sent[0].numel() != 1:
+        return None
+    terms = list(graph_nodes.terms_of(sent[0].grad_fn))
+    is_weighted = len(terms) == 1 and graph_nodes.operation_of(terms[0]) in _WEIGHS
+    terms = [graph_nodes.behind(terms[0], _WEIGHS)] if is_weighted else terms
+    read = [(slope, shape) for each in terms for slope, shape in _squares(each, number)]
+    if len(read) != 1 or math.prod(read[0][1]) != gradient.numel():
+        return None
+    slope, loss, held = read[0][0], sent[0].detach().double(), gradient.double()
+    if is_weighted:  # of a loss w c e^2 the gradient is 2 w c e
+        weight = held.square().sum() / (4 * slope * loss)
+        return Errors(held / (2 * slope * weight), (loss > 0) & weight.isfinite())
+    errors = held / (2 * slope)
+    is_mean = (slope * errors.square().sum() - loss).abs() <= ALIKE * loss
+    return Errors(errors, is_mean if len(terms) == 1 else torch.ones_like(is_mean))
+
+
+def _squares(term: graph_nodes.Node, number: int) -> Iterator[tuple[float, tuple[int, ...]]]:
+    """Yield the factor of each squared error in a *term* of a loss, and their shape, if they are of the output made as *number*."""
+    slope, node = 1.0, term
+    while graph_nodes.operation_of(node) in (*_REDUCES, *SHAPES) and len(before := graph_nodes.sources_of(node)) == 1:
+        if graph_nodes.operation_of(node) == "Mean":
+            slope *= math.prod(graph_nodes.shape_of(node)) / max(math.prod(graph_nodes.shape_of(before[0])), 1)
+        (node,) = before
+    name, sides = graph_nodes.operation_of(node), graph_nodes.sources_of(node)
+    if name == "MseLoss" and sides:
+        slope /= math.prod(graph_nodes.shape_of(sides[0])) if graph_nodes.is_mean(node) else 1
+    elif graph_nodes.is_square(node) and graph_nodes.operation_of(sides[0]) in _DIFFERENCES:
+        sides = graph_nodes.sources_of(sides[0])
+    else:
+        return
+    own = [each for each in sides if autograd_state.sequence_of_node(graph_nodes.behind(each, SHAPES)) == number]
+    if len(own) == 1:
+        yield slope, graph_nodes.shape_of(own[0])
+
+
+def _error_size(number: int) -> Tensor | None:
+    """Return how far the output made as *number*, or what is picked of it, is off its targets, as the loss itself says; or None."""
+    sent = graph_nodes.sent_backward()[:1]
+    if not sent or sent[0].grad_fn is None or sent[0].numel() != 1:
+        return None
+    path = [sent[0].grad_fn]
+    while len(before := graph_nodes.sources_of(path[-1])) == 1 and len(path) < len(_ABSOLUTE):
+        path += before
+    names = tuple(map(graph_nodes.operation_of, path))
+    is_absolute = names[:-1] == _ABSOLUTE[:-1] and names[-1] in _DIFFERENCES
+    if not is_absolute and (names[0] not in ERRORS or not graph_nodes.is_mean(path[0])):
+        return None
+    sides = [graph_nodes.behind(each, CHOICES) for each in graph_nodes.sources_of(path[-1] if is_absolute else path[0])]
+    if [autograd_state.sequence_of_node(each) for each in sides] != [number]:
+        return None
+    loss = sent[0].detach().double()
+    return loss.sqrt() if names[0] == "MseLoss" else loss
+
+
+def _side(output: Tensor, gradient: Tensor, reaches: Range, nodes: Loss) -> Tensor:
+    """Return on which side of an *output* that has a range all targets are, of an absolute error; 0 where that is not known."""
+    size = gradient.abs()
+    before = [one for node in nodes if graph_nodes.operation_of(node) in ERRORS for one in graph_nodes.sources_of(node)]
+    is_squared = any(
+        graph_nodes.operation_of(one) == reaches.made_by and math.prod(graph_nodes.shape_of(one)) == output.numel()
+        for one in before
+    )
+    is_read = torch.ones_like(size[:0].sum(), dtype=torch.bool) if is_squared else is_alike(size)
+    is_one_sided = is_read & (size.max() > 0) & (gradient.sign().sum().abs() == gradient.numel())
+    return is_one_sided * gradient.sign().flatten()[0]
+
+
+def beyond_numbers(targets: Tensor, low: Tensor | float, high: Tensor | float) -> dict[str, Tensor]:
+    """Return the share of the *targets* that is *beyond* what is reached, from *low* to *high*, and the *least* and *largest*."""
+    width = torch.as_tensor(high - low, dtype=torch.float64, device=targets.device)
+    margin = BEYOND * torch.where(width.isfinite(), width, targets.double().std())
+    beyond = ((targets < low - margin) | (targets > high + margin)).double().mean()
+    return {"beyond": beyond, "least": targets.min(), "largest": targets.max()}
+
+
+def _are_classes(targets: Tensor) -> Tensor:
+    """Return whether all *targets* of each sample are one and the same number of a class, of as many as there are columns."""
+    columns, rows = targets.shape[-1] if targets.dim() > 1 else 1, targets.reshape(-1, targets.shape[-1])
+    if columns < 3:
+        return torch.zeros((), dtype=torch.bool, device=targets.device)
+    first = rows[:, 0].round()
+    is_class = ((rows - first[:, None]).abs() <= 10 * ALIKE).all() & (first >= 0).all() & (first < columns).all()
+    return is_class & (first.max() > first.min())
+
+
+def sentinel_numbers(values: Tensor) -> dict[str, Tensor]:
+    """Return the number (*code*) that some of *values* are, ``(samples, columns)``, and that is far from all others; else NaN.
+
+    *coded*: their share of the column; *nearest*: the value of that column that is the least far away.
+    """
+    held = values.detach()[:, :_COLUMNS].double()
+    number, share, near, gap = [], [], [], []
+    for code in (held.amin(0), held.amax(0)):
+        is_code = (held - code).abs() <= _EXACT * code.abs()
+        rest = torch.where(is_code, math.nan, held)
+        middle = rest.nanmean(0)
+        deviation = (rest - middle).square().nanmean(0).sqrt()
+        away = torch.where(is_code, math.inf, (held - code).abs())
+        ordered = held.sort(0).values
+        different = ((ordered[1:] - ordered[:-1]).abs() > 0).sum(0)
+        is_far = (away.amin(0) >= _FAR * deviation) & (deviation > 0) & (different >= _VALUES) & (is_code.sum(0) * 2 < len(held))
+        number.append(code)
+        share.append(is_code.double().mean(0))
+        near.append(held.gather(0, away.argmin(0, keepdim=True))[0])
+        gap.append(torch.where(is_far, away.amin(0) / deviation, 0.0))
+    numbers, shares, nearest, gaps = (torch.cat(each) for each in (number, share, near, gap))
+    best = gaps.argmax().reshape(1)
+    is_so = gaps.max() > 0
+    known = {"code": numbers, "coded": shares, "nearest": nearest}
+    return {name: torch.where(is_so, each.index_select(0, best)[0], math.nan) for name, each in known.items()}
+
+
+def sentinels_of(given: Tensor) -> dict[str, Tensor]:
+    """Return what :func:`sentinel_numbers` does of what was *given*: of each column of a table, of all elements of another."""
+    return sentinel_numbers(given if given.dim() == 2 else given.detach().flatten()[:_ELEMENTS, None])
+
+
+def target_column_numbers(output: Tensor, gradient: Tensor, given: Tensor) -> dict[str, Tensor]:
+    """Return which *column* of what was *given* is the target of an *output* of one number for each sample, and how far off it is.
+
+    Of a squared error the *gradient* is a multiple of the output less its target: *off* is which share of it is none. Of
+    sequences those at the last place are asked, along the longer of the axes.
+    """
+    made, held, rows = output.reshape(-1, 1).double(), gradient.reshape(-1, 1).double(), given.detach().double()
+    columns = rows if rows.dim() == 2 else (rows[:, -1] if rows.shape[1] >= rows.shape[-1] else rows[..., -1]).flatten(1)
+    off, column = _off(made - columns, held).min(0)
+    return {"off column": off, "target column": column}
+
+
+def other_numbers(output: Tensor, gradient: Tensor, given: Tensor) -> dict[str, Tensor]:
+    """Return of how many samples the target is what was *given* of *another* one, and how many *stand* for one.
+
+    Of a squared error the *gradient* is a multiple of the output less its target; here of each sample by itself.
+    """
+    made, held, rows = (each.detach().flatten(1).double() for each in (output, gradient, given))
+    along = (made * held).sum(1, keepdim=True) - held @ rows.T
+    error = made.square().sum(1, keepdim=True) + rows.square().sum(1) - 2 * made @ rows.T
+    across = 1 - along.square() * (along > 0) / (error * held.square().sum(1, keepdim=True)).clamp(min=1e-300)
+    best, nearest = across.min(1)
+    own = across.diagonal()
+    is_other = (best <= _HALF * own) & (nearest != torch.arange(len(rows), device=rows.device))
+    stands = torch.zeros(len(rows), dtype=torch.bool, device=rows.device).index_fill(0, nearest, True)
+    return {"another": is_other.double().mean(), "stand": stands.double().mean()}
+
+
+def series_numbers(output: Tensor, gradient: Tensor, given: Tensor) -> dict[str, Tensor]:
+    """Return how far off targets are from being the first channel of a *given* series, so many places ahead of an *output*.
+
+    See :func:`target_column_numbers`. Places are the axis along which both are as long.
+    """
+    found: dict[str, Tensor] = {}
+    axes = [
+        (one, other) for one in range(1, output.dim()) for other in (1, 2) if output.shape[one] == given.shape[other] >= _SERIES
+    ]
+    if len(axes) != 1:
+        return found
+    (one, other), *_ = axes
+    made, held = (each.movedim(one, 1).reshape(len(output), output.shape[one], -1)[..., 0].double() for each in (output, gradient))
+    rows = given.detach().movedim(other, 1).double()
+    for ahead in _SERIES_AHEAD:
+        kept = rows.shape[1] - ahead
+        errors = made[:, :kept, None] - rows[:, ahead:]
+        found[f"series {ahead}"] = _off(errors.flatten(0, 1), held[:, :kept].reshape(-1, 1)).min()
+    return found
+
+
+def _off(errors: Tensor, gradient: Tensor) -> Tensor:
+    """Return of each column of *errors* which share of a *gradient*, of one column, is no multiple of it.
+
+    That of absolute errors has their signs alone, and of Huber's all that is beyond 1: they are compared where signs differ, and
+    are many.
+    """
+    found = [_across(errors, gradient)]
+    share = (gradient > 0).double().mean()
+    if len(errors) >= _SIGNS:
+        differ = (share >= _HALF / 2) & (share <= 1 - _HALF / 2)
+        found += [torch.where(differ, _across(each, gradient), 1.0) for each in (errors.sign(), errors.clamp(-1, 1))]
+    return torch.stack(found).amin(0)
+
+
+def _across(errors: Tensor, gradient: Tensor) -> Tensor:
+    along = (errors * gradient).sum(0)
+    return 1 - along.square() * (along > 0) / (errors.square().sum(0) * gradient.square().sum()).clamp(min=1e-300)

@@ -1,0 +1,178 @@
+"""What the gradient of a regression loss says of its targets: how far off they are, and what kind of numbers they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.inspector.test_batch_checks import mlp, trained
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sonde.inspector.regression_targets import sentinel_numbers, squared_errors
+from sonde.inspector.target_reading import nodes_of_loss
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+SQUARED: dict[str, Loss] = {
+    "mean": functional.mse_loss,
+    "sum": lambda made, wanted: functional.mse_loss(made, wanted, reduction="sum"),
+    "by hand": lambda made, wanted: ((wanted - made) ** 2).mean(),
+    "a product": lambda made, wanted: (error := made - wanted).mul(error).sum(1).mean(),
+    "weighed": lambda made, wanted: functional.mse_loss(made, wanted) / 8,
+    "scaled": lambda made, wanted: (made - wanted).square().sum() * 3.0,
+    "one of two": lambda made, wanted: functional.mse_loss(made, wanted) + (made.exp() + 1).log().sum() * 0,
+    "none first": lambda made, wanted: functional.mse_loss(made, wanted, reduction="none").mean(1).sum(),
+}
+
+
+@pytest.mark.parametrize("kind", SQUARED)
+def test_errors_are_read_off_any_squared_error(kind: str) -> None:
+    torch.manual_seed(0)
+    made, wanted = (torch.randn(6, 4, requires_grad=True) * 1.0), torch.randn(6, 4)
+    read: list[Any] = []
+    number = made.grad_fn._sequence_nr()  # type: ignore[union-attr]
+    if kind == "one of two":  # another term that has the output is not known to leave its gradient as it is, but for zero
+        made.register_hook(lambda gradient: read.append(squared_errors(gradient, number)))
+        SQUARED["mean"](made, wanted).add(torch.zeros((), requires_grad=True)).backward()
+    else:
+        made.register_hook(lambda gradient: read.append(squared_errors(gradient, number)))
+        SQUARED[kind](made, wanted).backward()
+    (errors,) = read
+    assert errors is not None
+    assert bool(errors.is_known)
+    assert torch.allclose(errors.each, (made - wanted).detach().double(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("loss", [functional.l1_loss, functional.smooth_l1_loss, lambda made, wanted: (made - wanted).abs().mean()])
+def test_no_errors_are_read_off_another_loss(loss: Loss) -> None:
+    made = torch.randn(6, 4, requires_grad=True) * 1.0
+    read: list[Any] = []
+    number = made.grad_fn._sequence_nr()  # type: ignore[union-attr]
+    made.register_hook(lambda gradient: read.append(squared_errors(gradient, number)))
+    loss(made, torch.randn(6, 4)).backward()
+    assert read == [None]
+    assert nodes_of_loss() == []  # no backward pass runs
+
+
+@pytest.mark.parametrize(
+    ("column", "code"),
+    [
+        (torch.cat([torch.randn(60), torch.full((4,), -999.0)]), -999.0),
+        (torch.cat([torch.rand(40), torch.full((24,), 9999.0)]), 9999.0),
+        (torch.randn(64), None),
+        (torch.randn(64).exp() ** 2, None),  # with a long tail
+        (torch.randint(3, (64,)).float(), None),
+        (torch.cat([torch.zeros(60), torch.full((4,), 5.0)]), None),  # counts, most of which are 0
+        (torch.cat([torch.randn(60), torch.full((4,), -2.0)]), None),
+        (torch.randn(64).clamp(-0.5, 0.5), None),
+    ],
+)
+def test_a_number_far_from_all_others_is_a_sentinel(column: Tensor, code: float | None) -> None:
+    found = sentinel_numbers(torch.stack([torch.randn(64), column], 1))
+    assert (float(found["code"]) == code) if code is not None else bool(found["code"].isnan())
+    assert code is None or float(found["coded"]) == pytest.approx(float((column == code).double().mean()))
+
+
+@pytest.mark.parametrize("where", ["targets", "inputs", "none"])
+def test_a_code_for_what_is_missing_is_found(where: str) -> None:
+    torch.manual_seed(0)
+    model = mlp(1)
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(48, 8)
+        is_missing = torch.rand(48) < 0.15
+        target = x[:, :1].tanh()
+        if where == "targets":
+            target = torch.where(is_missing[:, None], -999.0, target)
+        if where == "inputs":
+            x = torch.where(is_missing[:, None] & (torch.arange(8) == 3), -999.0, x)
+        return functional.mse_loss(model(x), target)
+
+    found = trained(model, loss, steps=30)
+    assert ("sentinel" in found) is (where != "none")
+    assert where == "none" or f"of {where} are -999" in found["sentinel"].message
+
+
+@pytest.mark.parametrize("loss_fn", [functional.mse_loss, functional.smooth_l1_loss, functional.l1_loss])
+@pytest.mark.parametrize(("scale", "is_told"), [(1.0, False), (20_000.0, True)])
+def test_targets_that_outputs_do_not_come_near_are_found(loss_fn: Loss, scale: float, is_told: bool) -> None:
+    """Beside a loss that the model returns, too."""
+
+    class Regressor(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = mlp(1)
+
+        def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+            made = self.body(x)
+            return {"loss": loss_fn(made, y), "made": made}
+
+    torch.manual_seed(0)
+    model = Regressor()
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(32, 8)
+        made: dict[str, Tensor] = model(x, (x[:, :1] + 2) * scale)
+        return made["loss"]
+
+    found = trained(model, loss, steps=80)
+    assert ("target_large" in found) is is_told
+    assert "output_large" not in found
+    assert not is_told or found["target_large"].site == "(root):output"
+
+
+@pytest.mark.parametrize(("kind", "is_told"), [("all columns", True), ("one hot", False), ("one column", False), ("real", False)])
+def test_classes_that_are_regressed_in_all_columns_are_found(kind: str, is_told: bool) -> None:
+    torch.manual_seed(0)
+    model = mlp(1 if kind == "one column" else 5)
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(32, 8)
+        label = x[:, :5].argmax(1)
+        made = model(x)
+        wanted = functional.one_hot(label, 5).float() if kind == "one hot" else label[:, None].float().expand_as(made)
+        return functional.mse_loss(made, x[:, :5] if kind == "real" else wanted)
+
+    assert ("class_regressed" in trained(model, loss, steps=20)) is is_told
+
+
+@pytest.mark.parametrize(("kind", "is_told"), [("own", False), ("fresh", True), ("weak", False)])
+def test_targets_that_nothing_explains_are_found(kind: str, is_told: bool) -> None:
+    torch.manual_seed(0)
+    model = mlp(2)
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(64, 8)
+        noise = torch.randn(64, 2)
+        return functional.mse_loss(model(x), {"own": x[:, :2], "fresh": noise, "weak": x[:, :2] + 0.5 * noise}[kind])
+
+    found = trained(model, loss, steps=200)
+    assert ("loss_stuck" in found) is is_told
+    assert not is_told or "of what the targets vary" in found["loss_stuck"].message
+
+
+@pytest.mark.parametrize("loss_fn", [functional.l1_loss, functional.huber_loss])
+@pytest.mark.parametrize(("kind", "rule"), [("causal", ""), ("both sides", "future_seen"), ("same", "target_shifted")])
+def test_series_are_read_off_absolute_errors_too(loss_fn: Loss, kind: str, rule: str) -> None:
+    class Series(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Conv1d(1, 8, 3), nn.Conv1d(8, 1, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            pad = (1, 1) if kind == "both sides" else (2, 0)
+            made: Tensor = self.two(functional.pad(self.one(functional.pad(x, pad)).relu(), pad))
+            return made
+
+    torch.manual_seed(0)
+    model = Series()
+
+    def loss(_: int) -> Tensor:
+        series = torch.randn(16, 1, 25).cumsum(2) * 0.3
+        given, wanted = series[..., :-1], series[..., 1:]
+        return loss_fn(model(given), given if kind == "same" else wanted)
+
+    found = trained(model, loss, steps=30)
+    assert {"future_seen", "target_shifted"} & set(found) == ({rule} if rule else set())
