@@ -8,6 +8,7 @@ import statistics
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -98,39 +99,10 @@ class BatchFindings:
         self._chosen, self._part, self._tables = chosen, part, tables
         self._first_step: int | None = None
         self._outputs: list[str] = []  # names of those of the last pass
-        self._history: dict[tuple[str, int | str], list[float]] = defaultdict(list)  # what was read of each pass, see _so_far
-        self._labels: dict[int, list[tuple[float, float]]] = {}  # by pass of a step, see _of_labels
-        self._others: dict[tuple[int, int], list[tuple[float, float]]] = {}  # of further outputs, by output and pass
-        self._apart: list[tuple[float, float]] = []  # how far outputs of each step were apart, and their size
-        self._norms: dict[str, list[Finding | None]] = {}  # by what was read of which batch normalisation, what was judged
-        # by output and pass of a step: the sign of all errors, 0 where they differ
-        self._sides: dict[tuple[int, int], list[float]] = {}
-        self._entropies: list[float] = []  # which share of the gradient of each pass is not that of the entropy of the outputs
-        self._fades: dict[int, list[tuple[float, float]]] = {}  # by further output: its size, and what is no multiple of it
-        self._columns: dict[int, list[float]] = {}  # by input: the column that tells the label, NaN for none
-        self._kinds: deque[tuple[StorageWeakRef, bool, bool, float]] = deque(
-            maxlen=2 * PASSES
-        )  # what passes took, and their one label
-        self._misled: list[bool] = []  # whether samples that are made were given one label in both of their passes
-        self._weights: list[Finding | None] = []  # what was judged of the weights of labels
-        self._several: list[float] = []  # labels of a sample on average, where that is known
-        # by column of an output: which way each pass pushed it, and where it then was
-        self._ways: dict[tuple[int, int], list[tuple[float, float]]] = {}
-        self._sizes: dict[int, float] = {}  # by output: how large it was at first
-        self._idle: list[float] = []  # of each pass, the one column of the first output without a gradient, or -1
-        self._cancels: list[
-            float
-        ] = []  # of each pass, the gradient at the first output, if it is one number for all samples; else 0
-        self._silent: dict[tuple[int, int], list[bool]] = {}  # by output and pass of a step: whether its gradient was zero
-        # whether outputs were those of the pass before in a step, and whether one half of them was the other
-        self._repeats: dict[str, list[bool]] = {"again": [], "halves": []}
-        self._equal: list[bool] = []  # whether all samples that went in were the same
-        self._another: list[bool] = []  # whether the targets of each pass were what was given of other samples
-        self._told: dict[int, list[float]] = {}  # by input: the column that is the target, NaN for none
+        self._history: dict[tuple[Any, ...], list[Any]] = defaultdict(list)  # what was read of each pass, see _so_far
+        # what passes took, whether a gradient comes to it, whether a model has made it, and their one label
+        self._kinds: deque[tuple[StorageWeakRef, bool, bool, float]] = deque(maxlen=2 * PASSES)
         self._before: Look | None = None
-        self._own: list[bool] = []  # whether the gradient of each pass was a multiple of the outputs
-        # the outputs with the largest and the least gradient, and how far these differ
-        self._parts: list[tuple[int, int, float]] = []
         self.axes = {*range(1, _MOST_AXES)}
         self._has_attention = False
         self._padded = self._mixed = self._unread = 0  # looks that found the padding read alone, samples mixed, and no input read
@@ -153,14 +125,25 @@ class BatchFindings:
         yield from self._of_norms(numbers)
         yield from self._of_attention(numbers)
 
+    def _so_far(self, *name: Any, value: Any = None) -> list[Any]:
+        """Return all values that were given by this *name*, of the passes in their order, this one last, if there is one."""
+        values = self._history[name]
+        if value is not None:
+            values.append(value)
+        return values
+
+    def _by(self, name: str) -> dict[tuple[Any, ...], list[Any]]:
+        """Return all values whose name begins with *name*, by the rest of it."""
+        return {key[1:]: values for key, values in self._history.items() if key[0] == name and values}
+
     def _of_labels(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that labels are alike: how many each pass had, and their one class, NaN of several; of first passes, of others."""
-        axis, labels_of_pass = _class_axis(look, numbers), self._labels.setdefault(look.number, [])
+        axis, labels_of_pass = _class_axis(look, numbers), self._so_far("labels", look.number)
         yield from self._of_all_classes(look, numbers)
         labels = numbers.get(f"labels {len(look.shape) - 1}", 0.0)
-        self._several += [labels] if labels else []
-        if len(self._several) >= _OFTEN:
-            yield self._chosen.judge("labels_several", statistics.mean(self._several), 1.0, math.inf, 0.0, is_read=True)
+        several = self._so_far("several", value=labels or None)
+        if len(several) >= _OFTEN:
+            yield self._chosen.judge("labels_several", statistics.mean(several), 1.0, math.inf, 0.0, is_read=True)
         if axis is not None:
             self.axes = {axis}
             if look.step == self._first_step and look.number == 0 and look.made_by in _SCALED:
@@ -170,8 +153,8 @@ class BatchFindings:
             low, high = numbers[f"low {axis}"], numbers[f"high {axis}"]
             labels_of_pass.append((numbers["reached"], low if low == high else math.nan))
             times, top = numbers[f"times {axis}"], numbers[f"top {axis}"]
-            self._weights.append(self._chosen.judge("weight_of_many", times, top))
-            yield self._weights[-1] if len(self._weights) >= _OFTEN and all(self._weights) else None
+            weighs = self._so_far("weighs", value=self._chosen.judge("weight_of_many", times, top) or False)
+            yield weighs[-1] if len(weighs) >= _OFTEN and all(weighs) else None
         elif "one 0" in numbers:
             labels_of_pass.append((numbers["reached"], float(f"{numbers['least 0']:.3g}") if numbers["one 0"] else math.nan))
         elif "zeros" in numbers:
@@ -180,7 +163,7 @@ class BatchFindings:
             labels_of_pass.append((numbers["reached"], same))
         else:
             return
-        firsts, *rest = [each for _, each in sorted(self._labels.items()) if each]  # the first pass of a step may train nothing
+        firsts, *rest = [each for _, each in sorted(self._by("labels").items())]  # the first pass of a step may train nothing
         others = [each for held in rest for each in held]
         singles = [each for _, each in firsts if not math.isnan(each)]
         classes, are_all = set(singles), len(singles) == len(firsts)
@@ -197,14 +180,14 @@ class BatchFindings:
         """Yield that the targets of a cross-entropy are one distribution, or that it is maximised."""
         axis = len(look.shape) - 1
         if f"even {axis}" in numbers:
-            even = self._so_far("even", look.number, numbers[f"even {axis}"])
+            even = self._so_far("even", look.number, value=numbers[f"even {axis}"])
             if len(even) >= _OFTEN and not any(map(math.isnan, even)):
                 found = self._chosen.judge("labels_alike", math.inf, float(len(even)), 1.0)
                 message = f"the targets of all samples are one distribution over the classes, the likeliest of {short(even[-1])}"
                 yield found and replace(found, message=message, advice=_EVEN)
         counted = numbers.get(f"counted {axis}", 0.0)
         is_down = counted > 0 and numbers.get(f"raised {axis}", 0.0) >= _MATCHES * counted
-        down = self._so_far("down", look.number, float(is_down))
+        down = self._so_far("down", look.number, value=float(is_down))
         if len(down) >= _OFTEN and all(down):
             found = self._chosen.judge("loss_unbounded", *_NO_LOSS, is_maximised=True)
             yield found and replace(found, advice=_SIGN)
@@ -213,9 +196,8 @@ class BatchFindings:
         """Yield that the labels of a further output are alike."""
         for at in range(1, len(look.outputs)):
             if numbers.get(f"labelled {at}", 0.0) > 0:
-                labels = self._others.setdefault((at, look.number), [])
-                labels.append((numbers[f"labelled {at}"], numbers[f"label {at}"]))
-                firsts = self._others.get((at, 0), labels)
+                labels = self._so_far("labelled", at, look.number, value=(numbers[f"labelled {at}"], numbers[f"label {at}"]))
+                firsts = self._so_far("labelled", at, 0) or labels
                 classes = {each for _, each in firsts}
                 if len(classes) == 1 and not any(map(math.isnan, classes)):
                     counts = sum(count for count, _ in firsts)
@@ -226,22 +208,22 @@ class BatchFindings:
         """Yield that outputs are alike, from the first pass on, or have come to be."""
         if "apart" not in numbers or not math.isfinite(numbers["size"]):
             return
-        self._apart.append((numbers["apart"], numbers["size"]))
-        if len(self._apart) >= _KEPT:
+        distances = self._so_far("apart", value=(numbers["apart"], numbers["size"]))
+        if len(distances) >= _KEPT:
             more = _PLACES if len(look.shape) > 2 else 1.0  # places first learn what comes anywhere
             judged = [
-                self._chosen.judge("outputs_alike", more * apart, size, self._apart[0][0]) for apart, size in self._apart[-_LAST:]
+                self._chosen.judge("outputs_alike", more * apart, size, distances[0][0]) for apart, size in distances[-_LAST:]
             ]
             yield replace(judged[-1], first_step=look.step) if judged[-1] is not None and all(judged) else None
             are_one = numbers.get("differ", 0.0) > 0 and numbers["size"] > 0
-            are_one &= all(apart <= _ALIKE * size for apart, size in self._apart)
+            are_one &= all(apart <= _ALIKE * size for apart, size in distances)
             same = self._so_far("same", value=numbers.get("same"))
             if len(same) >= _KEPT and all(each >= _HALF for each in same[:_KEPT]) and not are_one:
                 found = self._chosen.judge("input_unused", 2, 1, name="what it is given", has_layers=True)
                 share = percent(statistics.mean(same[:_KEPT]))
                 message = f"what the model returns is the same for {share} of the samples, though what they are given differs"
                 yield found and replace(found, message=message, advice=_SOME)
-            if len(self._apart) > _SEEN and (are_one or self._unread > 1):  # by then it is known what is dead, which explains it
+            if len(distances) > _SEEN and (are_one or self._unread > 1):  # by then it is known what is dead, which explains it
                 yield self._told_unused(look, numbers, is_cut=self._is_cut)
 
     def _of_range(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
@@ -254,8 +236,7 @@ class BatchFindings:
                 "target_beyond", *[numbers.get(f"{each} {at}", math.nan) for each in ("beyond", "least", "largest")], what=what
             )
             yield found if found is None else replace(found, site=site)
-            sides = self._sides.setdefault((at, look.number), [])
-            sides.append(numbers.get(f"side {at}", 0.0))
+            sides = self._so_far("side", at, look.number, value=numbers.get(f"side {at}", 0.0))
             if len(sides) > EACH and abs(sum(sides)) == len(sides):
                 found = judge("target_beyond", 1.0, math.nan, math.nan, what=what, side=-sides[0])
                 yield found if found is None else replace(found, site=site)
@@ -263,47 +244,47 @@ class BatchFindings:
         yield judge("target_beyond", *known, what="binary cross-entropy")
         yield judge("weight_of_ones", numbers.get("times", 0.0), numbers.get("together", 0.0))
         yield from self._of_columns(numbers)
-        for at in range(1, len(look.outputs)):
-            fades = self._fades.setdefault(at, [])
-            if f"size {at}" in numbers:
-                fades.append((numbers[f"size {at}"], numbers[f"across {at}"]))
-            if len(fades) > EACH:
-                own = statistics.median(each for _, each in fades[_LAST:])
-                judged = [
-                    judge("penalty_alone", size / fades[0][0], own, what=look.outputs[at])
-                    for size, _ in fades[-_LAST:]
-                    if fades[0][0]
-                ]
-                yield judged[-1] if judged and all(judged) else None
+        yield from self._of_fading(look, numbers)
         yield judge("all_linear", float(look.is_linear))
         if "entropy" in numbers and _class_axis(look, numbers) is None:  # of a label that is sure, both slopes are alike
-            self._entropies.append(numbers["entropy"])
-            is_alone = len(self._entropies) >= _OFTEN and statistics.median(self._entropies[:_OFTEN]) <= _ENTROPY
-            yield judge("penalty_alone", 0.0, max(self._entropies[:_OFTEN]), is_entropy=True) if is_alone else None
+            firsts = self._so_far("entropy", value=numbers["entropy"])[:_OFTEN]
+            is_alone = len(firsts) == _OFTEN and statistics.median(firsts) <= _ENTROPY
+            yield judge("penalty_alone", 0.0, max(firsts), is_entropy=True) if is_alone else None
         if "across" in numbers:
             is_own = numbers["across"] <= _OWN and bool(numbers.get("compares")) and look.made_by not in _DIFFERENCES
-            self._own.append(is_own and numbers.get("apart", math.inf) > _VARIED * numbers.get("size", 0.0))
-            yield judge("target_own", float(len(self._own))) if all(self._own) else None
+            is_own &= numbers.get("apart", math.inf) > _VARIED * numbers.get("size", 0.0)
+            own = self._so_far("own", value=is_own)
+            yield judge("target_own", float(len(own))) if all(own) else None
         parts = [numbers.get(f"part {at}", 0.0) for at in range(len(look.outputs))]
         largest, least = (each(range(len(parts)), key=parts.__getitem__) for each in (max, min))
         if look.number == 0 and parts[least] > 0 and math.isfinite(parts[largest]):
-            self._parts.append((largest, least, parts[largest] / parts[least]))
-            first = self._parts[0]
-            if len(self._parts) >= _KEPT and all(each[:2] == first[:2] for each in self._parts[:EACH]):
-                times = min(each for *_, each in self._parts[:EACH])
+            uneven = self._so_far("uneven", value=(largest, least, parts[largest] / parts[least]))[:EACH]
+            if len(uneven) >= _KEPT and all(each[:2] == uneven[0][:2] for each in uneven):
+                times = min(each for *_, each in uneven)
                 yield judge("terms_uneven", times, one=_named(look, largest), other=_named(look, least))
+
+    def _of_fading(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that an output has shrunk whose gradient is mostly that of a penalty: a further one, or that of a part."""
+        for at in range(self._part == "(root)", len(look.outputs)):
+            name = f" {at}" if at else ""
+            sizes = self._so_far("fading", at, value=numbers.get(f"size{name}") if f"across{name}" in numbers else None)
+            across = self._so_far("across", at, value=numbers.get(f"across{name}") if f"size{name}" in numbers else None)
+            if len(sizes) > EACH and sizes[0]:
+                own, what = statistics.median(across[_LAST:]), look.outputs[at] or self._part
+                judged = [self._chosen.judge("penalty_alone", size / sizes[0], own, what=what) for size in sizes[-2:]]
+                yield judged[-1] if all(judged) else None
 
     def _of_regression(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield what is wrong with the targets of a squared error: their scale, a sentinel, classes; what explains them not."""
         for at, name in enumerate(look.outputs):
             found = [self._told_sentinel(f"targets {at}", [numbers.get(f"{each} {at}") for each in _SENTINEL])]
-            errors = self._so_far("error", at, None if look.number else numbers.get(f"error {at}"))
-            sizes = self._so_far("size", at, None if look.number else numbers.get(f"size {at}" if at else "size"))
+            errors = self._so_far("error", at, value=None if look.number else numbers.get(f"error {at}"))
+            sizes = self._so_far("size", at, value=None if look.number else numbers.get(f"size {at}" if at else "size"))
             if errors and sizes and look.step >= _SETTLED and errors[-1] >= _HALF * errors[0]:
                 found.append(self._chosen.judge("target_large", errors[0] ** 2, sizes[0], 1.0))
-            classed = self._so_far("classed", at, numbers.get(f"classed {at}"))
+            classed = self._so_far("classed", at, value=numbers.get(f"classed {at}"))
             found.append(self._chosen.judge("class_regressed", float(len(classed)), float(all(classed))))
-            self._so_far("explained", at, numbers.get(f"explained {at}") if look.step >= _SETTLED else None)
+            self._so_far("explained", at, value=numbers.get(f"explained {at}") if look.step >= _SETTLED else None)
             found.append(self._told_unexplained(at) if look.step >= _LONG else None)
             yield from (each and replace(each, site=f"{self._part}:output{name if at else ''}") for each in found)
         for at in range(_INPUTS):
@@ -326,8 +307,8 @@ class BatchFindings:
     def _told_sentinel(self, what: str, read: Sequence[float | None]) -> Finding | None:
         """Return that one number, far from all others, stands in *what* of most passes; *read*: it, its share, and the nearest."""
         code, share, nearest = read
-        shares = [each for each in self._so_far("coded", what, share) if not math.isnan(each)]
-        codes = [each for each in self._so_far("code", what, code) if not math.isnan(each)]
+        shares = [each for each in self._so_far("coded", what, value=share) if not math.isnan(each)]
+        codes = [each for each in self._so_far("code", what, value=code) if not math.isnan(each)]
         is_one = len(codes) >= _KEPT and max(codes) - min(codes) <= _ROUNDING * abs(codes[0])
         if not is_one or 2 * len(codes) < len(self._so_far("code", what)) or code is None or math.isnan(code):
             return None
@@ -335,26 +316,18 @@ class BatchFindings:
             "sentinel", statistics.mean(shares), codes[0], float(nearest or 0.0), what=what.rpartition(" ")[0]
         )
 
-    def _so_far(self, name: str, key: int | str = 0, value: float | None = None) -> list[float]:
-        """Return all values that were given with this *name* and *key*, this one last, if there is one."""
-        values = self._history[name, key]
-        if value is not None:
-            values.append(value)
-        return values
-
     def _of_columns(self, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that a column of the input tells the label."""
         for at in itertools.takewhile(lambda at: f"within {at}" in numbers, itertools.count()):
             is_told = numbers[f"within {at}"] <= _NOTHING and numbers[f"spare {at}"] >= _SPARE
-            self._columns.setdefault(at, []).append(numbers[f"column {at}"] if is_told else math.nan)
-            columns = self._columns[at]
+            columns = self._so_far("column", at, value=numbers[f"column {at}"] if is_told else math.nan)
             if len(columns) >= _KEPT and all(each == columns[0] for each in columns):
                 yield self._chosen.judge("label_seen", numbers[f"within {at}"], columns[0])
         for at in range(_INPUTS):
             if f"off column {at}" in numbers:
                 off, column = (numbers[f"{name} column {at}"] for name in ("off", "target"))
-                told = self._told.setdefault(at, [])
-                told.append(column if off <= _EXACT and numbers["reached"] >= _SPARE else math.nan)
+                is_told = off <= _EXACT and numbers["reached"] >= _SPARE
+                told = self._so_far("target column", at, value=column if is_told else math.nan)
                 if len(told) >= _KEPT and all(each == told[0] for each in told):
                     yield self._chosen.judge("label_seen", 0.0, column, is_number=True)
             given, target = (
@@ -366,8 +339,8 @@ class BatchFindings:
                 sizes = f"what goes in is of size {short(given)}, and what is to be returned at most {short(target)}"
                 yield found and replace(found, message=sizes)
             if f"another {at}" in numbers:
-                self._another.append(min(numbers[f"another {at}"], numbers[f"stand {at}"]) >= _MATCHES)
-                if len(self._another) >= _KEPT and all(self._another):
+                another = self._so_far("another", value=min(numbers[f"another {at}"], numbers[f"stand {at}"]) >= _MATCHES)
+                if len(another) >= _KEPT and all(another):
                     yield self._chosen.judge("target_of_another", numbers[f"another {at}"])
 
     def _of_ways(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
@@ -375,14 +348,15 @@ class BatchFindings:
         is_read = _class_axis(look, numbers) is not None or any(map(numbers.get, ("zeros", "ones", "target", "is binary")))
         for at in range(len(look.outputs)):
             if f"part {at}" in numbers:
-                self._silent.setdefault((at, look.number), []).append(numbers[f"part {at}"] == 0)
+                self._so_far("silent", at, look.number, value=numbers[f"part {at}"] == 0)
             for column in itertools.takewhile(lambda each, at=at: f"way {each} {at}" in numbers, itertools.count()):  # type: ignore[misc]
-                self._sizes.setdefault(at, numbers.get(f"size {at}", numbers.get("size", 0.0)))
-                ways = self._ways.setdefault((at, column), [])
-                ways.append((0.0 if is_read and not at else numbers[f"way {column} {at}"], numbers[f"level {column} {at}"]))
+                self._so_far("pushed size", at, value=numbers.get(f"size {at}", numbers.get("size", 0.0)))
+                way = 0.0 if is_read and not at else numbers[f"way {column} {at}"]
+                self._so_far("way", at, column, value=(way, numbers[f"level {column} {at}"]))
         yield from self._of_silence(look)
         yield from self._of_columns_idle(look, numbers)
-        one_way = {each: ways for each, ways in self._ways.items() if len({way for way, _ in ways}) == 1 and ways[0][0]}
+        every = self._by("way")
+        one_way = {each: ways for each, ways in every.items() if len({way for way, _ in ways}) == 1 and ways[0][0]}
         for (at, column), ways in one_way.items():
             levels = [level for _, level in ways]
             is_alone = len(one_way) == 1  # where several move, they may be on the way to targets that are far off
@@ -397,31 +371,34 @@ class BatchFindings:
                 found = self._chosen.judge("labels_alike", math.inf, float(len(ways)), 1.0)
                 yield found and replace(found, message=_ONE_LABEL.format(passes=len(ways), label="0" if ways[0][0] > 0 else "1"))
             elif len(ways) > _SEEN and is_alone and look.number == 0 and not numbers.get(f"toward {at}"):
-                which = _named(look, at) + f"[:, {column}]" * (len(self._ways) > len(look.outputs))
+                which = _named(look, at) + f"[:, {column}]" * (len(every) > len(look.outputs))
                 yield self._chosen.judge(
-                    "pushed_one_way", float(len(ways)), abs(levels[-1] - levels[0]), self._sizes[at], what=which
+                    "pushed_one_way", float(len(ways)), abs(levels[-1] - levels[0]), self._so_far("pushed size", at)[0], what=which
                 )
 
     def _of_columns_idle(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that a column of the first output gets no gradient, or that the errors of samples cancel."""
         if "idle" in numbers:
-            self._idle.append(numbers["idle"])
-            if len(self._idle) > _SEEN and self._idle[0] >= 0 and len(set(self._idle)) == 1:
-                one = f"column {self._idle[0]:.0f} of the output"
+            idle = self._so_far("idle", value=numbers["idle"])
+            if len(idle) > _SEEN and idle[0] >= 0 and len(set(idle)) == 1:
+                one = f"column {idle[0]:.0f} of the output"
                 found = self._chosen.judge("terms_uneven", math.inf, one="others", other=one)
                 yield found and replace(found, advice=_IDLE)
-        if "same" in numbers and not look.number and not (look.taken is not None and any(look.taken[1:])):  # as a discriminator's
-            self._cancels.append(numbers["same"])
-            signs = [each > 0 for each in self._cancels]
-            if all(self._cancels) and min(signs.count(True), signs.count(False)) >= _LAST:
+        if (
+            "same gradient" in numbers and not look.number and not (look.taken is not None and any(look.taken[1:]))
+        ):  # as a discriminator's
+            cancels = self._so_far("cancels", value=numbers["same gradient"])
+            signs = [each > 0 for each in cancels]
+            if all(cancels) and min(signs.count(True), signs.count(False)) >= _LAST:
                 yield self._chosen.judge("errors_cancel", float(len(signs)))
 
     def _of_silence(self, look: Look) -> Iterator[Finding | None]:
         """Yield that one output, or one pass of a step, gets a gradient of zero, and others do not."""
-        silent = [each for each, zeros in self._silent.items() if len(zeros) > _SEEN and all(zeros)]
-        heard = [each for each, zeros in self._silent.items() if len(zeros) > _SEEN and not any(zeros)]
+        every = self._by("silent")
+        silent = [each for each, zeros in every.items() if len(zeros) > _SEEN and all(zeros)]
+        heard = [each for each, zeros in every.items() if len(zeros) > _SEEN and not any(zeros)]
         if silent and heard and (look.number == silent[0][1]):
-            several = any(number for _, number in self._silent)
+            several = any(number for _, number in every)
             one, other = (_named(look, at, number if several else None) for at, number in (heard[0], silent[0]))
             found = self._chosen.judge("terms_uneven", math.inf, one=one, other=other)
             yield found and replace(found, advice=_WEIGHTLESS)
@@ -431,13 +408,13 @@ class BatchFindings:
         is_one_loss = self._before is not None and look.loss is not None and self._before.loss == look.loss
         is_again = bool(numbers.get("again")) and is_one_loss and numbers.get("reached", 0.0) > 0
         if "differ" in numbers or look.number:
-            self._equal.append(not look.number and numbers["differ"] == 0)  # a game may begin alike for all, and then go on
-            if len(self._equal) >= _OFTEN and all(self._equal):
-                yield self._chosen.judge("input_same", float(len(self._equal)), 0.0)
+            equal = self._so_far("equal", value=not look.number and numbers["differ"] == 0)  # a game may begin alike, and go on
+            if len(equal) >= _OFTEN and all(equal):
+                yield self._chosen.judge("input_same", float(len(equal)), 0.0)
         for name, is_same in (("again", is_again), ("halves", bool(numbers.get("halves")))):
             if name in numbers and look.made_by != "Embedding":  # positions are the same each time
-                self._repeats[name].append(is_same)
-                yield self._chosen.judge("views_same", float(len(self._repeats[name]))) if all(self._repeats[name]) else None
+                repeats = self._so_far(name, value=is_same)
+                yield self._chosen.judge("views_same", float(len(repeats))) if all(repeats) else None
         self._before = look
 
     def _of_kinds(self, look: Look, label: float) -> Iterator[Finding | None]:
@@ -449,8 +426,8 @@ class BatchFindings:
         same = [other for held, was_trained, was_made, other in others if held == storage or (is_made if was_trained else was_made)]
         self._kinds.append((storage, is_trained, is_made, label))
         if same:
-            self._misled.append(same[-1] == label)
-            yield self._chosen.judge("generator_misled", float(len(self._misled)), label) if all(self._misled) else None
+            misled = self._so_far("misled", value=same[-1] == label)
+            yield self._chosen.judge("generator_misled", float(len(misled)), label) if all(misled) else None
 
     def _of_indices(self, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that an embedding is asked for few of its rows."""
@@ -483,10 +460,9 @@ class BatchFindings:
             what, _, name = key.partition(" ")
             if what not in ("mean", "varies"):
                 continue
-            judged = self._norms.setdefault(key, [])
             read = (numbers[f"mean {name}"], numbers[f"variance {name}"]) if what == "mean" else (numbers[key],)
-            judged.append(self._chosen.judge("running_off" if what == "mean" else "norm_starved", *read))
-            found = judged[-1]
+            found = self._chosen.judge("running_off" if what == "mean" else "norm_starved", *read)
+            judged = self._so_far("norm", key, value=found or False)
             if found is not None and len(judged) >= _LAST and all(judged[-_LAST:]):
                 yield replace(found, message=f"{name}: {found.message}", site=f"{name}:output")
 
@@ -538,7 +514,7 @@ class BatchFindings:
         """Yield that padding is read more than what is none, or that attention reads no other place."""
         if look.depends is None or f"read {place}" not in numbers:
             return
-        times = self._so_far("read", place, numbers[f"read {place}"])
+        times = self._so_far("read", place, value=numbers[f"read {place}"])
         if len(times) > 1 and all(_PADDING <= each < math.inf for each in times[-2:]):
             found = self._chosen.judge("padding_alone", 0.0, 1.0)
             message = f"what the model returns depends {short(times[-1])} x as much on a place of padding as on one of its tokens"
@@ -546,7 +522,7 @@ class BatchFindings:
         self._has_attention |= any(name.startswith("attended ") and size > 2 for name, size in numbers.items())
         before, here, following, later = (numbers[f"{name} {place} 0"] for name in ("before", "here", "next", "later"))
         is_alone = self._has_attention and len(look.shape) > 2 and before + following + later <= _NOTHING * here and here > 0
-        alone = self._so_far("alone", place, float(is_alone))
+        alone = self._so_far("alone", place, value=float(is_alone))
         if len(alone) > 2 and all(alone[-2:]):  # a branch may begin at zero
             found = self._chosen.judge("input_unused", 2, 1, name="other places", has_layers=True)
             yield found and replace(found, message=_ALONE, advice=_MASK)

@@ -187,14 +187,14 @@ def one_label(output: Tensor, gradient: Tensor, nodes: Loss) -> dict[str, Tensor
 def column_gradients(output: Tensor, gradient: Tensor, nodes: Loss) -> dict[str, Tensor]:
     """Return which column of an *output*, of two to sixteen, is *idle*: the one without a *gradient*, or -1.
 
-    Of one output for each sample, which gradient is the *same* for all of them, or 0; of logits that differ, whose loss takes a
-    softmax times what else they make, which share of the gradient is not that of the *entropy* of that softmax.
+    Of one output for each sample, its gradient, if that is the *same gradient* for all of them, or 0; of logits that differ, whose
+    loss takes a softmax times what else they make, which share of it is not that of the *entropy* of that softmax.
     """
     columns = output.numel() // len(output)
     made, held = (each.reshape(len(output), -1).double() for each in (output, gradient))
     if columns == 1:
         is_same = is_alike(held) & (held.abs().min() > 0)
-        return {"same": torch.where(is_same, held[0, 0], 0.0)}
+        return {"same gradient": torch.where(is_same, held[0, 0], 0.0)}
     if columns > _COLUMNS or output.dim() != 2:
         return {}
     is_idle = (held == 0).all(0)
