@@ -37,7 +37,6 @@ from sonde.inspector.regression_targets import (
     target_column_numbers,
 )
 from sonde.inspector.target_reading import (
-    SHAPES,
     as_logits,
     column_gradients,
     column_numbers,
@@ -46,6 +45,7 @@ from sonde.inspector.target_reading import (
     numbers_of,
     one_label,
     scale_numbers,
+    terms_with,
     way_numbers,
 )
 from sonde.rules import Chosen, Finding
@@ -63,7 +63,15 @@ _ROWS, _COLUMNS = 64, 1024  # of outputs, whose distances are measured
 _FEWEST, _TOLD = 8, 256  # samples of which some may be alike; elements of each that are compared
 _NOTHING = 1e-6  # of a gradient, rounding
 _PAIRS, _APART = 3, 1e-3  # samples; of the size of outputs that tell samples apart
-_SCORES = (*SHAPES, "Div", "Mul", "MaskedFill", "Add", "Where", "Expand")  # operations between products and their softmax
+_SCORES = (
+    *graph_nodes.KEEPS,
+    "Div",
+    "Mul",
+    "MaskedFill",
+    "Add",
+    "Where",
+    "Expand",
+)  # operations between products and their softmax
 _NEAR, _HALF = 40, 0.5  # nodes behind an attention among which a layer is looked for; share of the rows that read one place
 _LINEAR = 3  # layers in a row
 _MOST_CLASSES = 256
@@ -71,7 +79,7 @@ _OUTPUTS = 6  # of one pass
 _SLOW = 0.005  # momentum of running statistics: a tenth of them is new after 20 passes
 _SETTLED, _ELEMENTS = 50, 32  # logged steps after which running statistics have settled; elements of a channel
 _FEATURES, _TELLING = 1 << 22, 8  # elements of an input that are compared with targets; of one sample, that tell it from others
-_BEHIND = (*SHAPES, "Div", "Mul")
+_BEHIND = (*graph_nodes.KEEPS, "Div", "Mul")
 
 
 class BatchChecks:
@@ -131,7 +139,7 @@ class BatchChecks:
                     arranged = _arranged(held, [each for _, each in given])
                     is_turned = _are_places_first(arranged, [each for _, each in given])
                     shape = (arranged[1], arranged[0], *arranged[2:]) if is_turned else arranged
-                    nodes = [graph_nodes.behind(each.grad_fn, SHAPES) for each in (held, *others)][:_OUTPUTS]
+                    nodes = [graph_nodes.behind(each.grad_fn, graph_nodes.KEEPS) for each in (held, *others)][:_OUTPUTS]
                     look = Look(*moment, shape, number, samples_of(shape), list(returned)[:_OUTPUTS])
                     look.makers = [autograd_state.sequence_of_node(each) for each in nodes]
                     look.made = [(graph_nodes.operation_of(each), graph_nodes.axis_of(each)) for each in nodes]
@@ -407,6 +415,7 @@ def _gradient_comes(
             with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False):
                 held, nodes = gradient[: len(output)], nodes_of_loss()
                 look.loss = next(map(id, graph_nodes.sent_backward()), None)
+                look.terms = terms_with(look.makers[0])
                 scores, slopes = as_logits(output, held, *look.made[0])
                 look.add(numbers_of(scores, slopes, class_axes(look) & axes, tokens, place, nodes))
                 look.add(

@@ -79,6 +79,7 @@ _ROUNDING = 1e-3  # of a number that is read off gradients
 _HALF = 0.5  # of the first error, what is left
 _SETTLED, _LONG = 50, 1000  # steps after which a training has begun to learn, and after which it should have
 _EXPLAINED = 0.02  # of what targets vary
+_NO_BETTER = "the cross-entropy is no less than that of a guess by how often each label comes"
 _GUESS = "outputs explain {share} of what the targets vary: the error is that of returning their mean for all samples"
 _KEPT, _LAST = 6, 3  # looks at distances that are needed; of these the last
 
@@ -150,6 +151,9 @@ class BatchFindings:
                 begun = numbers[f"loss {axis}"], math.log(look.shape[axis]), numbers["size"]
                 found = self._chosen.judge("begins_large", *begun)
                 yield None if found is None else replace(found, advice=_SCALES, quantity="output")
+            won = numbers[f"won {axis}"]
+            self._so_far("won", value=None if look.number or look.step < _SETTLED or math.isnan(won) else won)
+            yield self._told_guess() if look.step >= _LONG else None
             low, high = numbers[f"low {axis}"], numbers[f"high {axis}"]
             labels_of_pass.append((numbers["reached"], low if low == high else math.nan))
             times, top = numbers[f"times {axis}"], numbers[f"top {axis}"]
@@ -292,9 +296,18 @@ class BatchFindings:
 
     def at_end(self) -> Iterator[Finding | None]:
         """Yield what the last passes of a training show."""
+        yield self._told_guess()
         for at, name in enumerate(self._outputs):
             found = self._told_unexplained(at)
             yield found and replace(found, site=f"{self._part}:output{name if at else ''}")
+
+    def _told_guess(self) -> Finding | None:
+        """Return that a cross-entropy has come to be no less than that of a guess."""
+        won = self._so_far("won")[-_LAST:]
+        if len(won) < _LAST or any(each > 0 for each in won):
+            return None
+        found = self._chosen.judge("loss_stuck", 1.0, 1.0, 1.0, 0.0, math.nan)
+        return found and replace(found, message=_NO_BETTER)
 
     def _told_unexplained(self, at: int) -> Finding | None:
         """Return that an output has come to explain nothing of its targets."""
@@ -370,7 +383,13 @@ class BatchFindings:
             ):  # of labels that are none alike, some push the other way
                 found = self._chosen.judge("labels_alike", math.inf, float(len(ways)), 1.0)
                 yield found and replace(found, message=_ONE_LABEL.format(passes=len(ways), label="0" if ways[0][0] > 0 else "1"))
-            elif len(ways) > _SEEN and is_alone and look.number == 0 and not numbers.get(f"toward {at}"):
+            elif (
+                len(ways) > _SEEN
+                and is_alone
+                and look.number == 0
+                and numbers.get(f"near {at}")
+                and not numbers.get(f"toward {at}")
+            ):
                 which = _named(look, at) + f"[:, {column}]" * (len(every) > len(look.outputs))
                 yield self._chosen.judge(
                     "pushed_one_way", float(len(ways)), abs(levels[-1] - levels[0]), self._so_far("pushed size", at)[0], what=which
@@ -405,7 +424,7 @@ class BatchFindings:
 
     def _of_repeats(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that two views of each sample are the same: two passes of one loss return the same, or two halves of a batch."""
-        is_one_loss = self._before is not None and look.loss is not None and self._before.loss == look.loss
+        is_one_loss = self._before is not None and self._before.loss == look.loss and not look.terms.isdisjoint(self._before.terms)
         is_again = bool(numbers.get("again")) and is_one_loss and numbers.get("reached", 0.0) > 0
         if "differ" in numbers or look.number:
             equal = self._so_far("equal", value=not look.number and numbers["differ"] == 0)  # a game may begin alike, and go on
@@ -556,7 +575,10 @@ class BatchFindings:
             yield self._chosen.judge("future_seen", following / whole, before)
         if whole > 0 and others > _NOTHING * whole and way == _ALONG and depends is not None:
             yield self._told_mixed(place, depends, numbers)
-        if ahead > 1 or (ahead != 1 and whole > 0):
+        if ahead == 0 and whole > 0 and before <= _NOTHING * whole:
+            return  # each place by itself, as of an autoencoder of tokens
+        is_part = self._part != "(root)"  # as a head of several, each for a token further ahead
+        if (ahead > 1 and not is_part) or (ahead < 1 and whole > 0):
             is_causal = ahead != 0 or following + later <= _NOTHING * whole
             is_picked = numbers.get(f"pieces {axis}", 0.0) > 1  # some places here and there, as of masked tokens
             yield self._chosen.judge("target_shifted", float(ahead), is_causal=is_causal, is_picked=is_picked)

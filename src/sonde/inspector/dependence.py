@@ -31,9 +31,8 @@ _LINEAR = frozenset(
         "Mean", "Sum", "AvgPool2D", "NativeBatchNorm", "CudnnBatchNorm", "ConstantPadNd",
     )
 )  # fmt: skip
-_VIEWS = ("View", "UnsafeView", "ReshapeAlias")
 _TAKEN = ("Slice", "Index", "IndexSelect", "Narrow")
-_TURNS = ("T", "Transpose", "Permute", "ToCopy")
+_TURNS = (*graph_nodes.TURNS, "ToCopy")
 _PRODUCTS = ("Mm", "Bmm", "Addmm", "Baddbmm")
 
 
@@ -272,14 +271,17 @@ def scrambled_in(nodes: Iterable[Any], given: Sequence[Tensor], names: Mapping[i
     """
     nodes = list(nodes)
     turned = {one for each in nodes if graph_nodes.operation_of(each) in _TURNS for one in graph_nodes.sources_of(each)}
-    for each in (each for each in nodes if graph_nodes.operation_of(each) in _VIEWS):
-        cut = graph_nodes.behind(each, (*_VIEWS, "Clone"))
-        if graph_nodes.operation_of(cut) in _TAKEN and graph_nodes.operation_of(first := graph_nodes.behind(cut, _TAKEN)) in _VIEWS:
+    for each in (each for each in nodes if graph_nodes.operation_of(each) in graph_nodes.VIEWS):
+        cut = graph_nodes.behind(each, (*graph_nodes.VIEWS, "Clone"))
+        if (
+            graph_nodes.operation_of(cut) in _TAKEN
+            and graph_nodes.operation_of(first := graph_nodes.behind(cut, _TAKEN)) in graph_nodes.VIEWS
+        ):
             turned |= {each, first}
     for node in (each for each in nodes if each not in turned):
         name, before = graph_nodes.operation_of(node), graph_nodes.sources_of(node)
         pairs: list[tuple[Sequence[int], Sequence[int]]] = []
-        if name in _VIEWS and len(before) == 1:
+        if name in graph_nodes.VIEWS and len(before) == 1:
             pairs = [(graph_nodes.shape_of(before[0]), graph_nodes.shape_of(node))]
         elif name in _FIRST[1:]:
             taken = [each for each in graph_nodes.taken_by(node) if each.is_contiguous() and each.dim() > 2]

@@ -21,24 +21,8 @@ _NODES, _OF_LOSS = 20_000, 60  # nodes of one graph that are read; those nearest
 _STEPS = 6  # from the first loss on, after which a parameter that has not been written into is trained by nobody
 _MANY = 4  # samples
 _COMPARES = ("Sub", "Rsub", "MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits")
-_MOVES = (
-    "View",
-    "UnsafeView",
-    "ReshapeAlias",
-    "Transpose",
-    "Permute",
-    "T",
-    "Squeeze",
-    "Unsqueeze",
-    "ToCopy",
-    "Clone",
-    "Alias",
-    "Add",
-    "Clamp",
-    "ClampMin",
-)
-_TURNS = ("T", "Transpose", "Permute")
-_VIEWS = (*_TURNS, "View", "UnsafeView", "ReshapeAlias", "Expand", "ToCopy", "Squeeze", "Clone")
+_MOVES = (*graph_nodes.MOVES, "Add", "Clamp", "ClampMin")
+_VIEWS = (*graph_nodes.MOVES, "Expand")
 _REDUCES = ("Mean", "Sum", "Div", "Mul", "Neg", "Rsub", "Diagonal", *(_DISTANCES := ("Pow", "Abs", "Norm", "LinalgVectorNorm")))
 _TAKES = ("Split", "Unbind", "Slice", "Select", "Index")
 _SQUARES = ("MseLoss", "SmoothL1Loss", "HuberLoss")
@@ -284,9 +268,7 @@ def _holds_itself(softmax: Node) -> bool:
     before, shape = _but_numbers(node), graph_nodes.shape_of(node)
     if graph_nodes.operation_of(node) not in ("Mm", "Bmm", "CdistForward", "Cdist") or shape[-1:] != shape[-2:-1]:
         return False
-    sides = {
-        graph_nodes.behind(each, ("Div", "Unsqueeze", *_VIEWS), lambda node: graph_nodes.sources_of(node)[:1]) for each in before
-    }
+    sides = {graph_nodes.behind(each, ("Div", *_VIEWS), lambda node: graph_nodes.sources_of(node)[:1]) for each in before}
     return len(before) == 2 and len(sides) == 1 and graph_nodes.operation_of(*sides) not in ("AccumulateGrad", *_TAKES)
 
 
@@ -310,7 +292,7 @@ def _is_trained_twice(node: Node) -> bool:
             break
         above.add(name)
         (node,) = before
-    before = [_behind_moves(each, _TURNS) for each in graph_nodes.sources_of(node)]
+    before = [_behind_moves(each, graph_nodes.TURNS) for each in graph_nodes.sources_of(node)]
     name, made = graph_nodes.operation_of(node), {graph_nodes.operation_of(each) for each in before}
     if len(before) != 2:
         return False

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sonde.engine import autograd_state, graph_nodes
-from sonde.inspector.target_reading import ALIKE, BEYOND, BOUNDS, CHOICES, ERRORS, SHAPES, Loss, is_alike
+from sonde.inspector.target_reading import ALIKE, BEYOND, BOUNDS, CHOICES, ERRORS, Loss, is_alike
 
 _SERIES, _SERIES_AHEAD = 8, (0, 1)  # places of a series; how far ahead of an output a target is looked for
 _SCALES = ("Mul", "Div", "Add", "Sub", "Neg", "Rsub")
@@ -56,10 +56,10 @@ class Errors(NamedTuple):
 
 def range_of(output: Tensor) -> Range | None:
     """Return what an *output* can be, if an activation has made it, or one whose result was scaled by numbers; else None."""
-    node = graph_nodes.behind(output.grad_fn, SHAPES)
+    node = graph_nodes.behind(output.grad_fn, graph_nodes.KEEPS)
     if (name := graph_nodes.operation_of(node)) in BOUNDS:
         return Range(name, name, *BOUNDS[name])
-    before = graph_nodes.behind(output.grad_fn, (*SHAPES, *_SCALES))
+    before = graph_nodes.behind(output.grad_fn, (*graph_nodes.KEEPS, *_SCALES))
     name, result = graph_nodes.operation_of(before), graph_nodes.result_of(before)
     if name not in BOUNDS or result is None or result.numel() != output.numel():
         return None
@@ -99,7 +99,8 @@ def regression_numbers(output: Tensor, gradient: Tensor, reaches: Range | None, 
     is_one = targets.max() - targets.min() <= ALIKE * output.double().std()
     rows = targets.reshape(len(targets), -1)
     total = (rows - rows.mean(0)).square().sum()
-    is_told = errors.is_known & (total > 0) & (len(rows) >= _ROWS)
+    are_two = ((rows - rows.min()) * (rows.max() - rows)).abs().max() <= ALIKE * total  # as those of a discriminator
+    is_told = errors.is_known & (total > 0) & (len(rows) >= _ROWS) & ~are_two
     known = {
         "least": beyond["least"],
         "largest": beyond["largest"],
@@ -148,7 +149,7 @@ def squared_errors(gradient: Tensor, number: int) -> Errors | None:
 def _squares(term: graph_nodes.Node, number: int) -> Iterator[tuple[float, tuple[int, ...]]]:
     """Yield the factor of each squared error in a *term* of a loss, and their shape, if they are of the output made as *number*."""
     slope, node = 1.0, term
-    while graph_nodes.operation_of(node) in (*_REDUCES, *SHAPES) and len(before := graph_nodes.sources_of(node)) == 1:
+    while graph_nodes.operation_of(node) in (*_REDUCES, *graph_nodes.KEEPS) and len(before := graph_nodes.sources_of(node)) == 1:
         if graph_nodes.operation_of(node) == "Mean":
             slope *= math.prod(graph_nodes.shape_of(node)) / max(math.prod(graph_nodes.shape_of(before[0])), 1)
         (node,) = before
@@ -159,7 +160,7 @@ def _squares(term: graph_nodes.Node, number: int) -> Iterator[tuple[float, tuple
         sides = graph_nodes.sources_of(sides[0])
     else:
         return
-    own = [each for each in sides if autograd_state.sequence_of_node(graph_nodes.behind(each, SHAPES)) == number]
+    own = [each for each in sides if autograd_state.sequence_of_node(graph_nodes.behind(each, graph_nodes.KEEPS)) == number]
     if len(own) == 1:
         yield slope, graph_nodes.shape_of(own[0])
 

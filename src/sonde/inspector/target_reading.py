@@ -16,11 +16,10 @@ AHEAD = (-1, 0, 1, 2, 3)
 """By how many places labels are compared with the tokens of the input."""
 Loss: TypeAlias = list[graph_nodes.Node]
 """Operations next to the loss whose backward pass runs, the nearest first."""
-SHAPES = ("View", "UnsafeView", "Squeeze", "Unsqueeze", "ToCopy", "Clone")
-"""Operations that leave elements as they are."""
 ALIKE = 1e-3
 """Of a number that is the same for all samples, rounding."""
 _BINARY = 1 << 14  # elements that are compared with targets of 0 and 1
+_FEW = 3  # of either kind, whose weights are not alike by chance
 _MOST = 0.75  # of the samples; one all of whose classes are labels is not read
 ERRORS = ("MseLoss", "SmoothL1Loss", "HuberLoss")
 """Losses of differences whose gradient depends on their size."""
@@ -28,7 +27,7 @@ _LOSSES = (*ERRORS, "L1Loss", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogit
 _LAYERS = ("Addmm", "Mm", "Bmm", "Convolution", "Embedding", "NativeLayerNorm", "NativeBatchNorm")
 _COMPARES = (*ERRORS, "Sub", "Rsub", "L1Loss")
 _OFF = 0.02  # of a gradient in half precision, rounding of its sum
-CHOICES = (*SHAPES, "Gather", "Select", "Index", "Slice", "Transpose", "Permute")
+CHOICES = (*graph_nodes.MOVES, "Gather", "Select", "Index", "Slice")
 """Operations behind which a target is compared with what they pick."""
 _SOFTMAX = ("Softmax", "LogSoftmax", "Logsumexp", "Exp")
 _VARIES = 0.1  # of the squares of a gradient, those about its mean over the samples
@@ -36,7 +35,8 @@ _SURE = 0.9  # probability of the likeliest class on average
 _PUSHED = 8  # elements that are pushed one way, if others get no gradient
 _COLUMNS = 16  # of an output, of which one may be idle
 _WAYS = 4  # columns of an output that may each be pushed one way
-_NEAR = 60  # nodes of a graph next to the loss
+_NEAR, _TERM = 60, 300  # nodes of a graph next to the loss, and of one of its terms
+_WEIGHS = ("Div", "Mul", "Neg")  # what the sum of terms goes through
 BOUNDS = {"Sigmoid": (0.0, 1.0), "Tanh": (-1.0, 1.0), "Relu": (0.0, math.inf), "Softmax": (0.0, 1.0), "Softplus": (0.0, math.inf)}
 """Between which activations keep their results."""
 BEYOND = 0.05
@@ -143,8 +143,9 @@ def column_numbers(gradient: Tensor, features: Tensor) -> dict[str, Tensor]:
 def way_numbers(output: Tensor, gradient: Tensor, number: int, nodes: Loss) -> dict[str, Tensor]:
     """Return which *way* all samples push each column of an *output* (1: down; 0: several), of four or less, and its *level*.
 
-    *toward*: the loss compares it with a target, as the operation with this *number* has made it; *logistic*: one of the loss is a
-    binary cross-entropy, which takes the output (*taken*), or what one number for each sample is a part of.
+    *direct*: no layer is between it and the loss; *toward*: that compares it with a target, as the operation with this *number* has
+    made it; *logistic*: one of the loss is a binary cross-entropy, which takes the output (*taken*), or what one number for each
+    sample is a part of.
     """
     columns = output.shape[1] if output.dim() == 2 else 1
     if columns > _WAYS:
@@ -160,9 +161,35 @@ def way_numbers(output: Tensor, gradient: Tensor, number: int, nodes: Loss) -> d
     toward = any(autograd_state.sequence_of_node(each) == number for each in compared)
     taken = [graph_nodes.behind(one, CHOICES) for each in nodes if _is_logistic(each) for one in graph_nodes.sources_of(each)]
     is_taken = any(autograd_state.sequence_of_node(each) == number for each in taken)
-    known = {"toward": toward, "logistic": bool(taken) and (is_taken or output.numel() == len(output)), "taken": is_taken}
+    is_logistic = bool(taken) and (is_taken or output.numel() == len(output))
+    known = {"direct": bool(terms_with(number)), "toward": toward, "logistic": is_logistic, "taken": is_taken}
     numbers = {f"{name} {at}": each[at] for name, each in (("way", way), ("level", made.mean(0))) for at in range(columns)}
     return numbers | {name: torch.full((), float(each), device=output.device) for name, each in known.items()}
+
+
+def terms_with(number: int) -> frozenset[int]:
+    """Return which of the terms of the loss that is sent backward have an output, with no layer between: by their place.
+
+    Args:
+        number: that of the operation which has made the output.
+    """
+    sent = graph_nodes.sent_backward()[:1]
+    if not sent or sent[0].grad_fn is None:
+        return frozenset()
+    terms = graph_nodes.terms_of(graph_nodes.behind(sent[0].grad_fn, _WEIGHS))
+    return frozenset(place for place, term in enumerate(terms) if _has(term, number))
+
+
+def _has(term: graph_nodes.Node, number: int) -> bool:
+    """Return whether a *term* of a loss is made of what the operation with this *number* has made, with no layer between."""
+    layers = [each for each in graph_nodes.nodes_before(term, _TERM) if _is_layer(each)]
+    return any(autograd_state.sequence_of_node(each) == number for each in graph_nodes.nodes_before(term, _TERM, layers))
+
+
+def _is_layer(node: graph_nodes.Node) -> bool:
+    """Return whether the operation has a parameter."""
+    before = graph_nodes.sources_of(node) if graph_nodes.operation_of(node) in _LAYERS else []
+    return any(graph_nodes.leaf_of(graph_nodes.behind(each, graph_nodes.MOVES)) is not None for each in before)
 
 
 def _compares(node: graph_nodes.Node) -> bool:
@@ -228,7 +255,8 @@ def _binary_numbers(made: Tensor, held: Tensor, nodes: Loss) -> dict[str, Tensor
     is_one = held < 0
     of_one, of_zero = torch.where(is_one, held / (chance - 1), math.nan), torch.where(is_one, math.nan, held / chance)
     is_each = varies & (_spread(of_one) <= ALIKE) & (_spread(of_zero) <= ALIKE)
-    times = torch.where(is_each, of_one.nanmean() / of_zero.nanmean(), 0.0).nan_to_num(0.0)
+    are_several = torch.minimum(is_one.sum(), (~is_one).sum()) >= _FEW
+    times = torch.where(is_each & are_several, of_one.nanmean() / of_zero.nanmean(), 0.0).nan_to_num(0.0)
     target = torch.where(is_one, chance - held / of_zero.nanmean(), math.nan)  # of the others, as those of 0 say
     is_other = varies & (_spread(of_zero) <= ALIKE) & (_spread(target) <= ALIKE) & (target.nanmean() > 1 + BEYOND)
     is_other &= _spread(of_one) > 10 * ALIKE  # a weight of ones would look alike, but for that
@@ -362,7 +390,23 @@ def _weight_numbers(output: Tensor, gradient: Tensor, labels: Tensor, is_counted
     of_top, of_other = ((weight * each).sum() / each.sum().clamp(min=1) for each in (is_top, is_other))
     is_each = _spread(torch.where(is_top, weight, math.nan)) <= 10 * ALIKE  # one of all samples of a class, as no reward is
     times = torch.where((of_other > 0) & is_other.any() & is_each, of_top / of_other, 1.0)
-    return {"top": is_top.sum() / is_counted.sum().clamp(min=1), "times": times}
+    is_plain = _spread(torch.where(is_counted, weight, math.nan)) <= 10 * ALIKE
+    return {"top": is_top.sum() / is_counted.sum().clamp(min=1), "times": times, "won": _won(output, labels, is_counted, is_plain)}
+
+
+def _won(output: Tensor, labels: Tensor, is_counted: Tensor, is_plain: Tensor) -> Tensor:
+    """Return by how much a cross-entropy is below what a guess by the frequencies of *labels* has; NaN where that is not known.
+
+    These are counted in one pass, where a guess looks better than it is, by half of a number less than classes there are, for each
+    label (Miller, 1955): half of that is added. Each label weighs as much (*is_plain*), or all classes come once, as with pairs.
+    """
+    count = torch.zeros(output.shape[-1], dtype=torch.float64, device=output.device)
+    count.index_add_(0, labels.flatten(), is_counted.flatten().double())
+    total, classes = count.sum().clamp(min=1), (count > 0).sum()
+    guess = -torch.special.xlogy(count, count / total).sum() / total + (classes - 1) / (4 * total)
+    loss = -output.double().log_softmax(-1).gather(-1, labels[..., None])[..., 0]
+    is_known = ((total >= 4 * classes) & (classes > 1) & is_plain) | (count == 1).all()
+    return torch.where(is_known, guess - (loss * is_counted).sum() / total, math.nan)
 
 
 def _match(labels: Tensor, counted: Tensor, tokens: Tensor, ahead: int) -> Tensor:

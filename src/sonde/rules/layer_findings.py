@@ -58,6 +58,7 @@ _ALIKE = 1.05  # ratios of updates to gradients that differ by less are one lear
 _LARGE_RATE, _LARGE_STEP = 0.5, 0.03  # learning rates that are no usual ones: of gradients, and of steps of that size
 _MEASURED = 16  # logged steps before a step that it is compared with
 
+_CANCELS = "the loss, or a normalisation, may cancel what is added to all it compares: then the parameter is of no use"
 _FIRST_STEPS = ", and that of the weight beside it is not: only first steps, whose state is zero, reach the loss"
 _ONE_STEP = (
     "look in this order at which steps of its output are used (the last one, of a layer that reads both ways, is the first of its "
@@ -897,6 +898,8 @@ class LayerFindings:
                 found.sort(key=lambda each: (sign * float(record.worst[each[0]]), self.history.rank(each[0])))
             else:
                 found.sort(key=lambda each: (each[1].first_step or 0, self.history.rank(each[0])))
+            if rule == "gradient_zero" and all(self.history.facts[column].is_offset for column, _ in found):
+                found = [(column, replace(each, severity="note", advice=_CANCELS)) for column, each in found]
             yield from joined(self.history, found)
 
     def _judged(self, rule: str, column: int, numbers: list[float]) -> Finding | None:
@@ -904,6 +907,8 @@ class LayerFindings:
         if rule == "all_zero" and self.history.facts[column].kind in _RELU:
             return self._chosen.judge("dead", numbers[0] / numbers[1])
         found = self._chosen.judge(rule, *numbers)
+        if rule == "gradient_zero" and 2 * np.count_nonzero(self.history.recent[:, column] > 0) >= len(self.history.recent):
+            return None  # it has come, as to an expert that few samples choose
         if rule == "gradient_zero" and found is not None and self._learns_beside(column):
             return replace(found, message=f"{found.message}{_FIRST_STEPS}", advice=_ONE_STEP)
         if rule == "gradient_zero" and found is not None and self._groups is not None and self._groups.first_layer is not None:

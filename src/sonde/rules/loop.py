@@ -239,7 +239,8 @@ def loss_unbounded(
     f"moved the weights by {percent(STUCK_FAR)}; at a learning rate of {SLOW_RATE:g} or less a note) the loss has fallen by less "
     f"than {percent(STUCK)} ({percent(2.5 * STUCK)}, no more than by chance, of {STUCK_MANY} values or more), since the first "
     "values and since the first third, or stays at ln(outputs), as a guess, or outputs explain 2 % or less of what the targets of "
-    "a squared error vary, at the end or after 1,000 steps; not that of a network that had been trained before, far below a guess",
+    "a squared error vary, or win nothing over how often each label comes, at the end or after 1,000 steps; not that of a network "
+    "that had been trained before, far below a guess",
     "smdebug, LossNotDecreasing; TheDeepChecker has 5 % of the loss in five checks",
     "look in this order whether labels belong to their samples, whether inputs tell samples apart (ids, an augmentation, a view "
     "that mixes them), what stands between outputs and loss (a sign, a softmax, a temperature, a broadcast), which parts get a "

@@ -39,6 +39,11 @@ class Fact:
     momentum: float = field(default=math.nan, repr=False)
     code: str = field(default="", repr=False)
 
+    @property
+    def is_offset(self) -> bool:
+        """Whether the parameter is one number for each unit or row: a bias, the offset of a user or a place."""
+        return self.shape is not None and (len(self.shape) < 2 or max(self.shape[1:]) == 1) and "Norm" not in self.kind
+
     @cached_property
     def is_matrix(self) -> bool:
         """Whether the parameter is a weight that mixes inputs: no bias, no embedding, no scale of a normalisation."""

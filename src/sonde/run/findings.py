@@ -47,7 +47,8 @@ _OF_FADING: set[object] = {
     ("loss", "still"),
 }  # what weights that begin too small can do
 _GROWN = (("output", "large"), ("weight", "large"))  # what a loss that falls without bound makes grow
-_PASSING = ("loss_rising", "overfitting")  # rules whose findings are taken back where the loss comes down again
+# rules whose findings are taken back where the loss comes down again, or the gradient comes
+_PASSING = ("loss_rising", "overfitting", "output_growth", "gradient_zero")
 _BY_OTHERS = (
     "rate_grown",
     "momentum_large",
@@ -414,7 +415,8 @@ class Findings:
     []
 
     A finding opens at the first step at which its condition holds. Its rule, place, first step, numbers and words stay as they are
-    then; later steps add its last step and further places. None is taken back, but those about a loss that comes down after all.
+    then; later steps add its last step and further places. None is taken back, but what a loss that comes down after all has
+    excused, and a gradient of zero where one comes again.
     How many steps come at once changes nothing: where a finding opens among several, they are judged again one by one.
 
     Args:

@@ -27,7 +27,7 @@ _SEEN: dict[Any, str] = {
 }
 REGRESSION = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 _LOGS = (functional.log_softmax, torch.log_softmax, Tensor.log_softmax, functional.logsigmoid)
-_MOVES = ("View", "UnsafeView", "ReshapeAlias", "Transpose", "Permute", "T", "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Slice")
+_MOVES = (*graph_nodes.MOVES, "Slice")
 _DIFFERENCES = {"sub", "__sub__", "rsub", "__rsub__", "subtract"}
 
 

@@ -17,6 +17,14 @@ Node: TypeAlias = Any
 """A node of autograd's graph, which keeps its place behind a backward pass."""
 Given: TypeAlias = list[tuple[Node, Tensor]]
 """Gradients, each with the operation that made what it is the gradient of."""
+VIEWS = ("View", "UnsafeView", "ReshapeAlias")
+"""Operations that give the same elements another shape."""
+KEEPS = (*VIEWS, "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Alias")
+"""Operations that leave elements, and their order, as they are."""
+TURNS = ("T", "Transpose", "Permute")
+"""Operations that exchange axes."""
+MOVES = (*KEEPS, *TURNS)
+"""Operations that make no other numbers."""
 _FUSED = ("CudnnRnn", "MiopenRnn")  # recurrent layers, of which the first axis may be of samples
 _BATCH_NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
 
@@ -144,7 +152,7 @@ def moved(node: Node, places: Tensor) -> Tensor | None:
     """
     name = operation_of(node)
     first, second, order = (getattr(node, each, None) for each in ("_saved_dim0", "_saved_dim1", "_saved_dims"))
-    if name in ("View", "UnsafeView", "ReshapeAlias"):
+    if name in VIEWS:
         return places.reshape(shape_of(node)) if math.prod(shape_of(node)) == places.numel() else None
     if name == "Transpose" and first is not None and second is not None:
         return places.transpose(*(each - (1 << 64) if each > 1 << 32 else each for each in (first, second)))
