@@ -568,3 +568,52 @@ def test_positives_alone_of_one_batch_are_told() -> None:
         return 2 - 2 * likeness
 
     assert "target_trained" in trained(model, loss)
+
+
+class Folded(nn.Module):
+    """Two hidden layers whose *activation* is a function, the second with a bias that begins at a value."""
+
+    def __init__(self, activation: Callable[[Tensor], Tensor], bias: float) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(8, 32), nn.Linear(32, 32), nn.Linear(32, 1)
+        self.activation = activation
+        nn.init.constant_(self.second.bias, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.last(self.activation(self.second(self.activation(self.first(x)))))
+        return made
+
+
+@pytest.mark.parametrize("bias", [-30.0, -0.1])
+@pytest.mark.parametrize("activation", [functional.relu, functional.gelu, functional.silu])
+def test_a_layer_that_is_dead_behind_a_function_is_the_root(activation: Callable[[Tensor], Tensor], bias: float) -> None:
+    torch.manual_seed(0)
+    model, inputs = Folded(activation, bias), torch.randn(256, 8)
+
+    def loss(step: int) -> Tensor:
+        x = inputs[torch.randperm(256)[:64]]
+        return functional.mse_loss(model(x), x[:, :1] - x[:, 1:2].sin())
+
+    found = trained(model, loss, 24)
+    if bias == -0.1:
+        assert not found
+        return
+    root, *others = found.values()
+    assert (root.rule, root.site, root.first_step, root.severity) == ("dead", "second:output", 0, "bad")
+    assert root.advice.startswith("look at what sets its bias first: it is -30 on average")
+    assert {each.follows for each in others} <= {"dead"}
+
+
+def test_a_feed_forward_layer_of_a_transformer_that_is_dead_is_named() -> None:
+    torch.manual_seed(0)
+    model = Decoder()
+    nn.init.constant_(model.layers[1].linear1.bias, -30)
+    assert trained(model, next_token(model))["dead"].site == "layers.1.linear1:output"
+
+
+def test_a_relu_that_is_a_module_is_named_itself() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))
+    nn.init.constant_(model[0].bias, -30)
+    found = trained(model, lambda _: functional.mse_loss(model(torch.randn(64, 8)), torch.randn(64, 1)), 24)
+    assert found["dead"].site == "1:output"

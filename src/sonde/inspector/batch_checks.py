@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -58,6 +58,9 @@ _SLOW = 0.005  # momentum of running statistics: a tenth of them is new after 20
 _SETTLED, _ELEMENTS = 50, 32  # logged steps after which running statistics have settled; elements of a channel
 _FEATURES, _TELLING = 1 << 22, 8  # elements of an input that are compared with targets; of one sample, that tell it from others
 _BEHIND = (*SHAPES, "Div", "Mul")
+_ZERO_BELOW = {"Relu": 0.0, "Gelu": -6.0, "Silu": -20.0}  # what goes into an activation that returns nothing for it, nor a slope
+_ACTIVATIONS = (nn.ReLU, nn.GELU, nn.SiLU)
+_DEAD_ELEMENTS = 64  # of an activation, of which one that is not zero would be seen
 
 
 class BatchChecks:
@@ -84,7 +87,8 @@ class BatchChecks:
         self._has_ended = False
         self._found: dict[str, Finding] = {}
         self._tables: dict[str, Table] = {}  # embeddings by the name of the parameter
-        self._findings = BatchFindings(chosen, part, self._tables)
+        has_rows = any(isinstance(each, _ACTIVATIONS) for each in model.modules())  # which are judged by their own outputs
+        self._findings = BatchFindings(chosen, part, self._tables, has_rows=has_rows)
 
     @property
     def looks(self) -> bool:
@@ -167,6 +171,7 @@ class BatchChecks:
             look.is_linear = layers_in_a_row(nodes) >= _LINEAR
             look.add(self._count_indices(shown, nodes, names))
             look.add(_norm_numbers(nodes, names, self._slow_norms() if self._steps >= _SETTLED else ()))
+            look.add(_dead_numbers(nodes[::-1], names, graph_nodes.behind(output.grad_fn, SHAPES)))
             look.add(_distances(shown, given))
         look.add(self._repeats(shown, look.step))
         self._looks.append(look)
@@ -323,6 +328,40 @@ def _attention_numbers(nodes: Sequence[Any], names: Mapping[int, str]) -> dict[s
             found[f"sharp {name}"] = torch.where(usual < _HALF, largest.mean(), 0.0)
             found[f"attended {name}"] = usual.new_full((), weights.shape[-1])
     return found
+
+
+def _dead_numbers(nodes: Sequence[Any], names: Mapping[int, str], last: Any) -> dict[str, Tensor]:
+    """Return of each layer before an activation, but for the *last* one, whether all of this is zero, its bias, and all else.
+
+    The bias is the mean of it, *rest* the size of what inputs and weight make; NaN where that is not known. *nodes* come in the
+    order of execution.
+    """
+    found: dict[str, Tensor] = {}
+    for node in nodes:
+        low = _ZERO_BELOW.get(graph_nodes.operation_of(node))
+        if low is None or node is last:
+            continue
+        with suppress(RuntimeError):  # as of what has been written into
+            made = graph_nodes.result_of(node) if low == 0 else next(graph_nodes.taken_by(node), None)
+            layer = graph_nodes.behind(graph_nodes.sources_of(node)[0], SHAPES)
+            held = [one for each in graph_nodes.with_turned(layer) if (one := graph_nodes.leaf_of(each)) is not None]
+            name = next((names[id(each)].rpartition(".")[0] for each in held if id(each) in names), "")
+            if made is not None and name and made.numel() >= _DEAD_ELEMENTS and len(made) > 1:
+                is_dead = made.detach().amax() <= low
+                found[f"dead {name}"] = is_dead & found[f"dead {name}"] if f"dead {name}" in found else is_dead
+                found |= _bias_numbers(name, held, next(graph_nodes.taken_by(layer), None))
+    return found
+
+
+def _bias_numbers(name: str, held: Sequence[Tensor], given: Tensor | None) -> dict[str, Tensor]:
+    """Return the mean bias of a layer that takes the parameters *held*, and the size of what its weight makes of the *given*."""
+    biases = [each.detach().double() for each in held if each.dim() == 1]
+    weights = [each.detach().double() for each in held if each.dim() > 1]
+    if given is None or len(biases) != 1 or len(weights) != 1:
+        return {}
+    size, inputs = weights[0].square().mean(), weights[0][0].numel()
+    made = (given.detach().double().square().mean() * size * inputs).sqrt()
+    return {f"bias {name}": biases[0].mean(), f"rest {name}": made}
 
 
 def _are_same(one: Tensor, other: Tensor) -> Tensor:

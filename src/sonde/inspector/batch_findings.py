@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from sonde.inspector.batch_look import EACH, PASSES, Depends, Look, Table, class_axes
 from sonde.inspector.dependence import is_graph_operation, is_statistic
 from sonde.inspector.target_reading import AHEAD
-from sonde.rules import DEAD_SAMPLES, Chosen, Finding
+from sonde.rules import DEAD_SAMPLES, Chosen, Finding, among
 from sonde.words import percent, short
 
 _ALONG, _ACROSS, _TURNED = 0, 1, 2  # tokens as (samples, places), as (places, samples), and labels of outputs in the other order
@@ -48,6 +48,7 @@ _SHARP = (
 )
 _ONE_LABEL = "all targets of the first {passes:,} training passes are {label}: each of them pushes the output the same way"
 _WEIGHTLESS = "look for a weight of zero, a mask that holds nothing, a bound that all samples keep, a clamp"
+_DEAD_LOOKS = {False: 2, True: 5}  # one after the other, in which all units of a layer were dead; where rows may tell it before
 _TABLE = 2  # by which a table of similarities may be no square, as without those to itself
 _SQUARE = 8  # samples whose similarities are a table of classes
 _ALIKE = 3e-7  # of the size of outputs, rounding
@@ -72,10 +73,12 @@ class BatchFindings:
         chosen: the rules that are applied.
         part: the module whose passes these are.
         tables: its embeddings, by the name of the parameter.
+        has_rows: activations of the model are modules, whose outputs are recorded.
     """
 
-    def __init__(self, chosen: Chosen, part: str, tables: Mapping[str, Table]) -> None:
+    def __init__(self, chosen: Chosen, part: str, tables: Mapping[str, Table], *, has_rows: bool = False) -> None:
         self._chosen, self._part, self._tables = chosen, part, tables
+        self._dead_looks = _DEAD_LOOKS[has_rows]
         self._first_step: int | None = None
         self._labels: dict[int, list[tuple[float, float]]] = {}  # by pass of a step, see _of_labels
         self._others: dict[tuple[int, int], list[tuple[float, float]]] = {}  # of further outputs, by output and pass
@@ -102,6 +105,7 @@ class BatchFindings:
         self._silent: dict[tuple[int, int], list[bool]] = {}  # by output and pass of a step: whether its gradient was zero
         # whether outputs were those of the pass before in a step, and whether one half of them was the other
         self._repeats: dict[str, list[bool]] = {"again": [], "halves": []}
+        self._dead: dict[str, list[int]] = {}  # by layer: the steps in a row up to now in which its activation was zero throughout
         self._equal: list[bool] = []  # whether all samples that went in were the same
         self._another: list[bool] = []  # whether the targets of each pass were what was given of other samples
         self._told: dict[int, list[float]] = {}  # by input: the column that is the target, NaN for none
@@ -119,6 +123,7 @@ class BatchFindings:
         self._first_step = look.step if self._first_step is None else self._first_step
         yield from self._of_labels(look, numbers)
         yield from self._of_other_labels(look, numbers)
+        yield from self._of_dead(look, numbers)
         yield from self._of_distances(look, numbers)
         yield from self._of_dependence(look, numbers)
         yield from self._of_range(look, numbers)
@@ -179,6 +184,20 @@ class BatchFindings:
                     counts = sum(count for count, _ in firsts)
                     found = self._chosen.judge("labels_alike", counts, float(len(firsts)), 1.0)
                     yield found and replace(found, site=f"{self._part}:output{look.outputs[at]}")
+
+    def _of_dead(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that all units of layers are dead, by the activation behind them, in one look after the other."""
+        for name in (each.removeprefix("dead ") for each in numbers if each.startswith("dead ")):
+            self._dead[name] = [*self._dead.get(name, ()), look.step] if numbers[f"dead {name}"] else []
+        names = [name for name, steps in self._dead.items() if len(steps) >= self._dead_looks and steps[-1] == look.step]
+        found = self._chosen.judge("dead", 1.0) if names else None
+        if found is not None:
+            bias, rest = (numbers.get(f"{each} {names[0]}", math.nan) for each in ("bias", "rest"))
+            does = f"look at what sets its bias first: it is {short(bias)} on average, where the weight adds {short(rest)} in size"
+            advice = f"{does}; then {found.advice}" if -bias > rest else found.advice
+            message = among(names, f"{found.message}: all that the activation behind it returns is zero")
+            first = self._dead[names[0]][0]
+            yield replace(found, message=message, site=f"{names[0]}:output", advice=advice, places=tuple(names), first_step=first)
 
     def _of_distances(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that outputs are alike, from the first pass on, or have come to be."""

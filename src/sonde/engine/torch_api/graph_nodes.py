@@ -17,6 +17,7 @@ Node: TypeAlias = Any
 """A node of autograd's graph, which keeps its place behind a backward pass."""
 Given: TypeAlias = list[tuple[Node, Tensor]]
 """Gradients, each with the operation that made what it is the gradient of."""
+_TURNS = ("T", "Transpose", "Permute", "ToCopy")
 _BATCH_NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
 
 
@@ -29,6 +30,12 @@ def operation_of(node: Node) -> str:
 def sources_of(node: Node) -> list[Node]:
     """Return the nodes of the tensors that the operation took, of those that have one."""
     return [each for each, _ in node.next_functions if each is not None]
+
+
+def with_turned(node: Node) -> Iterator[Node]:
+    """Yield the nodes of what the operation took, and behind those that were turned or cast, as a weight is, theirs."""
+    for each in sources_of(node):
+        yield from (each, *(sources_of(each) if operation_of(each) in _TURNS else ()))
 
 
 def behind(node: Node, moves: Collection[str], sources: Callable[[Node], list[Node]] = sources_of) -> Node:
