@@ -37,6 +37,11 @@ _NOT_IN_LOSS = (
     "backward, or look for what cuts it off (a detach()); freeze the layer with requires_grad_(False) if that is meant"
 )
 _NOT_CALLED = "the model holds this part and never calls it: call it in forward(), or take it out"
+_NOT_USED = (
+    "the model calls this part, and nothing of what it returns comes to the loss: look whether that is used at all, and is not "
+    "overwritten or taken from another place, or for what cuts it off (a detach(), no_grad(), an argmax); freeze it with "
+    "requires_grad_(False) if that is meant"
+)
 _MOST = 0.5  # share of the layers without an optimizer; if more are, the others may be what is meant to be trained: a note
 
 
@@ -306,6 +311,7 @@ class LeftOut:
                 graded["bad"].append(each)
             else:
                 is_cut = place < ends and not _is_passed_on(each.hook, ran) and self._is_of_users(self._holder(each.hook))
+                advice |= {str(each.hook.sites["param"]): _NOT_USED} if is_cut else {}
                 graded["warn" if is_cut else "note"].append(each)
         strong = [*graded["bad"], *graded["warn"]]
         found = self._judged("unreached", strong, ran)
