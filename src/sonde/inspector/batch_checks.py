@@ -347,7 +347,8 @@ def _dead_numbers(nodes: Sequence[Any], names: Mapping[int, str], last: Any) -> 
             held = [one for each in graph_nodes.with_turned(layer) if (one := graph_nodes.leaf_of(each)) is not None]
             name = next((names[id(each)].rpartition(".")[0] for each in held if id(each) in names), "")
             if made is not None and name and made.numel() >= _DEAD_ELEMENTS and len(made) > 1:
-                is_dead = made.detach().amax() <= low
+                has_any = torch.stack([each.detach().any() for each in held]).any()  # else it is the layer that returns zero
+                is_dead = (made.detach().amax() <= low) & has_any
                 found[f"dead {name}"] = is_dead & found[f"dead {name}"] if f"dead {name}" in found else is_dead
                 found |= _bias_numbers(name, held, next(graph_nodes.taken_by(layer), None))
     return found
