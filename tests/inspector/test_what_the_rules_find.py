@@ -1649,3 +1649,65 @@ def test_labels_of_a_rare_class_or_of_single_samples_are_not_alike(samples: int,
         return functional.cross_entropy(model(x[drawn]), is_rare[drawn].long())
 
     assert "labels_alike" not in found(model, Adam(model.parameters(), 1e-2), loss, steps=300)
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("argmax", "that of all 6 parameters|no gradient arrives at the outputs of the model"),
+        ("round", "through round alone|leave it out of the loss"),
+        ("clamp", "that of all 6 parameters|no gradient arrives at the outputs of the model"),
+        ("straight", ""),
+    ],
+)
+def test_a_loss_without_a_slope_is_told_for_all_parameters(how: str, says: str) -> None:
+    model = mlp(outputs=1)
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(64, 8)
+        out = model(x)
+        aim = (x[:, :1] > 0).float()
+        made = {
+            "argmax": lambda: 0 * out + out.argmax(1, keepdim=True),
+            "round": out.round,
+            "clamp": lambda: out.clamp(5, 6),
+            "straight": lambda: out + (out.round() - out).detach(),
+        }[how]()
+        return functional.mse_loss(made, aim)
+
+    told = found(model, Adam(model.parameters(), 1e-3), loss)
+    assert ("gradient_zero" in told) is bool(says)
+    if says:
+        message, advice = says.split("|")
+        assert message in told["gradient_zero"].message
+        assert told["gradient_zero"].advice.startswith(advice)
+
+
+class Pairs(nn.Module):
+    """Scores of users and things, without a forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.user, self.thing = nn.Embedding(50, 8), nn.Embedding(40, 8)
+
+    def score(self, user: Tensor, thing: Tensor) -> Tensor:
+        made: Tensor = (self.user(user) * self.thing(thing)).sum(-1)
+        return made
+
+
+@pytest.mark.parametrize("are_same", [True, False])
+def test_negatives_that_are_the_positives_are_told(are_same: bool) -> None:
+    model = Pairs()
+
+    def loss(_: int) -> Tensor:
+        user, positive = torch.randint(50, (64,)), torch.randint(40, (64,))
+        negative = positive if are_same else torch.randint(40, (64,))
+        return -functional.logsigmoid(model.score(user, positive) - model.score(user, negative)).mean()
+
+    told = trained(model, Adam(model.parameters(), 1e-2), loss, 160).findings
+    assert ("gradient_zero" in [each.rule for each in told]) is are_same
+    if are_same:
+        assert told[0].rule == "gradient_zero"
+        assert "both sides of what the loss compares are equal" in told[0].advice
+        assert not any("clipped" in each.advice for each in told)

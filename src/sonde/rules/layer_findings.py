@@ -736,8 +736,38 @@ class LayerFindings:
     @property
     def gets_nothing(self) -> bool:
         """Whether the first gradient at what runs last is zero throughout."""
-        ends = _in_order(self.history, "grad_output")[-1:]
+        ends = [column for column in _in_order(self.history, "grad_output") if math.isfinite(self._first[column])][-1:]
         return any(self._first[column] == 0 for column in ends)
+
+    @property
+    def without_gradient(self) -> int:
+        """How many parameters there are, if no gradient of any has been anything but zero so far; else 0.
+
+        >>> from sonde.rules import Chosen, LayerFindings, ModelFacts
+        >>> found = LayerFindings(ModelFacts({}), Chosen())
+        >>> found.without_gradient, found.repeats(), found.gets_nothing
+        (0, '', False)
+        """
+        at = np.flatnonzero(self.history.at("grad")) if len(self.history) else np.empty(0, np.intp)
+        sizes = np.concatenate([self._first[None, at], self.history.recent[:, at]])
+        return int(np.isfinite(sizes).any(axis=0).sum()) if np.all(sizes[np.isfinite(sizes)] == 0) else 0
+
+    def repeats(self) -> str:
+        """Return the name of a layer of which two calls of the first step have returned the same; ``""`` without one.
+
+        A gradient has come to both, of the same size.
+        """
+        known: dict[tuple[str, ...], str] = {}
+        for column in _in_order(self.history, "output"):
+            site, call = self.history.sites[column], self.history.calls[column]
+            gradient = self.history.column_at(site.path, "grad_output", call)
+            numbers = [*self._firsts[[0, 2, 3, 4], column].tolist(), math.nan if gradient is None else float(self._first[gradient])]
+            if all(map(math.isfinite, numbers)) and numbers[-1] > 0:
+                key = (str(site), *map(repr, numbers))
+                if key in known:
+                    return site.name
+                known[key] = site.name
+        return ""
 
     def output_sizes(self) -> tuple[float, float]:
         """Return the largest size of the outputs of the model at first and in the last logged step; NaN where it is not known.
