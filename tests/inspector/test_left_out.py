@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -471,3 +471,27 @@ def test_adapters_of_no_optimizer_are_unmoved_though_they_are_most_of_what_is_tr
     assert [each.severity for each in found(model, SGD(model[4].parameters(), 0.1)) if each.rule == "unmoved"] == ["bad"]
     model = deep(nn.Linear(4, 4))
     assert [each.severity for each in found(model, SGD(model[-1].parameters(), 0.1)) if each.rule == "unmoved"] == ["note"]
+
+
+@pytest.mark.parametrize(("first", "was_trained", "severity"), [(True, False, "bad"), (True, True, "note"), (False, True, "note")])
+def test_an_optimizer_of_one_layer_leaves_others_that_were_never_trained(first: bool, was_trained: bool, severity: str) -> None:
+    """It is meant where a head, or what goes in, is fitted to layers that have been trained."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
+
+    def steps(optimizer: torch.optim.Optimizer, count: int) -> Iterator[Tensor]:
+        for _ in range(count):
+            x = torch.randn(64, 8)
+            loss = (model(x) - x[:, :1] * x[:, 1:2]).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            yield loss
+
+    if was_trained:
+        list(steps(torch.optim.Adam(model.parameters(), 1e-2), 100))
+    optimizer = torch.optim.Adam(model[0 if first else 4].parameters(), 1e-3)
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False) as inspector:
+        for loss in steps(optimizer, 14):
+            inspector.push_loss(loss, train=True)
+    assert [each.severity for each in inspector.findings if each.rule == "unmoved"] == [severity]
