@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -57,6 +57,7 @@ _OUTPUTS = 6  # of one pass
 _SLOW = 0.005  # momentum of running statistics: a tenth of them is new after 20 passes
 _SETTLED, _ELEMENTS = 50, 32  # logged steps after which running statistics have settled; elements of a channel
 _FEATURES, _TELLING = 1 << 22, 8  # elements of an input that are compared with targets; of one sample, that tell it from others
+_SUMS, _CANDIDATES = 8, 16  # first inputs of layers that are compared with what may be added; and how many of these
 _BEHIND = (*SHAPES, "Div", "Mul")
 _ZERO_BELOW = {"Relu": 0.0, "Gelu": -6.0, "Silu": -20.0}  # what goes into an activation that returns nothing for it, nor a slope
 _ACTIVATIONS = (nn.ReLU, nn.GELU, nn.SiLU)
@@ -168,6 +169,7 @@ class BatchChecks:
                     look.add(dict(depends.numbers()) | mixes)
             if self._depended == 1:
                 look.add(_attention_numbers(nodes, names))
+                look.add(_sum_numbers(nodes[::-1], dict(_added_by(self._model))))
             look.is_linear = layers_in_a_row(nodes) >= _LINEAR
             look.add(self._count_indices(shown, nodes, names))
             look.add(_norm_numbers(nodes, names, self._slow_norms() if self._steps >= _SETTLED else ()))
@@ -352,6 +354,53 @@ def _dead_numbers(nodes: Sequence[Any], names: Mapping[int, str], last: Any) -> 
                 found[f"dead {name}"] = is_dead & found[f"dead {name}"] if f"dead {name}" in found else is_dead
                 found |= _bias_numbers(name, held, next(graph_nodes.taken_by(layer), None))
     return found
+
+
+def _added_by(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters and buffers that may be added to activations, by name: those of no layer of torch's own, and tables."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding) or not type(module).__module__.startswith("torch.nn.modules"):
+            for own, each in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+                if type(each) in (Tensor, nn.Parameter) and each.is_floating_point() and 1 < each.numel() <= _FEATURES:
+                    yield f"{name}.{own}".removeprefix("."), each
+
+
+def _sum_numbers(nodes: Iterable[Any], candidates: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return of each of *candidates* its size, and that of what else is left of an input of a layer, the least of a few.
+
+    *nodes* come in the order of execution.
+    """
+    found: dict[str, Tensor] = {}
+    sums: list[Tensor] = []
+    for node in nodes if candidates else ():
+        with suppress(RuntimeError):  # as of what has been written into
+            sums += [each.detach() for each in graph_nodes.taken_by(node) if each.is_floating_point() and each.dim() > 1]
+    for given in [each for each in sums if each.numel() <= _FEATURES][:_SUMS]:
+        for name, each in list(candidates.items())[:_CANDIDATES]:
+            added = _fitted(each.detach(), given)
+            if added is not None:
+                size = (_rows_of(given, added) - added).double().square().mean().sqrt()
+                found[f"added {name}"] = added.double().square().mean().sqrt()
+                found[f"beside {name}"] = torch.minimum(size, found[f"beside {name}"]) if f"beside {name}" in found else size
+    return found
+
+
+def _fitted(added: Tensor, given: Tensor) -> Tensor | None:
+    """Return what of *added* may be a part of the sums that are *given*, of a table of more places the first; None for nothing."""
+    while added.dim() > 1 and len(added) == 1:
+        added = added[0]
+    if added.dim() == given.dim() == 2 and added.shape[1] == given.shape[1] and not len(given) % len(added):
+        return added  # samples and places in a row
+    if added.dim() > given.dim():
+        return None
+    if added.dim() > 1:
+        added = added[: given.shape[-added.dim()]]
+    return added if all(one in (1, other) for one, other in zip(added.shape[::-1], given.shape[::-1], strict=False)) else None
+
+
+def _rows_of(given: Tensor, added: Tensor) -> Tensor:
+    """Return sums that are *given*, with the places apart from the samples where what is *added* has places."""
+    return given.unflatten(0, (-1, len(added))) if given.dim() == added.dim() == 2 and len(added) > 1 else given
 
 
 def _bias_numbers(name: str, held: Sequence[Tensor], given: Tensor | None) -> dict[str, Tensor]:

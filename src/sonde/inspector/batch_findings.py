@@ -48,6 +48,7 @@ _SHARP = (
 )
 _ONE_LABEL = "all targets of the first {passes:,} training passes are {label}: each of them pushes the output the same way"
 _WEIGHTLESS = "look for a weight of zero, a mask that holds nothing, a bound that all samples keep, a clamp"
+_ADDED = "scale it to the size of what it is added to: its initial values, a missing division, a normalisation of each side"
 _DEAD_LOOKS = {False: 2, True: 5}  # one after the other, in which all units of a layer were dead; where rows may tell it before
 _TABLE = 2  # by which a table of similarities may be no square, as without those to itself
 _SQUARE = 8  # samples whose similarities are a table of classes
@@ -123,6 +124,7 @@ class BatchFindings:
         self._first_step = look.step if self._first_step is None else self._first_step
         yield from self._of_labels(look, numbers)
         yield from self._of_other_labels(look, numbers)
+        yield from self._of_sums(numbers)
         yield from self._of_dead(look, numbers)
         yield from self._of_distances(look, numbers)
         yield from self._of_dependence(look, numbers)
@@ -184,6 +186,12 @@ class BatchFindings:
                     counts = sum(count for count, _ in firsts)
                     found = self._chosen.judge("labels_alike", counts, float(len(firsts)), 1.0)
                     yield found and replace(found, site=f"{self._part}:output{look.outputs[at]}")
+
+    def _of_sums(self, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that something which is added to activations leaves nothing of these."""
+        for name in (each.removeprefix("added ") for each in numbers if each.startswith("added ")):
+            found = self._chosen.judge("weight_large", numbers[f"added {name}"], numbers[f"beside {name}"], is_added=True)
+            yield found and replace(found, message=f"{name}: {found.message}", advice=_ADDED, site=f"{name}:param")
 
     def _of_dead(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that all units of layers are dead, by the activation behind them, in one look after the other."""

@@ -27,6 +27,9 @@ WEIGHT_BEYOND, MADE_LARGE = 2.0, 10.0
 heads that a factor follows, are 1 in size; and where what goes in is as much smaller, a large weight is right."""
 TABLE_LARGE = 10.0
 """Size of an embedding as training begins: PyTorch's own is normal, of size 1."""
+ADDED_LARGE, ADDED_SIZE = 100.0, 10.0
+"""Size of what is added to activations as training begins, such as places, against these; and its size, from which on it is told.
+Tokens of a deviation of 0.02 and places of 1, a sine, are 35 x apart."""
 WEIGHT_SMALL, SMALL_TOGETHER, SMALL_ROW = 0.2, 1e-4, 4
 """Size of a weight as training begins, against that of PyTorch's own initialisation; the product over layers in a row, and how many
 these are at least. A deviation of 0.02, as of transformers, has 0.2 with 32 inputs, and they normalise between layers."""
@@ -135,7 +138,8 @@ def weight_growth(size: float, before: float, *, factor: float = WEIGHT_GROWTH) 
     f"a weight that begins {WEIGHT_LARGE:g} x as large as PyTorch's own initialisation ({WEIGHT_HARMS:g} x, where another finding "
     f"shows that steps of it are too small, or that outputs are lost; and of size {WEIGHT_BEYOND:g} or more, that of a recurrent "
     f"layer, or of a hidden Linear or Conv whose outputs are of size {MADE_LARGE:g} or more and are not normalised next); the "
-    f"table of an embedding, where one runs first, and before no normalisation, {TABLE_LARGE:g} x",
+    f"table of an embedding, where one runs first, and before no normalisation, {TABLE_LARGE:g} x; or a parameter or buffer of "
+    f"size {ADDED_SIZE:g} or more that is added to what is {ADDED_LARGE:g} x smaller",
     "our own; He et al., 2015, is 2.5 x as large",
     "scale its initial values by 1 / sqrt(inputs)",
     needs=("rms:param", "rms:update"),
@@ -154,13 +158,19 @@ def weight_large(
     some: float = WEIGHT_HARMS,
     does_harm: bool = False,
     recurs: bool = False,
+    is_added: bool = False,
 ) -> Judged:
     """Judge the *size* of a weight at the first logged step; *usual* is that of PyTorch's own initialisation.
 
     *tables* is 1 for the table of an embedding: nothing divides what it gives by the root of its inputs. *made* is the size of what
     its layer returns, where that says by itself that the weight is too large (of a layer that *recurs*, of the sums that go into
-    its state, for inputs of size 1); NaN where not.
+    its state, for inputs of size 1); NaN where not. What *is_added* is compared with what it is added to, of the *usual* size.
     """
+    if is_added:
+        yield (usual > 0) & (size >= ADDED_LARGE * usual) & (size >= ADDED_SIZE)
+        yield size / usual
+        yield f"is of size {short(size)}, and added to what is of size {short(usual)}: of that nothing is left"
+        return
     yield (usual > 0) & (size >= (table * tables + (some if does_harm else factor) * (1 - tables)) * usual)
     yield size / usual
     begins = f"begins with weights of size {short(size)}, {short(size / usual)} x as large as usual"
