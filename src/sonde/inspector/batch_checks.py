@@ -136,6 +136,7 @@ class BatchChecks:
                     if first is not None:
                         storage = StorageWeakRef(first.untyped_storage())  # type: ignore[no-untyped-call]
                         look.taken = storage, first.requires_grad, storage in BatchChecks._made
+                        look.add({"taken": first.detach().double().square().mean().sqrt()} if first.is_floating_point() else {})
                     BatchChecks._made.append(StorageWeakRef(held.untyped_storage()))  # type: ignore[no-untyped-call]
                     self._look(given, held, others, ranges[0], look)
                     for at, each in enumerate(others[: _OUTPUTS - 1], start=1):
@@ -400,7 +401,7 @@ def _fitted(added: Tensor, given: Tensor) -> Tensor | None:
 
 def _rows_of(given: Tensor, added: Tensor) -> Tensor:
     """Return sums that are *given*, with the places apart from the samples where what is *added* has places."""
-    return given.unflatten(0, (-1, len(added))) if given.dim() == added.dim() == 2 and len(added) > 1 else given
+    return given.reshape(-1, *added.shape) if given.dim() == added.dim() == 2 and len(added) > 1 else given
 
 
 def _bias_numbers(name: str, held: Sequence[Tensor], given: Tensor | None) -> dict[str, Tensor]:

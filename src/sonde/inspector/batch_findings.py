@@ -56,6 +56,7 @@ _ALIKE = 3e-7  # of the size of outputs, rounding
 _SEEN = 17  # looks, after which it is told that outputs are alike
 _UNLIKE = 0.8  # as far as any two are samples apart that stand next to each other, and are in no order
 _INPUTS = 8  # that are compared with targets
+_UNSCALED = 30.0  # times as large as what a generator makes
 _FAR = 8.0  # times as large as all targets of its shape
 _EXACT = 1e-8  # of a gradient that is the difference to a target, rounding
 _OFTEN = 10  # looks at the rows of an embedding that are needed
@@ -93,6 +94,9 @@ class BatchFindings:
         self._kinds: deque[tuple[StorageWeakRef, bool, bool, float]] = deque(
             maxlen=2 * PASSES
         )  # what passes took, and their one label
+        self._given: dict[bool, tuple[int, float]] = {}  # the step and size of what went in last, whether it was made or not
+        self._unlike: list[float] = []  # of each step, the size of what a discriminator is given, of that of what was made for it
+        self._unlike_at = -1  # the last of these steps
         self._misled: list[bool] = []  # whether samples that are made were given one label in both of their passes
         self._weights: list[Finding | None] = []  # what was judged of the weights of labels
         self._several: list[float] = []  # labels of a sample on average, where that is known
@@ -131,6 +135,7 @@ class BatchFindings:
         yield from self._of_range(look, numbers)
         yield from self._of_ways(look, numbers)
         yield from self._of_repeats(look, numbers)
+        yield from self._of_generated(look, numbers)
         yield from self._of_indices(numbers)
         yield from self._of_norms(numbers)
         yield from self._of_attention(numbers)
@@ -381,6 +386,20 @@ class BatchFindings:
         if same:
             self._misled.append(same[-1] == label)
             yield self._chosen.judge("generator_misled", float(len(self._misled)), label) if all(self._misled) else None
+
+    def _of_generated(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that samples which are given to a model are far larger than those that a generator makes for it."""
+        if look.taken is None or not numbers.get("taken", 0.0) > 0:
+            return
+        self._given[look.taken[2]] = look.step, numbers["taken"]
+        (step, given), (other, made) = (self._given.get(each, (-1, math.nan)) for each in (False, True))
+        if step == other and len(self._unlike) < _KEPT and self._unlike_at != step:
+            self._unlike_at = step
+            self._unlike.append(given / made)
+            found = self._chosen.judge("input_large", given, does_harm=True)
+            if found is not None and len(self._unlike) == _KEPT and min(self._unlike) >= _UNSCALED:
+                message = f"what is given is of size {short(given)}, and what a generator makes of size {short(made)}"
+                yield replace(found, message=message, site=f"{self._part}:input")
 
     def _of_indices(self, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that an embedding is asked for few of its rows."""
