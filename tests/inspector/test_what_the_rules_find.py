@@ -1711,3 +1711,36 @@ def test_negatives_that_are_the_positives_are_told(are_same: bool) -> None:
         assert told[0].rule == "gradient_zero"
         assert "both sides of what the loss compares are equal" in told[0].advice
         assert not any("clipped" in each.advice for each in told)
+
+
+class Denoiser(nn.Module):
+    """Takes noisy points, and how noisy each is; *lengths* are none of its business."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.points, self.out = nn.Linear(3, 32), nn.Linear(32, 2)
+
+    def forward(self, x: Tensor, t: Tensor, lengths: Tensor) -> Tensor:
+        made: Tensor = self.out(self.points(torch.cat([x, t[:, None]], 1)).tanh())
+        return made
+
+
+@pytest.mark.parametrize(
+    ("how", "is_told"), [("same", True), ("by name", True), ("drawn", False), ("of a step", False), ("flow", False)]
+)
+def test_a_time_that_is_one_number_for_all_samples_is_told(how: str, is_told: bool) -> None:
+    model = Denoiser()
+
+    def loss(step: int) -> Tensor:
+        x, noise = torch.randn(32, 2), torch.randn(32, 2)
+        t = {"drawn": torch.rand(32), "of a step": torch.full((32,), step / 40)}.get(how, torch.zeros(32))
+        lengths = torch.full((32,), 7)
+        given = x + t[:, None] * noise
+        made = model(given, t=t, lengths=lengths) if how == "by name" else model(given, t, lengths)
+        made = model(given + 0.1 * made, t + 0.1, lengths) if how == "flow" else made
+        return functional.mse_loss(made, noise)
+
+    told = found(model, Adam(model.parameters(), 1e-3), loss, steps=20)
+    assert ("input_same" in told) is is_told
+    assert not is_told or told["input_same"].message == "(root): t is one number for all samples, in 5 passes"
