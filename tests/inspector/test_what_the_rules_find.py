@@ -1744,3 +1744,20 @@ def test_a_time_that_is_one_number_for_all_samples_is_told(how: str, is_told: bo
     told = found(model, Adam(model.parameters(), 1e-3), loss, steps=20)
     assert ("input_same" in told) is is_told
     assert not is_told or told["input_same"].message == "(root): t is one number for all samples, in 5 passes"
+
+
+@pytest.mark.parametrize(("noise", "times", "is_told"), [(5.0, 1, True), (0.002, 1, False), (0.0, 1000, False), (0.0, 1, False)])
+def test_noise_that_buries_the_gradients_of_the_backward_passes_is_told(noise: float, times: float, is_told: bool) -> None:
+    """A factor alone does no harm to an optimizer that divides by the size of gradients."""
+    model = mlp()
+
+    def changed() -> None:
+        for each in model.parameters():
+            assert each.grad is not None
+            each.grad.mul_(times).add_(torch.randn_like(each), alpha=noise)
+
+    told = found(model, Adam(model.parameters(), 3e-3), classes(model), steps=120, after=changed)
+    assert ("gradient_growth" in told) is is_told
+    if is_told:
+        assert told["gradient_growth"].message.endswith("between backward and step")
+        assert told["gradient_growth"].severity == "warn"

@@ -313,6 +313,8 @@ class _Judges:
             return (
                 each if self._harms(each, [other for other in others if other.begun < _EARLY or not has_cause]) & _TOO_FAR else None
             )
+        if each.rule == "gradient_growth" and "grad_norm_raw" in each.evidence:
+            return each if self._scalars.loss_of(each.model).stands(_STANDS) else None
         if each.rule in ("bounded", "labels_several"):
             share = _THIRD if "pull" in each.evidence else _HALF
             return each if self._scalars.loss_of(each.model).stands(share) else None
