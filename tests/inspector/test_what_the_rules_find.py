@@ -1761,3 +1761,22 @@ def test_noise_that_buries_the_gradients_of_the_backward_passes_is_told(noise: f
     if is_told:
         assert told["gradient_growth"].message.endswith("between backward and step")
         assert told["gradient_growth"].severity == "warn"
+
+
+@pytest.mark.parametrize(
+    ("count", "are_same", "is_told"), [(3, True, True), (4, True, False), (3, False, False), (70, True, False)]
+)
+def test_a_loss_that_reads_fewer_samples_than_there_are_classes_is_told(count: int, are_same: bool, is_told: bool) -> None:
+    """One node of each class may be all that is known of a graph."""
+    model, x = mlp(outputs=4), torch.randn(240, 8)
+    labels = x[:, :4].argmax(1)
+    firsts = torch.stack([(labels == each).nonzero()[0, 0] for each in range(4)])
+    picked = firsts if count == 4 else torch.arange(count)
+
+    def loss(_: int) -> Tensor:
+        own = picked if are_same else torch.randperm(240)[:count]
+        return functional.cross_entropy(model(x)[own], labels[own])
+
+    told = found(model, Adam(model.parameters(), 1e-3), loss, steps=20)
+    assert ("input_same" in told) is is_told
+    assert not is_told or "reads the same 3 of 240 samples" in told["input_same"].message

@@ -49,6 +49,8 @@ _SHARP = (
 _ONE_LABEL = "all targets of the first {passes:,} training passes are {label}: each of them pushes the output the same way"
 _WEIGHTLESS = "look for a weight of zero, a mask that holds nothing, a bound that all samples keep, a clamp"
 _ADDED = "scale it to the size of what it is added to: its initial values, a missing division, a normalisation of each side"
+_FEW = 0.1  # of the samples of a pass
+_MASK = "look at the mask or index that picks what the loss reads: some classes are never learnt"
 _DEAD_LOOKS = {False: 2, True: 5}  # one after the other, in which all units of a layer were dead; where rows may tell it before
 _TABLE = 2  # by which a table of similarities may be no square, as without those to itself
 _SQUARE = 8  # samples whose similarities are a table of classes
@@ -111,6 +113,7 @@ class BatchFindings:
         # whether outputs were those of the pass before in a step, and whether one half of them was the other
         self._repeats: dict[str, list[bool]] = {"again": [], "halves": []}
         self._dead: dict[str, list[int]] = {}  # by layer: the steps in a row up to now in which its activation was zero throughout
+        self._few: list[float] = []  # of each pass, which of its samples a loss reads, if these are few; else 0
         self._equal: list[bool] = []  # whether all samples that went in were the same
         self._another: list[bool] = []  # whether the targets of each pass were what was given of other samples
         self._told: dict[int, list[float]] = {}  # by input: the column that is the target, NaN for none
@@ -136,6 +139,7 @@ class BatchFindings:
         yield from self._of_ways(look, numbers)
         yield from self._of_repeats(look, numbers)
         yield from self._of_generated(look, numbers)
+        yield from self._of_few(look, numbers)
         yield from self._of_indices(numbers)
         yield from self._of_norms(numbers)
         yield from self._of_attention(numbers)
@@ -400,6 +404,18 @@ class BatchFindings:
             if found is not None and len(self._unlike) == _KEPT and min(self._unlike) >= _UNSCALED:
                 message = f"what is given is of size {short(given)}, and what a generator makes of size {short(made)}"
                 yield replace(found, message=message, site=f"{self._part}:input")
+
+    def _of_few(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that a loss reads the same few samples of each pass, fewer than there are classes."""
+        axis = _class_axis(look, numbers)
+        if axis is None or look.number:
+            return
+        count, classes = numbers["reached"], look.shape[axis]
+        self._few.append(numbers["which"] if count < min(classes, _FEW * look.samples) else 0.0)
+        if len(self._few) >= _OFTEN and self._few[0] and len(set(self._few)) == 1:
+            found = self._chosen.judge("input_same", float(len(self._few)), 0.0, name="what the loss reads")
+            message = f"the loss reads the same {count:.0f} of {look.samples:,} samples, in {len(self._few)} passes"
+            yield found and replace(found, message=f"{message}, and there are {classes} classes", advice=_MASK)
 
     def _of_indices(self, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that an embedding is asked for few of its rows."""

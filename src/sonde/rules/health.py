@@ -261,7 +261,8 @@ def one_index(elements: float, width: float, indices: float) -> Judged:
     f"all that goes into a model is one value, or the same for each sample of a batch of {DEAD_SAMPLES} or more, in 5 of 5 "
     f"training passes (of smaller ones in ten); or the same {FEW_SAMPLES} samples or fewer in each of these, where the training "
     "overfits (warn); or an argument of one number for each sample that is named as a time or a noise level is (t, timestep, sigma "
-    "and the like) is one number in all of them (warn)",
+    "and the like) is one number in all of them, or a cross-entropy reads the same samples in ten passes, a tenth of them or less "
+    "and fewer than there are classes (warn)",
     "a function of its inputs: outputs cannot tell apart what the inputs do not",
     "look at how a batch is made: an index, a normalisation to 0, a buffer that is filled once, images that cannot be read",
     needs=("rms:output",),
