@@ -753,7 +753,7 @@ class LayerFindings:
         return int(np.isfinite(sizes).any(axis=0).sum()) if np.all(sizes[np.isfinite(sizes)] == 0) else 0
 
     def repeats(self) -> str:
-        """Return the name of a layer of which two calls of the first step have returned the same; ``""`` without one.
+        """Return the name of a layer that has returned the same in two calls of the first step; ``""`` without one.
 
         A gradient has come to both, of the same size.
         """
