@@ -397,11 +397,11 @@ class BatchFindings:
             return
         self._given[look.taken[2]] = look.step, numbers["taken"]
         (step, given), (other, made) = (self._given.get(each, (-1, math.nan)) for each in (False, True))
-        if step == other and len(self._unlike) < _KEPT and self._unlike_at != step:
+        if step == other and len(self._unlike) < _LAST and self._unlike_at != step:
             self._unlike_at = step
             self._unlike.append(given / made)
             found = self._chosen.judge("input_large", given, does_harm=True)
-            if found is not None and len(self._unlike) == _KEPT and min(self._unlike) >= _UNSCALED:
+            if found is not None and len(self._unlike) == _LAST and min(self._unlike) >= _UNSCALED:
                 message = f"what is given is of size {short(given)}, and what a generator makes of size {short(made)}"
                 yield replace(found, message=message, site=f"{self._part}:input")
 
