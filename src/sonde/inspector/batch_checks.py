@@ -88,8 +88,7 @@ class BatchChecks:
         self._has_ended = False
         self._found: dict[str, Finding] = {}
         self._tables: dict[str, Table] = {}  # embeddings by the name of the parameter
-        has_rows = any(isinstance(each, _ACTIVATIONS) for each in model.modules())  # which are judged by their own outputs
-        self._findings = BatchFindings(chosen, part, self._tables, has_rows=has_rows)
+        self._findings = BatchFindings(chosen, part, self._tables)
 
     @property
     def looks(self) -> bool:
@@ -174,7 +173,7 @@ class BatchChecks:
             look.is_linear = layers_in_a_row(nodes) >= _LINEAR
             look.add(self._count_indices(shown, nodes, names))
             look.add(_norm_numbers(nodes, names, self._slow_norms() if self._steps >= _SETTLED else ()))
-            look.add(_dead_numbers(nodes[::-1], names, graph_nodes.behind(output.grad_fn, SHAPES)))
+            look.add(_dead_numbers(nodes[::-1], self._names_without_activation(names), graph_nodes.behind(output.grad_fn, SHAPES)))
             look.add(_distances(shown, given))
         look.add(self._repeats(shown, look.step))
         self._looks.append(look)
@@ -206,6 +205,16 @@ class BatchChecks:
             total = counts.sum()
             found |= {f"most {name}": counts.max() / total.clamp(min=1), f"rows {name}": (counts > 0).sum(), f"count {name}": total}
         return found
+
+    def _names_without_activation(self, names: Mapping[int, str]) -> dict[int, str]:
+        """Return those *names* of parameters around whose layers no module holds an activation, which is judged by itself."""
+        held = {name.rpartition(".")[0] for name, each in self._model.named_modules() if isinstance(each, _ACTIVATIONS)}
+        around = {each: name.split(".")[:-2] for each, name in names.items()}
+        return {
+            each: names[each]
+            for each, parts in around.items()
+            if held.isdisjoint(".".join(parts[:length]) for length in range(len(parts) + 1))
+        }
 
     def _repeats(self, output: Tensor, step: int) -> dict[str, Tensor]:
         """Return whether an *output* is that of the pass before in this *step*, or twice what one half of it is."""

@@ -51,7 +51,7 @@ _WEIGHTLESS = "look for a weight of zero, a mask that holds nothing, a bound tha
 _ADDED = "scale it to the size of what it is added to: its initial values, a missing division, a normalisation of each side"
 _FEW = 0.1  # of the samples of a pass
 _MASK = "look at the mask or index that picks what the loss reads: some classes are never learnt"
-_DEAD_LOOKS = {False: 2, True: 5}  # one after the other, in which all units of a layer were dead; where rows may tell it before
+_DEAD_LOOKS = 2  # one after the other, in which all units of a layer were dead
 _TABLE = 2  # by which a table of similarities may be no square, as without those to itself
 _SQUARE = 8  # samples whose similarities are a table of classes
 _ALIKE = 3e-7  # of the size of outputs, rounding
@@ -77,12 +77,10 @@ class BatchFindings:
         chosen: the rules that are applied.
         part: the module whose passes these are.
         tables: its embeddings, by the name of the parameter.
-        has_rows: activations of the model are modules, whose outputs are recorded.
     """
 
-    def __init__(self, chosen: Chosen, part: str, tables: Mapping[str, Table], *, has_rows: bool = False) -> None:
+    def __init__(self, chosen: Chosen, part: str, tables: Mapping[str, Table]) -> None:
         self._chosen, self._part, self._tables = chosen, part, tables
-        self._dead_looks = _DEAD_LOOKS[has_rows]
         self._first_step: int | None = None
         self._labels: dict[int, list[tuple[float, float]]] = {}  # by pass of a step, see _of_labels
         self._others: dict[tuple[int, int], list[tuple[float, float]]] = {}  # of further outputs, by output and pass
@@ -206,7 +204,7 @@ class BatchFindings:
         """Yield that all units of layers are dead, by the activation behind them, in one look after the other."""
         for name in (each.removeprefix("dead ") for each in numbers if each.startswith("dead ")):
             self._dead[name] = [*self._dead.get(name, ()), look.step] if numbers[f"dead {name}"] else []
-        names = [name for name, steps in self._dead.items() if len(steps) >= self._dead_looks and steps[-1] == look.step]
+        names = [name for name, steps in self._dead.items() if len(steps) >= _DEAD_LOOKS and steps[-1] == look.step]
         found = self._chosen.judge("dead", 1.0) if names else None
         if found is not None:
             bias, rest = (numbers.get(f"{each} {names[0]}", math.nan) for each in ("bias", "rest"))
