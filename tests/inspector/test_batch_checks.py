@@ -568,3 +568,91 @@ def test_positives_alone_of_one_batch_are_told() -> None:
         return 2 - 2 * likeness
 
     assert "target_trained" in trained(model, loss)
+
+
+class Folded(nn.Module):
+    """Two hidden layers whose *activation* is a function, the second with a bias that begins at a value."""
+
+    def __init__(self, activation: Callable[[Tensor], Tensor], bias: float) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(8, 32), nn.Linear(32, 32), nn.Linear(32, 1)
+        self.activation = activation
+        nn.init.constant_(self.second.bias, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.last(self.activation(self.second(self.activation(self.first(x)))))
+        return made
+
+
+@pytest.mark.parametrize("bias", [-30.0, -0.1])
+@pytest.mark.parametrize("activation", [functional.relu, functional.gelu, functional.silu])
+def test_a_layer_that_is_dead_behind_a_function_is_the_root(activation: Callable[[Tensor], Tensor], bias: float) -> None:
+    torch.manual_seed(0)
+    model, inputs = Folded(activation, bias), torch.randn(256, 8)
+
+    def loss(step: int) -> Tensor:
+        x = inputs[torch.randperm(256)[:64]]
+        return functional.mse_loss(model(x), x[:, :1] - x[:, 1:2].sin())
+
+    found = trained(model, loss, 24)
+    if bias == -0.1:
+        assert not found
+        return
+    root, *others = found.values()
+    assert (root.rule, root.site, root.first_step, root.severity) == ("dead", "second:output", 0, "bad")
+    assert root.advice.startswith("look at what sets its bias first: it is -30 on average")
+    assert {each.follows for each in others} <= {"dead"}
+
+
+def test_a_feed_forward_layer_of_a_transformer_that_is_dead_is_named() -> None:
+    torch.manual_seed(0)
+    model = Decoder()
+    nn.init.constant_(model.layers[1].linear1.bias, -30)
+    assert trained(model, next_token(model))["dead"].site == "layers.1.linear1:output"
+
+
+def test_a_relu_that_is_a_module_is_named_itself() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))
+    nn.init.constant_(model[0].bias, -30)
+    found = trained(model, lambda _: functional.mse_loss(model(torch.randn(64, 8)), torch.randn(64, 1)), 24)
+    assert found["dead"].site == "1:output"
+
+
+class Placed(nn.Module):
+    """Adds to what an embedding, a layer or a convolution has made what tells places, of a size; *how* says what that is."""
+
+    def __init__(self, how: str, size: float) -> None:
+        super().__init__()
+        self.how, self.tokens, self.head = how, nn.Embedding(VOCABULARY, 32), nn.Linear(32, VOCABULARY)
+        self.layer = nn.TransformerEncoderLayer(32, 4, 64, 0.0, batch_first=True, norm_first=how != "linear")
+        places = torch.randn(PLACES, 32) * size
+        if how == "buffer":
+            self.register_buffer("places", places[None])
+        elif how == "table":
+            self.places: Any = nn.Embedding(PLACES, 32)
+            self.places.weight.data = places
+        else:
+            self.places = nn.Parameter(places)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        count = tokens.shape[1]
+        places = self.places(torch.arange(count)) if self.how == "table" else self.places.squeeze(0)[:count]
+        causal = nn.Transformer.generate_square_subsequent_mask(count)
+        made: Tensor = self.head(self.layer(self.tokens(tokens) + places, causal))
+        return made
+
+
+@pytest.mark.parametrize("size", [500.0, 1.0])
+@pytest.mark.parametrize("how", ["buffer", "parameter", "table", "linear"])
+def test_what_is_added_and_leaves_nothing_of_the_other_side_is_told(how: str, size: float) -> None:
+    torch.manual_seed(0)
+    model = Placed(how, size)
+    nn.init.normal_(model.tokens.weight, std=0.02 if size == 1 else 1.0)
+    found = trained(model, next_token(model), 20)
+    large = found.get("weight_large")
+    assert (large is not None) is (size == 500)
+    if large is not None:
+        assert large.site == ("places.weight:param" if how == "table" else "places:param")
+        assert "of size" in large.message
+        assert not large.follows

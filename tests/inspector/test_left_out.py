@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -388,6 +388,46 @@ def test_an_output_that_no_loss_takes_and_a_part_that_is_never_called_are_warnin
     assert all(advice in each.advice for each in every)
 
 
+class Skips(nn.Module):
+    """Reads a token that was put before places; *how* says whether it has been through the body."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.into, self.token = how, nn.Linear(4, 16), nn.Parameter(torch.randn(1, 1, 16))
+        layer = nn.TransformerEncoderLayer(16, 2, 16, dropout=0.0, batch_first=True)
+        self.body, self.head = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.cat([self.token.expand(len(x), -1, -1), self.into(x)], 1)
+        made = hidden if self.how == "not called" else self.body(hidden)
+        out: Tensor = self.head((made if self.how == "used" else hidden)[:, 0])
+        return out
+
+
+@pytest.mark.parametrize(
+    ("how", "advice"),
+    [("called", "the model calls this part"), ("not called", "the model holds this part"), ("used", "")],
+)
+def test_a_part_that_is_not_used_explains_outputs_that_are_all_alike(how: str, advice: str) -> None:
+    torch.manual_seed(0)
+    model = Skips(how)
+    optimizer = SGD(model.parameters(), 0.1)
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False) as inspector:
+        for _ in range(60):
+            x = torch.randn(16, 5, 4)
+            loss = nn.functional.cross_entropy(model(x), x.mean((1, 2)).sign().long() + 1)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            inspector.push_loss(loss, train=True)
+    told = [each for each in inspector.findings if each.severity != "note"]
+    assert bool(told) is (how != "used")
+    if told:
+        assert told[0].rule == "unreached"
+        assert told[0].advice.startswith(advice)
+        assert ("input_unused", "unreached") in [(each.rule, each.follows) for each in told]
+
+
 def test_a_loop_that_says_its_steps_itself_has_no_such_findings() -> None:
     model = deep()
     with sonde.watch(model, every=1, to="memory", verbose=False) as inspector:
@@ -431,3 +471,27 @@ def test_adapters_of_no_optimizer_are_unmoved_though_they_are_most_of_what_is_tr
     assert [each.severity for each in found(model, SGD(model[4].parameters(), 0.1)) if each.rule == "unmoved"] == ["bad"]
     model = deep(nn.Linear(4, 4))
     assert [each.severity for each in found(model, SGD(model[-1].parameters(), 0.1)) if each.rule == "unmoved"] == ["note"]
+
+
+@pytest.mark.parametrize(("first", "was_trained", "severity"), [(True, False, "bad"), (True, True, "note"), (False, True, "note")])
+def test_an_optimizer_of_one_layer_leaves_others_that_were_never_trained(first: bool, was_trained: bool, severity: str) -> None:
+    """It is meant where a head, or what goes in, is fitted to layers that have been trained."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
+
+    def steps(optimizer: torch.optim.Optimizer, count: int) -> Iterator[Tensor]:
+        for _ in range(count):
+            x = torch.randn(64, 8)
+            loss = (model(x) - x[:, :1] * x[:, 1:2]).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            yield loss
+
+    if was_trained:
+        list(steps(torch.optim.Adam(model.parameters(), 1e-2), 100))
+    optimizer = torch.optim.Adam(model[0 if first else 4].parameters(), 1e-3)
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False) as inspector:
+        for loss in steps(optimizer, 14):
+            inspector.push_loss(loss, train=True)
+    assert [each.severity for each in inspector.findings if each.rule == "unmoved"] == [severity]

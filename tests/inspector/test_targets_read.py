@@ -136,8 +136,8 @@ def test_a_weight_for_the_most_frequent_class_is_found(weights: list[float] | No
     assert ("weight_of_many" in trained(model, loss)) is is_told
 
 
-@pytest.mark.parametrize("label", [0.0, 1.0])
-def test_a_generator_that_is_asked_for_generated_samples_is_found(label: float) -> None:
+@pytest.mark.parametrize(("label", "size"), [(0.0, 1.0), (1.0, 1.0), (1.0, 100.0)])
+def test_a_generator_that_is_asked_for_generated_samples_is_found_and_data_far_larger_than_these(label: float, size: float) -> None:
     torch.manual_seed(0)
     generator, critic = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2)), mlp_of_two()
     of_generator, of_critic = (torch.optim.Adam(each.parameters(), 1e-3) for each in (generator, critic))
@@ -146,7 +146,8 @@ def test_a_generator_that_is_asked_for_generated_samples_is_found(label: float) 
     with sonde.watch(models, [of_generator, of_critic], every=1, to="memory", verbose=False) as inspector:
         for _ in range(20):
             made = generator(torch.randn(16, 4))
-            loss = entropy(critic(torch.randn(16, 2) + 1), torch.ones(16, 1)) + entropy(critic(made.detach()), torch.zeros(16, 1))
+            loss = entropy(critic(torch.randn(16, 2) * size + 1), torch.ones(16, 1))
+            loss = loss + entropy(critic(made.detach()), torch.zeros(16, 1))
             of_critic.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             of_critic.step()
@@ -155,7 +156,9 @@ def test_a_generator_that_is_asked_for_generated_samples_is_found(label: float) 
             loss.backward()  # type: ignore[no-untyped-call]
             of_generator.step()
     assert not inspector.errors
-    assert ("generator_misled" in {each.rule for each in inspector.findings}) is (label == 0)
+    told = {each.rule: each.site for each in inspector.findings}
+    assert ("generator_misled" in told) is (label == 0)
+    assert told.get("input_large") == ("critic/(root):input" if size == 100 else None)
 
 
 def mlp_of_two() -> nn.Module:

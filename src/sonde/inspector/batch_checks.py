@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -80,6 +80,10 @@ _SLOW = 0.005  # momentum of running statistics: a tenth of them is new after 20
 _SETTLED, _ELEMENTS = 50, 32  # logged steps after which running statistics have settled; elements of a channel
 _FEATURES, _TELLING = 1 << 22, 8  # elements of an input that are compared with targets; of one sample, that tell it from others
 _BEHIND = (*graph_nodes.KEEPS, "Div", "Mul")
+_SUMS, _CANDIDATES = 8, 16  # first inputs of layers that are compared with what may be added; and how many of these
+_ZERO_BELOW = {"Relu": 0.0, "Gelu": -6.0, "Silu": -20.0}  # what goes into an activation that returns nothing for it, nor a slope
+_ACTIVATIONS = (nn.ReLU, nn.GELU, nn.SiLU)
+_DEAD_ELEMENTS = 64  # of an activation, of which one that is not zero would be seen
 
 
 class BatchChecks:
@@ -153,6 +157,7 @@ class BatchChecks:
                     if first is not None:
                         storage = StorageWeakRef(first.untyped_storage())  # type: ignore[no-untyped-call]
                         look.taken = storage, first.requires_grad, storage in BatchChecks._made
+                        look.add({"taken": first.detach().double().square().mean().sqrt()} if first.is_floating_point() else {})
                     BatchChecks._made.append(StorageWeakRef(held.untyped_storage()))  # type: ignore[no-untyped-call]
                     self._look(given, held, others, ranges[0], look)
                     for at, each in enumerate(others[: _OUTPUTS - 1], start=1):
@@ -187,9 +192,15 @@ class BatchChecks:
                     look.add(dict(depends.numbers()) | mixes)
             if self._depended == 1:
                 look.add(_attention_numbers(nodes, names))
+                look.add(_sum_numbers(nodes[::-1], dict(_added_by(self._model))))
             look.is_linear = layers_in_a_row(nodes) >= _LINEAR
             look.add(self._count_indices(shown, nodes, names))
             look.add(_norm_numbers(nodes, names, self._slow_norms() if self._steps >= _SETTLED else ()))
+            look.add(
+                _dead_numbers(
+                    nodes[::-1], self._names_without_activation(names), graph_nodes.behind(output.grad_fn, graph_nodes.KEEPS)
+                )
+            )
             look.add(_distances(shown, given))
         look.add(self._repeats(shown, look.step))
         self._looks.append(look)
@@ -223,6 +234,16 @@ class BatchChecks:
             total = counts.sum()
             found |= {f"most {name}": counts.max() / total.clamp(min=1), f"rows {name}": (counts > 0).sum(), f"count {name}": total}
         return found
+
+    def _names_without_activation(self, names: Mapping[int, str]) -> dict[int, str]:
+        """Return those *names* of parameters around whose layers no module holds an activation, which is judged by itself."""
+        held = {name.rpartition(".")[0] for name, each in self._model.named_modules() if isinstance(each, _ACTIVATIONS)}
+        around = {each: name.split(".")[:-2] for each, name in names.items()}
+        return {
+            each: names[each]
+            for each, parts in around.items()
+            if held.isdisjoint(".".join(parts[:length]) for length in range(len(parts) + 1))
+        }
 
     def _repeats(self, output: Tensor, step: int) -> dict[str, Tensor]:
         """Return whether an *output* is that of the pass before in this *step*, or twice what one half of it is."""
@@ -367,6 +388,88 @@ def _attention_numbers(nodes: Sequence[Any], names: Mapping[int, str]) -> dict[s
             found[f"sharp {name}"] = torch.where(usual < _HALF, largest.mean(), 0.0)
             found[f"attended {name}"] = usual.new_full((), weights.shape[-1])
     return found
+
+
+def _dead_numbers(nodes: Sequence[Any], names: Mapping[int, str], last: Any) -> dict[str, Tensor]:
+    """Return of each layer before an activation, but for the *last* one, whether all of this is zero, its bias, and all else.
+
+    The bias is the mean of it, *rest* the size of what inputs and weight make; NaN where that is not known. *nodes* come in the
+    order of execution.
+    """
+    found: dict[str, Tensor] = {}
+    for node in nodes:
+        low = _ZERO_BELOW.get(graph_nodes.operation_of(node))
+        if low is None or node is last:
+            continue
+        with suppress(RuntimeError):  # as of what has been written into
+            made = graph_nodes.result_of(node) if low == 0 else next(graph_nodes.taken_by(node), None)
+            layer = graph_nodes.behind(graph_nodes.sources_of(node)[0], graph_nodes.KEEPS)
+            held = [one for each in graph_nodes.with_turned(layer) if (one := graph_nodes.leaf_of(each)) is not None]
+            name = next((names[id(each)].rpartition(".")[0] for each in held if id(each) in names), "")
+            if made is not None and name and made.numel() >= _DEAD_ELEMENTS and len(made) > 1:
+                has_any = torch.stack([each.detach().any() for each in held]).any()  # else it is the layer that returns zero
+                is_dead = (made.detach().amax() <= low) & has_any
+                found[f"dead {name}"] = is_dead & found[f"dead {name}"] if f"dead {name}" in found else is_dead
+                found |= _bias_numbers(name, held, next(graph_nodes.taken_by(layer), None))
+    return found
+
+
+def _added_by(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters and buffers that may be added to activations, by name: those of no layer of torch's own, and tables."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding) or not type(module).__module__.startswith("torch.nn.modules"):
+            for own, each in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+                if type(each) in (Tensor, nn.Parameter) and each.is_floating_point() and 1 < each.numel() <= _FEATURES:
+                    yield f"{name}.{own}".removeprefix("."), each
+
+
+def _sum_numbers(nodes: Iterable[Any], candidates: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return of each of *candidates* its size, and that of what else is left of an input of a layer, the least of a few.
+
+    *nodes* come in the order of execution.
+    """
+    found: dict[str, Tensor] = {}
+    sums: list[Tensor] = []
+    for node in nodes if candidates else ():
+        with suppress(RuntimeError):  # as of what has been written into
+            sums += [each.detach() for each in graph_nodes.taken_by(node) if each.is_floating_point() and each.dim() > 1]
+    for given in [each for each in sums if each.numel() <= _FEATURES][:_SUMS]:
+        for name, each in list(candidates.items())[:_CANDIDATES]:
+            added = _fitted(each.detach(), given)
+            if added is not None:
+                size = (_rows_of(given, added) - added).double().square().mean().sqrt()
+                found[f"added {name}"] = added.double().square().mean().sqrt()
+                found[f"beside {name}"] = torch.minimum(size, found[f"beside {name}"]) if f"beside {name}" in found else size
+    return found
+
+
+def _fitted(added: Tensor, given: Tensor) -> Tensor | None:
+    """Return what of *added* may be a part of the sums that are *given*, of a table of more places the first; None for nothing."""
+    while added.dim() > 1 and len(added) == 1:
+        added = added[0]
+    if added.dim() == given.dim() == 2 and added.shape[1] == given.shape[1] and not len(given) % len(added):
+        return added  # samples and places in a row
+    if added.dim() > given.dim():
+        return None
+    if added.dim() > 1:
+        added = added[: given.shape[-added.dim()]]
+    return added if all(one in (1, other) for one, other in zip(added.shape[::-1], given.shape[::-1], strict=False)) else None
+
+
+def _rows_of(given: Tensor, added: Tensor) -> Tensor:
+    """Return sums that are *given*, with the places apart from the samples where what is *added* has places."""
+    return given.reshape(-1, *added.shape) if given.dim() == added.dim() == 2 and len(added) > 1 else given
+
+
+def _bias_numbers(name: str, held: Sequence[Tensor], given: Tensor | None) -> dict[str, Tensor]:
+    """Return the mean bias of a layer that takes the parameters *held*, and the size of what its weight makes of the *given*."""
+    biases = [each.detach().double() for each in held if each.dim() == 1]
+    weights = [each.detach().double() for each in held if each.dim() > 1]
+    if given is None or len(biases) != 1 or len(weights) != 1:
+        return {}
+    size, inputs = weights[0].square().mean(), weights[0][0].numel()
+    made = (given.detach().double().square().mean() * size * inputs).sqrt()
+    return {f"bias {name}": biases[0].mean(), f"rest {name}": made}
 
 
 def _are_same(one: Tensor, other: Tensor) -> Tensor:

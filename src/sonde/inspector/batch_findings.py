@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from sonde.inspector.batch_look import EACH, PASSES, Depends, Look, Table, class_axes
 from sonde.inspector.dependence import is_graph_operation, is_statistic
 from sonde.inspector.target_reading import AHEAD
-from sonde.rules import DEAD_SAMPLES, Chosen, Finding
+from sonde.rules import DEAD_SAMPLES, Chosen, Finding, among
 from sonde.words import percent, short
 
 _ALONG, _ACROSS, _TURNED = 0, 1, 2  # tokens as (samples, places), as (places, samples), and labels of outputs in the other order
@@ -49,12 +49,17 @@ _SHARP = (
 )
 _ONE_LABEL = "all targets of the first {passes:,} training passes are {label}: each of them pushes the output the same way"
 _WEIGHTLESS = "look for a weight of zero, a mask that holds nothing, a bound that all samples keep, a clamp"
+_ADDED = "scale it to the size of what it is added to: its initial values, a missing division, a normalisation of each side"
+_FEW = 0.1  # of the samples of a pass
+_PICKED = "look at the mask or index that picks what the loss reads: some classes are never learnt"
+_DEAD_LOOKS = 2  # one after the other, in which all units of a layer were dead
 _TABLE = 2  # by which a table of similarities may be no square, as without those to itself
 _SQUARE = 8  # samples whose similarities are a table of classes
 _ALIKE = 3e-7  # of the size of outputs, rounding
 _SEEN = 17  # looks, after which it is told that outputs are alike
 _UNLIKE = 0.8  # as far as any two are samples apart that stand next to each other, and are in no order
 _INPUTS = 8  # that are compared with targets
+_UNSCALED = 30.0  # times as large as what a generator makes
 _FAR = 8.0  # times as large as all targets of its shape
 _EXACT = 1e-8  # of a gradient that is the difference to a target, rounding
 _OFTEN = 10  # looks at the rows of an embedding that are needed
@@ -76,7 +81,8 @@ _NO_LOSS = (math.nan,) * 4  # of which the gradient tells
 _PADDING = 10.0  # times as much as on a token depends on a place of padding what reads it
 _SENTINEL = ("code", "coded", "nearest")
 _ROUNDING = 1e-3  # of a number that is read off gradients
-_HALF = 0.5  # of the first error, what is left
+_HALF, _HARDLY_LESS = 0.5, 0.9  # of the samples; of the first error, as is left where a loss of squares has not fallen by a fifth
+_TRIED = 100  # steps in which outputs have come nearer to their targets
 _SETTLED, _LONG = 50, 1000  # steps after which a training has begun to learn, and after which it should have
 _EXPLAINED = 0.02  # of what targets vary
 _NO_BETTER = "the cross-entropy is no less than that of a guess by how often each label comes"
@@ -103,6 +109,7 @@ class BatchFindings:
         self._history: dict[tuple[Any, ...], list[Any]] = defaultdict(list)  # what was read of each pass, see _so_far
         # what passes took, whether a gradient comes to it, whether a model has made it, and their one label
         self._kinds: deque[tuple[StorageWeakRef, bool, bool, float]] = deque(maxlen=2 * PASSES)
+        self._dead: dict[str, list[int]] = {}  # by layer: the steps in a row up to now in which its activation was zero throughout
         self._before: Look | None = None
         self.axes = {*range(1, _MOST_AXES)}
         self._has_attention = False
@@ -116,12 +123,16 @@ class BatchFindings:
         self._outputs = look.outputs
         yield from self._of_labels(look, numbers)
         yield from self._of_other_labels(look, numbers)
+        yield from self._of_sums(numbers)
+        yield from self._of_dead(look, numbers)
         yield from self._of_distances(look, numbers)
         yield from self._of_dependence(look, numbers)
         yield from self._of_range(look, numbers)
         yield from self._of_regression(look, numbers)
         yield from self._of_ways(look, numbers)
         yield from self._of_repeats(look, numbers)
+        yield from self._of_generated(look, numbers)
+        yield from self._of_few(look, numbers)
         yield from self._of_indices(numbers)
         yield from self._of_norms(numbers)
         yield from self._of_attention(numbers)
@@ -208,6 +219,26 @@ class BatchFindings:
                     found = self._chosen.judge("labels_alike", counts, float(len(firsts)), 1.0)
                     yield found and replace(found, site=f"{self._part}:output{look.outputs[at]}")
 
+    def _of_sums(self, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that something which is added to activations leaves nothing of these."""
+        for name in (each.removeprefix("added ") for each in numbers if each.startswith("added ")):
+            found = self._chosen.judge("weight_large", numbers[f"added {name}"], numbers[f"beside {name}"], is_added=True)
+            yield found and replace(found, message=f"{name}: {found.message}", advice=_ADDED, site=f"{name}:param")
+
+    def _of_dead(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that all units of layers are dead, by the activation behind them, in one look after the other."""
+        for name in (each.removeprefix("dead ") for each in numbers if each.startswith("dead ")):
+            self._dead[name] = [*self._dead.get(name, ()), look.step] if numbers[f"dead {name}"] else []
+        names = [name for name, steps in self._dead.items() if len(steps) >= _DEAD_LOOKS and steps[-1] == look.step]
+        found = self._chosen.judge("dead", 1.0) if names else None
+        if found is not None:
+            bias, rest = (numbers.get(f"{each} {names[0]}", math.nan) for each in ("bias", "rest"))
+            does = f"look at what sets its bias first: it is {short(bias)} on average, where the weight adds {short(rest)} in size"
+            advice = f"{does}; then {found.advice}" if -bias > rest else found.advice
+            message = among(names, f"{found.message}: all that the activation behind it returns is zero")
+            first = self._dead[names[0]][0]
+            yield replace(found, message=message, site=f"{names[0]}:output", advice=advice, places=tuple(names), first_step=first)
+
     def _of_distances(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that outputs are alike, from the first pass on, or have come to be."""
         if "apart" not in numbers or not math.isfinite(numbers["size"]):
@@ -284,7 +315,8 @@ class BatchFindings:
             found = [self._told_sentinel(f"targets {at}", [numbers.get(f"{each} {at}") for each in _SENTINEL])]
             errors = self._so_far("error", at, value=None if look.number else numbers.get(f"error {at}"))
             sizes = self._so_far("size", at, value=None if look.number else numbers.get(f"size {at}" if at else "size"))
-            if errors and sizes and look.step >= _SETTLED and errors[-1] >= _HALF * errors[0]:
+            firsts, lasts = (statistics.median(each) if each else math.nan for each in (errors[:_LAST], errors[-_LAST:]))
+            if sizes and look.step >= _TRIED and lasts >= _HARDLY_LESS * firsts:
                 found.append(self._chosen.judge("target_large", errors[0] ** 2, sizes[0], 1.0))
             classed = self._so_far("classed", at, value=numbers.get(f"classed {at}"))
             found.append(self._chosen.judge("class_regressed", float(len(classed)), float(all(classed))))
@@ -387,7 +419,7 @@ class BatchFindings:
                 len(ways) > _SEEN
                 and is_alone
                 and look.number == 0
-                and numbers.get(f"near {at}")
+                and numbers.get(f"direct {at}")
                 and not numbers.get(f"toward {at}")
             ):
                 which = _named(look, at) + f"[:, {column}]" * (len(every) > len(look.outputs))
@@ -447,6 +479,34 @@ class BatchFindings:
         if same:
             misled = self._so_far("misled", value=same[-1] == label)
             yield self._chosen.judge("generator_misled", float(len(misled)), label) if all(misled) else None
+
+    def _of_generated(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that samples which are given to a model are far larger than those that a generator makes for it."""
+        if look.taken is None or not numbers.get("taken", 0.0) > 0:
+            return
+        is_made = look.taken[2]
+        held = {each: self._so_far("given", each)[-1:] for each in (False, True)}
+        held[is_made] = self._so_far("given", is_made, value=(look.step, numbers["taken"]))[-1:]
+        (step, given), (other, made) = ((held[each] or [(-1, math.nan)])[0] for each in (False, True))
+        before = self._so_far("unlike")
+        if step == other and len(before) < _LAST and (not before or before[-1][0] != step):
+            unlike = self._so_far("unlike", value=(step, given / made))
+            found = self._chosen.judge("input_large", given, does_harm=True)
+            if found is not None and len(unlike) == _LAST and min(times for _, times in unlike) >= _UNSCALED:
+                message = f"what is given is of size {short(given)}, and what a generator makes of size {short(made)}"
+                yield replace(found, message=message, site=f"{self._part}:input")
+
+    def _of_few(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that a loss reads the same few samples of each pass, fewer than there are classes."""
+        axis = _class_axis(look, numbers)
+        if axis is None or look.number:
+            return
+        count, classes = numbers["reached"], look.shape[axis]
+        few = self._so_far("few", value=numbers["which"] if count < min(classes, _FEW * look.samples) else 0.0)
+        if len(few) >= _OFTEN and few[0] and len(set(few)) == 1:
+            found = self._chosen.judge("input_same", float(len(few)), 0.0, name="what the loss reads")
+            message = f"the loss reads the same {count:.0f} of {look.samples:,} samples, in {len(few)} passes"
+            yield found and replace(found, message=f"{message}, and there are {classes} classes", advice=_PICKED)
 
     def _of_indices(self, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that an embedding is asked for few of its rows."""

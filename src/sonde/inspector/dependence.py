@@ -202,13 +202,8 @@ class _Mixes:
 
     def _module_of(self, node: Any) -> str:
         """Return the name of the module whose parameter the operation takes; ``""`` for none."""
-        taken = [each for source in graph_nodes.sources_of(node) for each in (source, *self._turned(source))]
-        leaves = map(graph_nodes.leaf_of, taken)
+        leaves = map(graph_nodes.leaf_of, graph_nodes.with_turned(node))
         return next((self._names[id(each)] for each in leaves if id(each) in self._names), "")
-
-    def _turned(self, node: Any) -> list[Any]:
-        """Return what an operation has turned or cast, as a layer does its weight."""
-        return graph_nodes.sources_of(node) if graph_nodes.operation_of(node) in _TURNS else []
 
     def _module_near(self, node: Any, most: int) -> str:
         """Return the name of the module whose parameter is the nearest behind *node*; ``""`` if none is among so many nodes."""

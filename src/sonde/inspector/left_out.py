@@ -37,6 +37,11 @@ _NOT_IN_LOSS = (
     "backward, or look for what cuts it off (a detach()); freeze the layer with requires_grad_(False) if that is meant"
 )
 _NOT_CALLED = "the model holds this part and never calls it: call it in forward(), or take it out"
+_NOT_USED = (
+    "the model calls this part, and nothing of what it returns comes to the loss: look whether that is used at all, and is not "
+    "overwritten or taken from another place, or for what cuts it off (a detach(), no_grad(), an argmax); freeze it with "
+    "requires_grad_(False) if that is meant"
+)
 _MOST = 0.5  # share of the layers without an optimizer; if more are, the others may be what is meant to be trained: a note
 
 
@@ -86,7 +91,7 @@ class _NeverTrained:
         self._weights = [
             hook for hook in plain if _mixes(hook) or (isinstance(hook.module, nn.Embedding) and hook.target.dim() > 1)
         ]
-        self._weights = [hook for hook in self._weights if hook.target.numel() >= _LEAST[isinstance(hook.module, nn.Embedding)]]
+        self._weights = [hook for hook in self._weights if hook.target.numel() >= _LEAST[_is_table(hook)]]
         self._others = [hook for hook in plain if hook.target.dim() == 1 and hook.target.numel()] if self._weights else []
         self._versions = {id(hook): version_of(hook.target) for hook in self._weights}
         with torch.inference_mode(False), torch.no_grad():
@@ -105,7 +110,7 @@ class _NeverTrained:
             is_within = bound * (1 - 12 / count) <= largest <= bound * (1 + torch.finfo(weight.dtype).eps)
             is_uniform = is_within and abs(size * math.sqrt(3) / bound - 1) <= 2 * error
             is_uniform |= _is_flat(largest, mean, square, fourth, edge, count)
-            is_table = isinstance(hook.module, nn.Embedding)
+            is_table = _is_table(hook)
             std = 1.0 if is_table else min([(abs(each - size), each) for each in usual])[1]
             is_normal = abs(size / std - 1) <= 3 * error and abs(mean) <= 4 * std * error and largest <= 6 * std
             is_drawn = is_uniform or (is_plain and is_normal)
@@ -196,7 +201,7 @@ class LeftOut:
         loose = [each for each in left if not each.is_held and not each.hook.was_stepped()]
         are_most = len({id(each.hook.module) for each in loose}) > _MOST * self._layers and not _adapts_frozen(loose, hooks)
         was_replaced = len(loose) == self._strange
-        are_most = are_most and not was_replaced and not self._must_move(loose, raw, hooks)
+        are_most = are_most and not was_replaced and not self._must_move(loose, raw, hooks, ran)
         unmoved = self._judged("unmoved", loose, ran)
         if unmoved is not None and was_replaced:
             unmoved = replace(unmoved, advice=f"{_REPLACED}; else {unmoved.advice}")
@@ -211,15 +216,24 @@ class LeftOut:
         found += self._unreached(cut, reached, ran)
         self._found = (*self._found, *[each for each in found if each is not None])
 
-    def _must_move(self, loose: Sequence[_Left], raw: Sequence[SiteHook], hooks: Iterable[SiteHook]) -> bool:
+    def _must_move(
+        self, loose: Sequence[_Left], raw: Sequence[SiteHook], hooks: Sequence[SiteHook], ran: Mapping[str, Ran]
+    ) -> bool:
         """Return whether what no optimizer moves is all that could be trained, or most of it was never trained.
 
-        A head on trained layers may be all that is meant to be trained.
+        A head on trained layers may be all that is meant to be trained; where the last layer is not moved either, the others of
+        which enough elements are known say whether anything was trained.
         """
         left, never = {id(each.hook) for each in loose}, {id(hook) for hook in raw}
         weights = [each for each in loose if isinstance(each.hook.module, (*_MIXING, nn.Embedding)) and each.hook.target.dim() > 1]
         is_raw = [id(each.hook) in never for each in weights]
         is_all = all(id(hook) in left for hook in hooks if not hook.is_on_module and _is_trained(hook.target))
+        placed = [(place, hook) for hook in hooks if _mixes(hook) and (place := _place(hook, ran)) is not None]
+        last = max(placed, key=lambda two: two[0], default=(0, None))[1]
+        if last is not None and any(each.hook is last for each in weights):
+            known = [id(each.hook) in never for each in weights if each.hook.target.numel() >= _LEAST[_is_table(each.hook)]]
+            small_or_raw = last.target.numel() < _ENOUGH or id(last) in never
+            return is_all or (small_or_raw and sum(known) > _MOST * len(known))
         return is_all or (sum(is_raw) > RULES["frozen_raw"].thresholds["few"] and sum(is_raw) > _MOST * len(is_raw))
 
     def _look_at_frozen(self, hooks: Sequence[SiteHook], ran: Mapping[str, Ran]) -> None:
@@ -309,6 +323,7 @@ class LeftOut:
                 graded["bad"].append(each)
             else:
                 is_cut = place < ends and not _is_passed_on(each.hook, ran) and self._is_of_users(self._holder(each.hook))
+                advice |= {str(each.hook.sites["param"]): _NOT_USED} if is_cut else {}
                 graded["warn" if is_cut else "note"].append(each)
         strong = [*graded["bad"], *graded["warn"]]
         found = self._judged("unreached", strong, ran)
@@ -410,6 +425,10 @@ def _is_flat(largest: float, mean: float, square: float, fourth: float, edge: fl
 
 def _is_transposed(hook: SiteHook) -> bool:
     return type(hook.module).__name__ == "Conv1D"
+
+
+def _is_table(hook: SiteHook) -> bool:
+    return isinstance(hook.module, nn.Embedding)
 
 
 def _mixes(hook: SiteHook) -> bool:

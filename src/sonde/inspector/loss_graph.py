@@ -34,6 +34,11 @@ _SHORT = (
     "look at input_lengths and target_lengths: an input has to be as long as its labels, and one longer for each pair of equal "
     "neighbours (a network that makes time shorter, lengths of the inputs before it, times and samples exchanged)"
 )
+_STEPS_ALONE = ("Round", "Floor", "Ceil", "Trunc", "Sign", "Sgn")  # operations whose slope is zero
+_ROUNDED = (
+    "leave it out of the loss, or let gradients pass as if it were not there: x + (x.round() - x).detach(); what is counted or "
+    "chosen so is a metric, beside a loss that has a slope"
+)
 _LISTED = "register what is made of layers: nn.ModuleList, nn.ModuleDict or nn.ParameterList in the place of a list or a dict"
 
 
@@ -67,7 +72,7 @@ class LossGraph:
             self._first = step if self._first < 0 else self._first
             sent = graph_nodes.sent_backward()[:1]
             nodes = [node for each in sent for node in graph_nodes.nodes_before(each.grad_fn, _NODES)]
-            for found in (*self._of_function(nodes[:_OF_LOSS]), *self._of_sides(nodes)):
+            for found in (*self._of_function(nodes[:_OF_LOSS]), *self._of_sides(nodes), *self._of_slopes(nodes)):
                 self._found.setdefault(
                     found.rule, replace(found.at("", epoch, step, self._prefix + found.message), first_step=step)
                 )
@@ -153,6 +158,16 @@ class LossGraph:
         if len(nodes) <= _NODES and all(isinstance(each, nn.Parameter) for each in leaves) and _is_trained_twice(nodes[0]):
             found = self._chosen.judge("target_trained", 2.0)
             yield from () if found is None else (found,)
+
+    def _of_slopes(self, nodes: Sequence[Node]) -> Iterator[Finding]:
+        """Yield that all which a loss takes of parameters goes through operations whose slope is zero."""
+        flat = [each for each in nodes if graph_nodes.operation_of(each) in _STEPS_ALONE]
+        sloped = graph_nodes.nodes_before(nodes[0], _NODES, flat) if flat and len(nodes) <= _NODES else nodes
+        if flat and all(graph_nodes.operation_of(each) != "AccumulateGrad" for each in sloped):
+            found = self._chosen.judge("gradient_zero", 0.0)
+            names = " and ".join(dict.fromkeys(graph_nodes.operation_of(each).lower() for each in flat))
+            message = f"the loss takes the parameters through {names} alone, whose slope is zero: so are all gradients"
+            yield from () if found is None else (replace(found, message=message, advice=_ROUNDED),)
 
     def _aligned(self, node: Node) -> Iterator[Finding]:
         """Yield that a CTC loss is given probabilities that do not belong to the classes of one time."""

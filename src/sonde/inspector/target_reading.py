@@ -53,8 +53,8 @@ def numbers_of(
 ) -> dict[str, Tensor]:
     """Return what the *gradient* at an *output* says of targets, as numbers by name. No host sync.
 
-    *reached*: samples with any; *across*: the share of it that is no multiple of the output; *compares*: the loss is one of
-    differences; of classes, binary targets: see there.
+    *reached*: samples with any; *which*: a number that tells these from others; *across*: the share of it that is no multiple of
+    the output; *compares*: the loss is one of differences; of classes, binary targets: see there.
 
     Args:
         output, gradient: ``(samples, ...)``, both without a graph.
@@ -64,8 +64,10 @@ def numbers_of(
         nodes: see :func:`nodes_of_loss`.
     """
     made, held = output.flatten().double(), gradient.flatten().double()
+    reached = (gradient != 0).reshape(len(gradient), -1).any(1)
     found = {
-        "reached": (gradient != 0).reshape(len(gradient), -1).any(1).sum(),
+        "reached": reached.sum(),
+        "which": reached.double() @ torch.arange(1.0, len(reached) + 1, dtype=torch.float64, device=output.device).sqrt(),
         "across": scale_numbers(output, gradient)["across"],
         "compares": torch.full((), float(any(graph_nodes.operation_of(each) in _COMPARES for each in nodes)), device=output.device),
     }

@@ -380,6 +380,8 @@ class WatchedTraining:
         if implied(each, others):
             self._follows.add(each.identity)
             return False
+        if each.rule == "loss_stuck" and not self._writer.findings.should_have_learnt(each):
+            return False
         return "again" not in each.evidence or any(other.rule == "overfitting" for other in others)
 
     def _see(self, found: Finding, step: int) -> None:

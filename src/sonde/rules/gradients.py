@@ -11,6 +11,8 @@ GRADIENT_LARGE, GRADIENT_SMALL = 100.0, 1e-3
 GRADIENT_GROWTH = 1000.0
 """Growth of the norm of all gradients, before clipping, against its first value and its smallest one so far: in
 fourteen healthy trainings 5-fold at most, and 401-fold towards targets of size 134."""
+GRADIENT_ADDED = 100.0
+"""Norm of all gradients as an optimizer steps, against that which backward passes have left. Noise for privacy may have 20 x."""
 DEPTH = 1e4
 """Size of the gradients of the first quarter of the weights against those of the last quarter, both medians. A weight's gradient is
 taken as root mean square of gradient x root mean square of weight, in which a scale common to a weight and its inputs cancels."""
@@ -67,7 +69,9 @@ def gradient_small(size: float, median: float, *, factor: float = GRADIENT_SMALL
 
 
 @entry(
-    f"the norm of all gradients {GRADIENT_GROWTH:g} x as large as at the first logged step and as it ever was",
+    f"the norm of all gradients {GRADIENT_GROWTH:g} x as large as at the first logged step and as it ever was, or, as the "
+    f"optimizer steps, {GRADIENT_ADDED:g} x as large as backward passes have left it, in each of 10 logged steps or more, and the "
+    "loss has not fallen by a fifth in 100 steps (warn)",
     "our own, measured on healthy trainings",
     "look in this order at the sign of the loss, its scale, and that of inputs and targets; {lr}, or warm it up",
     needs=("grad_norm",),
@@ -77,11 +81,16 @@ def gradient_small(size: float, median: float, *, factor: float = GRADIENT_SMALL
     tries=("lr",),
     symptom=True,
 )
-def gradient_growth(size: float, before: float, *, factor: float = GRADIENT_GROWTH) -> Judged:
-    """Judge a norm *size*; *before* is the larger of its first value and of its smallest so far."""
-    yield (before > 0) & (size >= factor * before)
+def gradient_growth(size: float, before: float, *, factor: float = GRADIENT_GROWTH, is_of_step: bool = False) -> Judged:
+    """Judge a norm *size*; *before* is the larger of its first value and of its smallest so far.
+
+    *is_of_step*: or that which the backward passes of one step have left.
+    """
+    yield (before > 0) & (size >= (GRADIENT_ADDED if is_of_step else factor) * before)
     yield size / before
-    yield f"grew {short(size / before)}-fold, to {short(size)}"
+    times = short(size / before)
+    yield f"gradients grow {times}-fold between backward and step" if is_of_step else f"grew {times}-fold, to {short(size)}"
+    yield "warn" if is_of_step else "bad"
 
 
 @entry(

@@ -27,6 +27,9 @@ WEIGHT_BEYOND, MADE_LARGE = 2.0, 10.0
 heads that a factor follows, are 1 in size; and where what goes in is as much smaller, a large weight is right."""
 TABLE_LARGE = 10.0
 """Size of an embedding as training begins: PyTorch's own is normal, of size 1."""
+ADDED_LARGE, ADDED_SIZE = 100.0, 10.0
+"""Size of what is added to activations as training begins, such as places, against these; and its size, from which on it is told.
+Tokens of a deviation of 0.02 and places of 1, a sine, are 35 x apart."""
 WEIGHT_SMALL, SMALL_TOGETHER, SMALL_ROW = 0.2, 1e-4, 4
 """Size of a weight as training begins, against that of PyTorch's own initialisation; the product over layers in a row, and how many
 these are at least. A deviation of 0.02, as of transformers, has 0.2 with 32 inputs, and they normalise between layers."""
@@ -82,8 +85,9 @@ def output_large(size: float, first: float, *, factor: float = OUTPUT_LARGE) -> 
 
 @entry(
     f"what goes into the first layer is {INPUT_LARGE:g} or more in size from the beginning on ({INPUT_UNSCALED:g} where another "
-    f"finding shows harm), and no normalisation follows, or one that leaves it so, or in one step "
-    f"{INPUT_GROWTH:g} x as large as before: the size of its output / (size of its weights x sqrt(inputs))",
+    f"finding shows harm, or a generator makes samples {INPUT_UNSCALED:g} x smaller), and no normalisation "
+    f"follows, or one that leaves it so, or in one step {INPUT_GROWTH:g} x as large as before: the size of its output / (size of "
+    "its weights x sqrt(inputs))",
     "our own; LeCun et al., Efficient backprop, 1998, section 4.3: inputs of mean 0 and variance 1",
     "scale the data: subtract the mean of each feature and divide by its standard deviation; look for a sample far off the others",
     needs=("rms:output", "rms:param"),
@@ -135,7 +139,8 @@ def weight_growth(size: float, before: float, *, factor: float = WEIGHT_GROWTH) 
     f"a weight that begins {WEIGHT_LARGE:g} x as large as PyTorch's own initialisation ({WEIGHT_HARMS:g} x, where another finding "
     f"shows that steps of it are too small, or that outputs are lost; and of size {WEIGHT_BEYOND:g} or more, that of a recurrent "
     f"layer, or of a hidden Linear or Conv whose outputs are of size {MADE_LARGE:g} or more and are not normalised next); the "
-    f"table of an embedding, where one runs first, and before no normalisation, {TABLE_LARGE:g} x",
+    f"table of an embedding, where one runs first, and before no normalisation, {TABLE_LARGE:g} x; or a parameter or buffer of "
+    f"size {ADDED_SIZE:g} or more that is added to what is {ADDED_LARGE:g} x smaller",
     "our own; He et al., 2015, is 2.5 x as large",
     "scale its initial values by 1 / sqrt(inputs)",
     needs=("rms:param", "rms:update"),
@@ -154,13 +159,19 @@ def weight_large(
     some: float = WEIGHT_HARMS,
     does_harm: bool = False,
     recurs: bool = False,
+    is_added: bool = False,
 ) -> Judged:
     """Judge the *size* of a weight at the first logged step; *usual* is that of PyTorch's own initialisation.
 
     *tables* is 1 for the table of an embedding: nothing divides what it gives by the root of its inputs. *made* is the size of what
     its layer returns, where that says by itself that the weight is too large (of a layer that *recurs*, of the sums that go into
-    its state, for inputs of size 1); NaN where not.
+    its state, for inputs of size 1); NaN where not. What *is_added* is compared with what it is added to, of the *usual* size.
     """
+    if is_added:
+        yield (usual > 0) & (size >= ADDED_LARGE * usual) & (size >= ADDED_SIZE)
+        yield size / usual
+        yield f"is of size {short(size)}, and added to what is of size {short(usual)}: of that nothing is left"
+        return
     yield (usual > 0) & (size >= (table * tables + (some if does_harm else factor) * (1 - tables)) * usual)
     yield size / usual
     begins = f"begins with weights of size {short(size)}, {short(size / usual)} x as large as usual"
@@ -252,7 +263,7 @@ def weight_shrinking(size: float, before: float, *, factor: float = WEIGHT_GROWT
     f"outputs are off their targets by {TARGET_LARGE:g} x their size, or 1, at the first step, as loss and gradient say of "
     "a squared or absolute error (as a sum of squares would say, where no gradient is recorded; by "
     f"{SUMMED_OFF:g} x, where most of the loss is something else), and another finding shows harm, or the loss "
-    "has not fallen by a fifth in 200 steps; or they are still off by half of that after 50 steps",
+    "has not fallen by a fifth in 200 steps; or they are still off by 0.9 of that after 100 steps",
     "a squared error of any weight is half of the product of its gradient and what it is off by, summed over the elements; "
     "Karpathy, A recipe for training neural networks, 2019: init well; the factor is our own",
     "scale the targets to mean 0 and deviation 1, or begin with the last bias at their mean and a last weight of their deviation",

@@ -260,7 +260,9 @@ def one_index(elements: float, width: float, indices: float) -> Judged:
 @entry(
     f"all that goes into a model is one value, or the same for each sample of a batch of {DEAD_SAMPLES} or more, in 5 of 5 "
     f"training passes (of smaller ones in ten); or the same {FEW_SAMPLES} samples or fewer in each of these, where the training "
-    "overfits (warn)",
+    "overfits (warn); or an argument of one number for each sample that is named as a time or a noise level is (t, timestep, sigma "
+    "and the like) is one number in all of them, or a cross-entropy reads the same samples in ten passes, a tenth of them or less "
+    "and fewer than there are classes (warn)",
     "a function of its inputs: outputs cannot tell apart what the inputs do not",
     "look at how a batch is made: an index, a normalisation to 0, a buffer that is filled once, images that cannot be read",
     needs=("rms:output",),
@@ -270,18 +272,23 @@ def one_index(elements: float, width: float, indices: float) -> Judged:
     about=("input", "lost"),
 )
 def input_same(
-    passes: float, differ: float, again: float = math.nan, *, few: float = FEW_SAMPLES, is_blank: bool = False
+    passes: float, differ: float, again: float = math.nan, *, few: float = FEW_SAMPLES, is_blank: bool = False, name: str = ""
 ) -> Judged:
     """Judge so many *passes*, and whether any two samples *differ* in one of them; *is_blank* says that not even elements do.
 
-    *again* is how many samples each of them has, where these are the same in all passes; NaN where they are not.
+    *again* is how many samples each of them has, where these are the same in all passes; NaN where they are not. *name*: it is one
+    argument alone, of one number for each sample, which is the same in all passes.
     """
     yield (passes >= 5) & ((differ == 0) | (again <= few))
     yield passes
     what = "one value throughout" if is_blank else "the same for every sample of a batch"
     what = f"the same {again:.0f} samples" if differ else what
-    yield f"what goes in is {what}, in {passes:.0f} passes"
-    yield "warn" if differ else "bad"
+    yield (
+        f"{name} is one number for all samples, in {passes:.0f} passes"
+        if name
+        else f"what goes in is {what}, in {passes:.0f} passes"
+    )
+    yield "warn" if differ or name else "bad"
 
 
 @entry(
@@ -377,7 +384,7 @@ def norm_setting(
     evidence=("zeros",),
     at="dropout",
     window=Window(3, 5),
-    brings=("update_small",),
+    brings=("update_small", "input_unused"),
     about=("setup", "large"),
 )
 def dropped(share: float, *, most: float = DROPPED) -> Judged:

@@ -58,6 +58,7 @@ _ALIKE = 1.05  # ratios of updates to gradients that differ by less are one lear
 _LARGE_RATE, _LARGE_STEP = 0.5, 0.03  # learning rates that are no usual ones: of gradients, and of steps of that size
 _MEASURED = 16  # logged steps before a step that it is compared with
 
+_RETURNED = 5  # rows, of most of which a gradient that was zero has come again
 _CANCELS = "the loss, or a normalisation, may cancel what is added to all it compares: then the parameter is of no use"
 _FIRST_STEPS = ", and that of the weight beside it is not: only first steps, whose state is zero, reach the loss"
 _ONE_STEP = (
@@ -744,8 +745,38 @@ class LayerFindings:
     @property
     def gets_nothing(self) -> bool:
         """Whether the first gradient at what runs last is zero throughout."""
-        ends = _in_order(self.history, "grad_output")[-1:]
+        ends = [column for column in _in_order(self.history, "grad_output") if math.isfinite(self._first[column])][-1:]
         return any(self._first[column] == 0 for column in ends)
+
+    @property
+    def without_gradient(self) -> int:
+        """How many parameters there are, if no gradient of any has been anything but zero so far; else 0.
+
+        >>> from sonde.rules import Chosen, LayerFindings, ModelFacts
+        >>> found = LayerFindings(ModelFacts({}), Chosen())
+        >>> found.without_gradient, found.repeats(), found.gets_nothing
+        (0, '', False)
+        """
+        at = np.flatnonzero(self.history.at("grad")) if len(self.history) else np.empty(0, np.intp)
+        sizes = np.concatenate([self._first[None, at], self.history.recent[:, at]])
+        return int(np.isfinite(sizes).any(axis=0).sum()) if np.all(sizes[np.isfinite(sizes)] == 0) else 0
+
+    def repeats(self) -> str:
+        """Return the name of a layer that has returned the same in two calls of the first step; ``""`` without one.
+
+        A gradient has come to both, of the same size.
+        """
+        known: dict[tuple[str, ...], str] = {}
+        for column in _in_order(self.history, "output"):
+            site, call = self.history.sites[column], self.history.calls[column]
+            gradient = self.history.column_at(site.path, "grad_output", call)
+            numbers = [*self._firsts[[0, 2, 3, 4], column].tolist(), math.nan if gradient is None else float(self._first[gradient])]
+            if all(map(math.isfinite, numbers)) and numbers[-1] > 0:
+                key = (str(site), *map(repr, numbers))
+                if key in known:
+                    return site.name
+                known[key] = site.name
+        return ""
 
     def output_sizes(self) -> tuple[float, float]:
         """Return the largest size of the outputs of the model at first and in the last logged step; NaN where it is not known.
@@ -907,7 +938,7 @@ class LayerFindings:
         if rule == "all_zero" and self.history.facts[column].kind in _RELU:
             return self._chosen.judge("dead", numbers[0] / numbers[1])
         found = self._chosen.judge(rule, *numbers)
-        if rule == "gradient_zero" and 2 * np.count_nonzero(self.history.recent[:, column] > 0) >= len(self.history.recent):
+        if rule == "gradient_zero" and np.count_nonzero(self.history.recent[-_RETURNED:, column] > 0) > _RETURNED // 2:
             return None  # it has come, as to an expert that few samples choose
         if rule == "gradient_zero" and found is not None and self._learns_beside(column):
             return replace(found, message=f"{found.message}{_FIRST_STEPS}", advice=_ONE_STEP)

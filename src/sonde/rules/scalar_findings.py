@@ -57,6 +57,11 @@ _LEARNT = 0.7  # loss, of the first ones, below which a network is on its way to
 _SLOWLY = 0.8  # loss, of the first ones, below which it falls at whatever rate
 _WORSE = 1.2  # the least of three losses, of the median of five before: what was done between them did harm
 _PASSED = 2  # evaluations in a row after which a training no longer overfits
+_OFTEN = 10  # steps whose gradients are compared with those of their backward passes
+_ADDED = (
+    "look at what is done to gradients between backward() and step(): noise that is added (its norm is its deviation times the "
+    "root of the number of parameters), a factor, a sum over ranks"
+)
 _COIN = math.log(2)  # the cross-entropy of a guess of two classes
 _AFTER, _HELPED = 3, 0.9  # losses after a step, and their least one against that of the step, that say that the step was a good one
 
@@ -194,6 +199,7 @@ class ScalarFindings:
             *self._metrics.values(),
         )
         yield from (each.found for each in watched if each.found is not None)
+        yield from (each.added for each in self._cleared.values() if each.added is not None)
 
 
 @dataclass
@@ -533,6 +539,11 @@ class _Loss:
         begin = self.steps[0] if self.moved >= STUCK_FAR else max(self.steps[0], self.peak)
         return self.steps[1] - begin >= STUCK_STEPS - 10
 
+    @property
+    def has_gone_far(self) -> bool:
+        """Whether there were steps enough for a loss to fall, and they have moved the weights far."""
+        return self.rests and self.moved >= STUCK_FAR
+
     def falls(self, steps: int = 0) -> bool | None:
         """Return whether it is above zero, and lower in the last third than in the first by more than chance.
 
@@ -666,16 +677,19 @@ class _Cleared:
 
     Attributes:
         found: the finding that they are, from most steps so far; None so far.
+        added: the finding that they are far larger then, in all steps so far; None where they are not.
         norms: of the last step that has both, the norm at the step, and behind the backward pass.
     """
 
     def __init__(self, model: str, chosen: Chosen) -> None:
         self.found: Finding | None = None
+        self.added: Finding | None = None
         self.norms = (math.nan, math.nan)
         self._model, self._chosen = model, chosen
         self._latest: dict[str, tuple[int, float]] = {}
-        self._steps = self._cleared = 0
-        self._first = -1
+        self._steps = self._cleared = self._compared = 0
+        self._first = self._begun = -1
+        self._least = (math.inf, 0.0)  # how many times as large the norm at the step was, at least; and the norm then
 
     def add(self, kind: str, value: float, epoch: int, step: int) -> None:
         """Compare the norm at the step with that after the backward pass, once both are known."""
@@ -683,6 +697,7 @@ class _Cleared:
         (at, norm), (before, raw) = (self._latest.get(each, (-1, math.nan)) for each in _GRADIENTS)
         if at == before == step:
             self.norms = norm, raw
+            self._compare(epoch, step)
         if not at == before == step or self.found is not None:
             return
         self._steps += 1
@@ -693,3 +708,18 @@ class _Cleared:
         if found is not None:
             message = f"{self._model}: " * bool(self._model) + found.message
             self.found = replace(found, message=message, epoch=epoch, step=step, first_step=self._first)
+
+    def _compare(self, epoch: int, step: int) -> None:
+        """Judge by how much gradients have grown between backward pass and step, in the step in which it was least."""
+        norm, raw = self.norms
+        self._begun = step if self._begun < 0 else self._begun
+        self._compared += 1
+        self._least = min(self._least, (norm / raw if raw > 0 else 0.0, norm))
+        times, size = self._least
+        is_known = self._compared >= _OFTEN and times > 0
+        found = self._chosen.judge("gradient_growth", size, size / times, is_of_step=True) if is_known else None
+        if found is not None:
+            message = f"{self._model}: " * bool(self._model) + found.message
+            known = {"grad_norm": norm, "grad_norm_raw": raw}
+            found = replace(found, message=message, evidence=known, epoch=epoch, step=step, first_step=self._begun, advice=_ADDED)
+        self.added = found

@@ -218,7 +218,7 @@ def gradient_kept(steps: float, *, least: float = UNMOVED) -> Judged:
     needs=("rms:param", "rms:grad"),
     severity="bad",
     least="least",
-    brings=("unmoved", "loss_stuck", "gradient_zero"),
+    brings=("unmoved", "loss_stuck", "gradient_zero", "input_unused"),
     about=("setup", "still"),
 )
 def unreached(steps: float, *, least: float = UNMOVED) -> Judged:

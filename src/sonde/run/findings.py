@@ -59,9 +59,15 @@ _BY_OTHERS = (
 )  # by what other findings, or the loss, say
 _STANDS, _HALF, _THIRD = 0.8, 0.5, 1 / 3  # smallest loss, of the first ones: that has hardly fallen, not by half, not by two thirds
 _NOTHING_ARRIVES = (
-    "no gradient arrives at the outputs of the model: look first at what stands between them and the loss (a sigmoid or a softmax "
-    "that is saturated, a clamp, a mask, a detach())"
+    "no gradient arrives at the outputs of the model: look first at what stands between them and the loss (an argmax or another "
+    "index, a rounding, a comparison, a factor of 0, a clamp or a margin beyond which all outputs are, a sigmoid or a softmax that "
+    "is saturated, a mask, a detach())"
 )
+_EQUAL = (
+    "both sides of what the loss compares are equal. Look whether negatives are the positives themselves, and whether two views, "
+    "or two networks, are one"
+)
+_ALL = 2  # parameters, none of which has a gradient
 _TINY_INPUT = 1e-2  # size of inputs that are not scaled
 _FAR_LOSS = 100.0  # a first loss, of the squares of the first outputs, or 1: targets of the size of the outputs are not so far off
 _LARGE_LOSS = 1000.0  # that of outputs around 0 whose targets are of size 30
@@ -164,6 +170,8 @@ class _Judges:
         if each.rule == "loss_stuck" and each.evidence.get("early", 0.0) >= _LARGE_LOSS:
             size = f"a loss of {short(each.evidence['early'])} is that of targets far from what the outputs are, or of a sum"
             each = replace(each, advice=f"{size}: look at the scale of the targets first; then {each.advice}")
+        if each.rule == "gradient_zero" and (told := self._of_no_gradient(each)) is not None:
+            return told
         if each.rule == "gradient_zero" and any(held.gets_nothing for (_, of), held in self._layers.items() if of == each.model):
             return replace(each, advice=f"{_NOTHING_ARRIVES}; else {each.advice}")
         if each.rule == "gradient_zero" and each.begun:
@@ -171,7 +179,7 @@ class _Judges:
         if each.rule != "loss_stuck" and each.rule in RULES and RULES[each.rule].about in _TOO_FAR:
             each = self._of_first_loss(each)
         norm, raw = self._scalars.clipped(each.model)
-        if each.rule in ("update_small", "loss_stuck") and _CLIPPED * norm <= raw and not self._pace(each.model) >= _USUAL_PACE:
+        if each.rule in ("update_small", "loss_stuck") and _CLIPPED * norm <= raw > 0 and not self._pace(each.model) >= _USUAL_PACE:
             advice = (
                 f"gradients are clipped to {short(norm)} from a norm of {short(raw)}: raise that limit first; else {each.advice}"
             )
@@ -200,6 +208,19 @@ class _Judges:
         )
         message = "".join([f"{said}, at lr {rate:g}", *others])
         return replace(each, message=message, advice=advice, evidence={**each.evidence, "lr": rate})
+
+    def _of_no_gradient(self, each: Finding) -> Finding | None:
+        """Return the finding that no parameter has had a gradient so far, and why; None where one has had one."""
+        held = next((layers for (_, of), layers in sorted(self._layers.items()) if of == each.model), None)
+        count = 0 if held is None else held.without_gradient
+        if held is None or count < _ALL:
+            return None
+        said, also, others = each.message.partition(" (also ")
+        twice = held.repeats()
+        why = ", though one comes to what layers return: in two calls it cancels" if twice else ""
+        advice = f"two calls of {twice} return the same in each step: {_EQUAL}" if twice else each.advice
+        advice = f"{_NOTHING_ARRIVES}; else {each.advice}" if held.gets_nothing and not twice else advice
+        return replace(each, message=f"{said}, as is that of all {count} parameters{why}{also}{others}", advice=advice)
 
     def _of_lost_gradient(self, each: Finding) -> Finding:
         """Return the finding that a gradient is zero which was not at first: nothing has cut the graph meanwhile."""
@@ -293,6 +314,8 @@ class _Judges:
             return (
                 each if self._harms(each, [other for other in others if other.begun < _EARLY or not has_cause]) & _TOO_FAR else None
             )
+        if each.rule == "gradient_growth" and "grad_norm_raw" in each.evidence:
+            return each if self._scalars.loss_of(each.model).stands(_STANDS) else None
         if each.rule in ("bounded", "labels_several"):
             share = _THIRD if "pull" in each.evidence else _HALF
             return each if self._scalars.loss_of(each.model).stands(share) else None
@@ -325,6 +348,10 @@ class _Judges:
     def sees_no_scores(self) -> bool:
         """Whether a model has attention whose queries and keys are outputs of no layers of their own."""
         return any(layers.sees_no_scores for layers in self._layers.values())
+
+    def should_have_learnt(self, model: str) -> bool:
+        """Whether the steps of a *model* have moved its weights far, behind a warm-up or within it."""
+        return self._scalars.loss_of(model).has_gone_far
 
     def has_helped(self, each: Finding) -> bool | None:
         """Whether *each* is about a step that is too large, and the loss fell behind that; None while no later loss is known."""
@@ -598,6 +625,10 @@ class Findings:
             self._known.discard(gone)
         found = [grown(each, every[identity]) if identity in every else each for identity, each in self._opened.items()]
         return sorted(found, key=gravity)
+
+    def should_have_learnt(self, each: Finding) -> bool:
+        """Return whether steps have moved the weights far enough for a loss to fall, and no loss is told to stand still yet."""
+        return self._judges.should_have_learnt(each.model) and all(known.rule != each.rule for known in self._opened.values())
 
     def judged(self) -> list[Finding]:
         """Return the findings that can be made again from the rows and scalars, the gravest first."""

@@ -40,6 +40,12 @@ def sources_of(node: Node) -> list[Node]:
     return [each for each, _ in node.next_functions if each is not None]
 
 
+def with_turned(node: Node) -> Iterator[Node]:
+    """Yield the nodes of what the operation took, and behind those that were turned or cast, as a weight is, theirs."""
+    for each in sources_of(node):
+        yield from (each, *(sources_of(each) if operation_of(each) in (*TURNS, "ToCopy") else ()))
+
+
 def behind(node: Node, moves: Collection[str], sources: Callable[[Node], list[Node]] = sources_of) -> Node:
     """Return the operation behind those in *moves*, as long as each has one of the *sources* that are asked for."""
     while operation_of(node) in moves and len(before := sources(node)) == 1:

@@ -73,7 +73,7 @@ class RowTaker:
         self.gates = InitialGates(settings.rules)
         self.kept = KeptGradients(settings.rules)
         self.between = BetweenSteps()
-        self.same = SameInputs(settings.rules, name)
+        self.same = SameInputs(settings.rules, model, name)
         self.settings = OddSettings(settings.rules, name)
         self.loss_graph = LossGraph(settings.rules, model, name)
         self.batches = BatchChecks(settings.rules, model, name)
