@@ -1505,13 +1505,18 @@ def test_dead_units_are_told_with_what_has_made_them_so() -> None:
 
 
 def test_batches_that_are_all_beyond_a_margin_have_no_gradient_once_it_is_learnt() -> None:
-    """Zero gradients are a finding where the loss has not been learnt; and none once they come again."""
+    """Zero gradients are a note while the loss is learnt, and a finding where it is not; and none once they come again."""
 
     def losses(begin: int, end: int) -> Loss:
         usual = classes(model)
-        return lambda step: usual(step) * (0.0 if begin <= step < end else 1.0)
 
-    for begin, severities in ((100, []), (8, ["bad"])):
+        def loss(step: int) -> Tensor:
+            value, is_there = usual(step), float(not begin <= step < end)
+            return value * is_there + value.detach() * (1 - is_there)
+
+        return loss
+
+    for begin, severities in ((100, ["note"]), (8, ["bad"])):
         model = mlp()
         every = trained(model, Adam(model.parameters(), 3e-3), losses(begin, begin + 12), begin + 12).findings
         assert [each.severity for each in every if each.rule == "gradient_zero"] == severities
