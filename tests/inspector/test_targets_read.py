@@ -511,3 +511,52 @@ def test_labels_that_are_alike_and_targets_that_are_far_off_are_no_missing_term(
 
     found = trained(model, loss, steps=60, lr=1e-2)
     assert {each for each in found if each in ("labels_alike", "pushed_one_way")} == ({told} if told else set())
+
+
+@pytest.mark.parametrize(("bonus", "words"), [(0.01, ""), (-0.01, ""), (20.0, "raises"), (-3.0, "lowers")])
+def test_an_entropy_that_drowns_rewards_is_found(bonus: float, words: str) -> None:
+    torch.manual_seed(0)
+    model = mlp(6)
+
+    def loss(_: int) -> Tensor:
+        x = drawn(64)
+        policy = torch.distributions.Categorical(logits=model(x))
+        action = policy.sample()  # type: ignore[no-untyped-call]
+        reward = (action == x[:, :6].argmax(1)).float()
+        gain: Tensor = (policy.log_prob(action) * (reward - reward.mean())).mean()  # type: ignore[no-untyped-call]
+        return -gain - bonus * policy.entropy().mean()  # type: ignore[no-untyped-call]
+
+    found = trained(model, loss, steps=20)
+    assert ("penalty_alone" in found) is bool(words)
+    assert not words or f"the loss {words} the entropy" in found["penalty_alone"].message
+
+
+@pytest.mark.parametrize(("weights", "is_told"), [((1.0, 1.0, 1.0), False), ((1e-4, 1.0, 1e-4), True), ((2.0, 1.0, 1.0), False)])
+def test_a_class_that_weighs_all_is_found(weights: tuple[float, ...], is_told: bool) -> None:
+    torch.manual_seed(0)
+    model = mlp(3)
+
+    def loss(_: int) -> Tensor:
+        x = drawn(48)
+        return functional.cross_entropy(model(x), x[:, :3].argmax(1), torch.tensor(weights))
+
+    found = trained(model, loss, steps=20)
+    assert ("weight_of_many" in found) is is_told
+    assert not is_told or "have 99" in found["weight_of_many"].message or "100 %" in found["weight_of_many"].message
+
+
+@pytest.mark.parametrize("kind", ["own labels", "shuffled", "pairs", "shuffled pairs"])
+def test_a_cross_entropy_that_wins_nothing_over_a_guess_is_found(kind: str) -> None:
+    torch.manual_seed(0)
+    model = mlp(16 if "pairs" in kind else 3)
+
+    def loss(_: int) -> Tensor:
+        x = drawn(64)
+        order = torch.randperm(64) if "shuffled" in kind else torch.arange(64)
+        if "pairs" in kind:
+            one, other = (functional.normalize(model(each), dim=1) for each in (x, x[order] + 0.1 * drawn(64)))
+            return functional.cross_entropy(one @ other.T / 0.1, torch.arange(64))
+        return functional.cross_entropy(model(x), x[:, :3].argmax(1)[order])
+
+    found = trained(model, loss, steps=200, lr=1e-2)
+    assert ("loss_stuck" in found) is ("shuffled" in kind)

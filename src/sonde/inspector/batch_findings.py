@@ -31,6 +31,7 @@ _LABELS = 16  # of a pass, with fewer no place is known
 _OFF = 0.02  # of a gradient in half precision, rounding of its sum
 _NOTHING = 1e-6  # of a gradient, rounding
 _BOUNDED = ("Sigmoid", "Tanh")
+_DROWNS, _STEADY = 2.0, 0.1  # weight of an entropy, beside rewards of size 1; by which it differs from pass to pass
 _ENTROPY = 0.1  # of a gradient that is no entropy's
 _MOST = 0.7  # of the passes
 _HARDLY = 1e-3  # of what an output depends on
@@ -167,8 +168,9 @@ class BatchFindings:
             yield self._told_guess() if look.step >= _LONG else None
             low, high = numbers[f"low {axis}"], numbers[f"high {axis}"]
             labels_of_pass.append((numbers["reached"], low if low == high else math.nan))
-            times, top = numbers[f"times {axis}"], numbers[f"top {axis}"]
-            weighs = self._so_far("weighs", value=self._chosen.judge("weight_of_many", times, top) or False)
+            times, top, heavy, often = (numbers[f"{name} {axis}"] for name in ("times", "top", "heavy", "often"))
+            found = self._chosen.judge("weight_of_many", times, top) or self._chosen.judge("weight_of_many", 0.0, often, heavy)
+            weighs = self._so_far("weighs", value=found or False)
             yield weighs[-1] if len(weighs) >= _OFTEN and all(weighs) else None
         elif "one 0" in numbers:
             labels_of_pass.append((numbers["reached"], float(f"{numbers['least 0']:.3g}") if numbers["one 0"] else math.nan))
@@ -282,7 +284,12 @@ class BatchFindings:
         yield from self._of_fading(look, numbers)
         yield judge("all_linear", float(look.is_linear))
         if "entropy" in numbers and _class_axis(look, numbers) is None:  # of a label that is sure, both slopes are alike
+            weights = self._so_far("entropy weight", value=numbers["entropy weight"])
             firsts = self._so_far("entropy", value=numbers["entropy"])[:_OFTEN]
+            first = weights[:_LAST]
+            is_steady = len(weights) >= _LAST and max(first) - min(first) <= _STEADY * abs(first[0])
+            if is_steady and abs(first[0]) >= _DROWNS:
+                yield judge("penalty_alone", 0.0, 0.0, first[0], is_entropy=True)
             is_alone = len(firsts) == _OFTEN and statistics.median(firsts) <= _ENTROPY
             yield judge("penalty_alone", 0.0, max(firsts), is_entropy=True) if is_alone else None
         if "across" in numbers:

@@ -217,7 +217,8 @@ def column_gradients(output: Tensor, gradient: Tensor, nodes: Loss) -> dict[str,
     """Return which column of an *output*, of two to sixteen, is *idle*: the one without a *gradient*, or -1.
 
     Of one output for each sample, its gradient, if that is the *same gradient* for all of them, or 0; of logits that differ, whose
-    loss takes a softmax times what else they make, which share of it is not that of the *entropy* of that softmax.
+    loss takes a softmax times what else they make, which share of it is not that of the *entropy* of that softmax, and the weight
+    of that in a mean (*entropy weight*).
     """
     columns = output.numel() // len(output)
     made, held = (each.reshape(len(output), -1).double() for each in (output, gradient))
@@ -236,7 +237,8 @@ def column_gradients(output: Tensor, gradient: Tensor, nodes: Loss) -> dict[str,
     across = 1 - (slope * held).sum().square() / (slope.square().sum() * held.square().sum()).clamp(min=1e-300)
     is_open = logs.exp().amax(1).mean() <= _SURE  # of what is sure, the slopes of an entropy and of a label are alike
     is_own = (slope - slope.mean(0)).square().sum() > _VARIES * slope.square().sum()  # rows that are equal fit many a loss
-    return {**idle, "entropy": torch.where(is_open & is_own, across, 1.0)}
+    weight = len(made) * (slope * held).sum() / slope.square().sum().clamp(min=1e-300)
+    return {**idle, "entropy": torch.where(is_open & is_own, across, 1.0), "entropy weight": torch.where(is_open & is_own, weight, 0.0)}
 
 
 def _is_product(node: graph_nodes.Node) -> bool:
@@ -393,7 +395,23 @@ def _weight_numbers(output: Tensor, gradient: Tensor, labels: Tensor, is_counted
     is_each = _spread(torch.where(is_top, weight, math.nan)) <= 10 * ALIKE  # one of all samples of a class, as no reward is
     times = torch.where((of_other > 0) & is_other.any() & is_each, of_top / of_other, 1.0)
     is_plain = _spread(torch.where(is_counted, weight, math.nan)) <= 10 * ALIKE
-    return {"top": is_top.sum() / is_counted.sum().clamp(min=1), "times": times, "won": _won(output, labels, is_counted, is_plain)}
+    return {
+        "top": is_top.sum() / is_counted.sum().clamp(min=1),
+        "times": times,
+        "won": _won(output, labels, is_counted, is_plain),
+    } | _heaviest(weight * is_counted, labels, is_counted, output.shape[-1])
+
+
+def _heaviest(weight: Tensor, labels: Tensor, is_counted: Tensor, classes: int) -> dict[str, Tensor]:
+    """Return of the class with the most *weight* its part of it (*heavy*), and of the samples (*often*); 0 where these differ."""
+    known = [torch.zeros(classes, dtype=torch.float64, device=weight.device) for _ in range(2)]
+    sums, count = (
+        one.index_add_(0, labels.flatten(), each.flatten().double()) for one, each in zip(known, (weight, is_counted), strict=True)
+    )
+    heavy = sums.argmax()
+    is_each = _spread(torch.where(is_counted & (labels == heavy), weight, math.nan)) <= 10 * ALIKE
+    found = {"heavy": sums.max() / sums.sum().clamp(min=1e-300), "often": count.index_select(0, heavy.reshape(1))[0] / count.sum()}
+    return {name: torch.where(is_each, each, 0.0) for name, each in found.items()}
 
 
 def _won(output: Tensor, labels: Tensor, is_counted: Tensor, is_plain: Tensor) -> Tensor:

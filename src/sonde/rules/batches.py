@@ -239,9 +239,9 @@ def terms_uneven(times: float, *, most: float = 3e3, one: str = "one output", ot
 
 
 @entry(
-    "a further output has shrunk to a tenth of its first size or less, in the last three of 16 training passes or more, and most "
-    "of its gradient is a multiple of it, as that of a penalty; or 90 % of the gradient at the outputs, of the first ten "
-    "passes (by their median), is that of the entropy of their softmax",
+    "a further output, or that of a part, has shrunk to 0.15 of its first size or less, in the last two of 16 training passes or "
+    "more, and most of its gradient is a multiple of it, as that of a penalty; or 90 % of the gradient at the outputs, of the "
+    "first ten passes (by their median), is that of the entropy of their softmax, or has that at one weight of 2 or more in three",
     "Bowman et al., Generating sentences from a continuous space, 2016: a posterior that is the prior; the numbers are our own",
     "lower the weight of the penalty (a KL term, an entropy), or let it grow; look whether anything else reads this output, or is "
     "cut off it by a detach()",
@@ -250,14 +250,25 @@ def terms_uneven(times: float, *, most: float = 3e3, one: str = "one output", ot
     about=("setup", "large"),
 )
 def penalty_alone(
-    size: float, across: float, *, least: float = 0.1, most: float = 0.7, what: str = "", is_entropy: bool = False
+    size: float,
+    across: float,
+    weight: float = 0.0,
+    *,
+    least: float = 0.15,
+    most: float = 0.7,
+    what: str = "",
+    is_entropy: bool = False,
 ) -> Judged:
     """Judge the *size* of an output, of its first, and which share of its gradient is no multiple of it (*across*).
 
-    *is_entropy*: or is not that of the entropy of a softmax of it.
+    *is_entropy*: or is not that of the entropy of a softmax of it, whose *weight* is below 0 where the loss lowers it.
     """
     yield (size <= least) & (across <= most)
     yield size
+    if is_entropy and weight:
+        how = "lowers" if weight < 0 else "raises"
+        yield f"the loss {how} the entropy of the outputs, at a weight of {short(abs(weight))}: other terms are drowned by it"
+        return
     if is_entropy:
         yield "all that trains the outputs is the entropy of their softmax: other terms do not reach them, or weigh nothing"
         return
@@ -391,16 +402,22 @@ def weight_of_ones(times: float, together: float, *, most: float = 20.0) -> Judg
 
 @entry(
     "in a cross-entropy each sample of the most frequent class, half of all or more, weighs 2 x one of the others or more, in ten "
-    "training passes or more",
+    "training passes or more; or those of one class, 0.8 of all or less, have 0.99 of the weight",
     "torch.nn.CrossEntropyLoss: weight, of each class; King and Zeng, Logistic regression in rare events data, 2001",
     "weigh rare classes more, by the inverse of how often they come, or all the same",
     needs=("rms:output",),
     about=("setup", "large"),
 )
-def weight_of_many(times: float, share: float, *, most: float = 2.0, half: float = 0.5) -> Judged:
-    """Judge how many *times* as much a label weighs as others that are rarer; it has this *share* of all."""
-    yield (times >= most) & (share >= half)
+def weight_of_many(
+    times: float, share: float, whole: float = 0.0, *, most: float = 2.0, half: float = 0.5, nearly: float = 0.99, few: float = 0.8
+) -> Judged:
+    """Judge how many *times* as much a label weighs as others; it has this *share* of all, and of the *whole* weight."""
+    is_alone = (whole >= nearly) & (share <= few)
+    yield ((times >= most) & (share >= half)) | is_alone
     yield times
+    if is_alone:
+        yield f"the samples of one class, {percent(share)} of all, have {percent(whole)} of the weight: others hardly count"
+        return
     yield f"each sample of the most frequent class, {percent(share)} of all, weighs {short(times)} x one of the others"
 
 
