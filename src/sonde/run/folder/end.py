@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -135,6 +136,11 @@ def _is_readable(file: str) -> bool:
 
 def is_library(file: str) -> bool:
     """Return whether the code in *file* is Python's own, that of an installed package, or sonde's."""
+    return file.startswith(_libraries())
+
+
+@cache
+def _libraries() -> tuple[str, ...]:
+    """Return how the names of such files begin."""
     paths = sysconfig.get_paths()
-    libraries = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    return file.startswith(("<frozen", *libraries, str(Path(__file__).parents[2])))
+    return ("<frozen", *(paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")), str(Path(__file__).parents[2]))
