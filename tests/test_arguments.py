@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import sonde
@@ -41,8 +42,13 @@ EXPLAINED = ("see :class:", "makes no difference", "has no effect")
 """Words by which a docstring explains an argument of a constructor or of ``save`` that changes nothing."""
 
 
-def functions() -> Iterator[tuple[str, ast.ClassDef | None, ast.FunctionDef]]:
-    """Yield each public function and method of the library, and each constructor, with its class."""
+@cache
+def functions() -> list[tuple[str, ast.ClassDef | None, ast.FunctionDef]]:
+    """Return each public function and method of the library, and each constructor, with its class."""
+    return list(_found())
+
+
+def _found() -> Iterator[tuple[str, ast.ClassDef | None, ast.FunctionDef]]:
     for path in sorted(ROOT.rglob("*.py")):
         file = path.relative_to(ROOT).as_posix()
         tree = ast.parse(path.read_text(encoding="utf-8"))

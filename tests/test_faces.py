@@ -86,13 +86,16 @@ def is_text(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
-def sources() -> Iterator[tuple[str, str, ast.Module]]:
-    """Yield the room, the package and the tree of every module and stub; files of ``src/sonde`` itself are in no room: ``""``."""
+@cache
+def sources() -> list[tuple[str, str, ast.Module]]:
+    """Return the room, the package and the tree of every module and stub; files of ``src/sonde`` itself are in no room: ``""``."""
+    found = []
     for path in sorted(SOURCE.rglob("*.py*")):
         if path.suffix in (".py", ".pyi"):
             inner = path.relative_to(SOURCE)
             room = inner.parts[0] if len(inner.parts) > 1 else ""
-            yield room, ".".join(["sonde", *inner.parts[:-1]]), ast.parse(path.read_text(encoding="utf-8"))
+            found.append((room, ".".join(["sonde", *inner.parts[:-1]]), ast.parse(path.read_text(encoding="utf-8"))))
+    return found
 
 
 def test_the_size_is_a_ratchet() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -571,9 +572,12 @@ INSTRUMENTS: list[type[Instrument]] = [
 
 
 def cases() -> Iterator[Any]:
+    """All cells; in compiled code every other one is slow, so that each instrument is quick in some situation."""
+    others = itertools.cycle((False, True))
     for situation in SITUATIONS:
         for instrument in INSTRUMENTS:
-            marks = [pytest.mark.slow] if situation.slow else []
+            is_slow = situation.slow or (situation.prepare is not None and next(others))
+            marks = [pytest.mark.slow] if is_slow else []
             yield pytest.param(situation, instrument, id=f"{situation}-{instrument.__name__}", marks=marks)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from tests.quick import quick
 from tests.torch_words import words_of
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -140,11 +142,10 @@ def test_a_quiet_look_is_as_if_it_had_not_been(instrument: Callable[[nn.Module],
     assert str(training(instrument, quietly, net())) == str(training(instrument, lambda model: None, net()))
 
 
-SLOWER = [pytest.param(instrument, marks=pytest.mark.slow) for instrument in (stashes, recorded, watched)]
-
-
-@pytest.mark.parametrize("whole", [True, False])
-@pytest.mark.parametrize("instrument", [events, rows, *SLOWER])
+@pytest.mark.parametrize(
+    ("instrument", "whole"),
+    quick(itertools.product((events, rows, stashes, recorded, watched), (True, False)), (events, True), (rows, False)),
+)
 def test_a_quiet_look_through_compiled_code(instrument: Callable[[nn.Module], Observed], whole: bool) -> None:
     """The same for a model that is compiled as a whole, or in blocks: the compiled code is the same, and delivers nothing."""
 

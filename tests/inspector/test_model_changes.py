@@ -263,8 +263,15 @@ def of_ports(rows: Numbers, *ports: str) -> Numbers:
 CLOSE = 1e-12
 
 
-@pytest.mark.parametrize("at", [1, 19])
-@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+@pytest.mark.parametrize(
+    ("change", "at"),
+    quick(
+        [(change, at) for change in CHANGES for at in (1, 19)],
+        *[(change, 1) for change in CHANGES],
+        *[(change, 19) for change in (head_with_a_new_optimizer, former_weight_norm, adapter, removed)],
+    ),
+    ids=lambda held: getattr(held, "__name__", None),
+)
 def test_every_number_after_a_change_is_of_the_changed_model(change: Change, at: int) -> None:
     """Each row of each logged step, and the norms over all parameters, are those that plain hooks and plain loops find."""
     inspector, true, norms = train(change, at, at + 6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import cache
 from typing import Any
 
@@ -127,11 +128,15 @@ def graphs_of(case: str) -> int:
     return graphs()
 
 
-@pytest.mark.parametrize("first", [0, 1], ids=["from a logged step", "from a step that is not logged"])
-@pytest.mark.parametrize("given", ["the model", "what is called"])
-@pytest.mark.parametrize("case", CASES)
+QUICK = [("blocks", "the model", 0), ("a Sequential", "the model", 1), ("a Sequential", "what is called", 0)]
+QUICK += [("a module", "what is called", 1)]
+
+
+@pytest.mark.parametrize(
+    ("case", "given", "first"), quick(itertools.product(CASES, ("the model", "what is called"), (0, 1)), *QUICK)
+)
 def test_when_steps_turn_out_fast_no_graph_is_added(case: str, given: str, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outputs, which are of use in long steps alone, are taken no more from the eighth step on."""
+    """Outputs, which are of use in long steps alone, are taken no more from the eighth step on; *first* is logged where it is 0."""
     monkeypatch.setattr(sentinel, "_OUTPUTS_FROM", float("inf"))
     unwatched = graphs_of(case)
     torch._dynamo.reset()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.quick import quick
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import LBFGS, SGD, Adam, Optimizer
@@ -195,8 +197,7 @@ def test_pixels_are_too_large_where_the_first_loss_shows_it() -> None:
     assert "input_large" not in found(small, Adam(small.parameters(), 1e-5), classes(small, of))
 
 
-@pytest.mark.parametrize("every", [1, 10])
-@pytest.mark.parametrize("optimizer", [SGD, Adam])
+@pytest.mark.parametrize(("optimizer", "every"), quick(product([SGD, Adam], [1, 10]), (SGD, 10), (Adam, 1)))
 def test_steps_that_blow_up_the_first_layer_are_no_larger_input(optimizer: type[Optimizer], every: int) -> None:
     """The outputs of a step are those of the weights before it, and the weights that are recorded are those behind it."""
     torch.manual_seed(0)
@@ -859,8 +860,7 @@ def test_targets_that_are_far_larger_than_outputs_are_the_root_of_steps_that_are
     assert (root.rule, root.first_step, root.follows) == ("target_large", 0, "")
 
 
-@pytest.mark.parametrize("every", [1, 10])
-@pytest.mark.parametrize("weight", [1.0, 0.5, 64.0])
+@pytest.mark.parametrize(("weight", "every"), quick(product([1.0, 0.5, 64.0], [1, 10]), (1.0, 10), (0.5, 10), (64.0, 1)))
 def test_targets_are_large_whatever_the_squared_error_is_multiplied_by(weight: float, every: int) -> None:
     model = mlp(outputs=1)
     errors = towards(model, 1e2)
@@ -893,8 +893,10 @@ def reduced(model: nn.Module, kind: str, reduction: str) -> Loss:
     return loss
 
 
-@pytest.mark.parametrize("every", [1, 10])
-@pytest.mark.parametrize("kind", ["cross_entropy", "mse", "binary"])
+KINDS = product(["cross_entropy", "mse", "binary"], [1, 10])
+
+
+@pytest.mark.parametrize(("kind", "every"), quick(KINDS, ("cross_entropy", 1), ("mse", 10), ("binary", 10)))
 def test_a_loss_that_is_summed_over_samples_is_the_root_of_what_becomes_too_large(kind: str, every: int) -> None:
     model = mlp(outputs=3)
     optimizer = SGD(model.parameters(), 0.1, momentum=0.9)
@@ -993,16 +995,16 @@ def test_outputs_of_a_sigmoid_that_cannot_reach_their_targets_are_found(scale: f
     assert ("bounded" in found(model, Adam(model.parameters(), 1e-2), loss, 110)) is is_found
 
 
-@pytest.mark.parametrize("every", [1, 10])
 @pytest.mark.parametrize(
-    ("last", "is_found"), [(nn.ReLU(), (True, False)), (nn.Tanh(), (True, True)), (nn.Sigmoid(), (True, True))], ids=str
+    ("last", "every"),
+    quick([(last, every) for last in (nn.ReLU, nn.Tanh, nn.Sigmoid) for every in (1, 10)], (nn.ReLU, 1), (nn.Tanh, 10)),
 )
 def test_outputs_of_a_last_activation_that_cannot_reach_their_targets_are_found_at_one_end_and_at_both(
-    last: nn.Module, is_found: tuple[bool, bool], every: int
+    last: type[nn.Module], every: int
 ) -> None:
     """Targets on both sides of zero, and above it, where a ReLU reaches them all."""
-    for is_above, expected in zip((False, True), is_found, strict=True):
-        model = mlp(outputs=3).append(last)
+    for is_above, expected in ((False, True), (True, last is not nn.ReLU)):
+        model = mlp(outputs=3).append(last())
 
         def loss(step: int, model: nn.Module = model, is_above: bool = is_above) -> Tensor:
             x = torch.randn(64, 8)
@@ -1099,9 +1101,12 @@ class Neighbours(nn.Module):
         return y
 
 
-@pytest.mark.parametrize("every", [1, 10])
-@pytest.mark.parametrize("optimizer", [partial(SGD, lr=1e-4), partial(Adam, lr=1e-2)])
-def test_what_is_added_up_between_two_layers_is_told_at_the_second(optimizer: Callable[[Any], Optimizer], every: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "rate", "every"),
+    quick([(SGD, 1e-4, 1), (SGD, 1e-4, 10), (Adam, 1e-2, 1), (Adam, 1e-2, 10)], (SGD, 1e-4, 10), (Adam, 1e-2, 1)),
+)
+def test_what_is_added_up_between_two_layers_is_told_at_the_second(kind: type[Optimizer], rate: float, every: int) -> None:
+    optimizer: Callable[[Any], Optimizer] = partial(kind, lr=rate)
     model = Neighbours(is_mean=False)
 
     def loss(step: int) -> Tensor:
@@ -1117,8 +1122,7 @@ def test_what_is_added_up_between_two_layers_is_told_at_the_second(optimizer: Ca
     assert "begins_large" not in found(fine, optimizer(fine.parameters()), loss, 40)
 
 
-@pytest.mark.parametrize("every", [1, 10])
-@pytest.mark.parametrize("rate", [0.1, 0.01])
+@pytest.mark.parametrize(("rate", "every"), quick(product([0.1, 0.01], [1, 10]), (0.1, 10), (0.01, 1)))
 def test_inputs_that_are_not_scaled_are_the_root_whatever_the_first_step_makes_of_the_weights(rate: float, every: int) -> None:
     for scale, shift, is_found in ((100.0, 0.0, True), (60.0, 128.0, True), (3.0, 10.0, False)):
         model = mlp()
@@ -1127,7 +1131,7 @@ def test_inputs_that_are_not_scaled_are_the_root_whatever_the_first_step_makes_o
         assert (every_one[:1] and every_one[0].rule == "input_large") is is_found or not every_one
 
 
-@pytest.mark.parametrize("every", [1, 10])
+@pytest.mark.parametrize("every", quick([1, 10], 10))
 def test_inputs_that_become_zero_are_told_of_the_gradient_that_is_gone(every: int) -> None:
     model = mlp()
     loss = classes(model, lambda step, x: x * (step < 100))
@@ -1162,7 +1166,7 @@ def test_what_writes_into_weights_is_no_consequence_of_their_growth(every: int) 
     assert (root.rule, root.follows) == ("overwritten", "")
 
 
-@pytest.mark.parametrize("every", [1, 10])
+@pytest.mark.parametrize("every", quick([1, 10], 10))
 def test_a_rate_that_jumps_is_the_root_of_what_follows(every: int) -> None:
     model = mlp()
     optimizer = Adam(model.parameters(), 3e-3)
@@ -1216,7 +1220,7 @@ def test_settings_of_normalisations_that_undo_them_are_found(norm: nn.Module, wo
     assert [each.message.split(": ", 1)[1] for each in of.values() if each.rule == "norm_setting"] == ([words] if words else [])
 
 
-@pytest.mark.parametrize("every", [1, 10])
+@pytest.mark.parametrize("every", quick([1, 10], 10))
 def test_a_last_relu_that_dies_is_the_root_of_gradients_that_are_zero(every: int) -> None:
     model = mlp(outputs=3).append(nn.ReLU())
 
@@ -1546,7 +1550,7 @@ def test_a_loss_that_rises_while_a_part_of_it_is_learnt_is_not_told_in_the_first
     assert course(4.0, 60, 150) == ["loss_rising"]
 
 
-@pytest.mark.parametrize("labels", [1, 2, 4])
+@pytest.mark.parametrize("labels", quick([1, 2, 4], 2))
 def test_several_labels_of_a_sample_in_one_softmax_are_told(labels: int) -> None:
     """By the first loss and its gradient: not of one label, of shares that add up to one, or of a loss that is multiplied."""
     model = mlp(outputs=12)
@@ -1566,7 +1570,7 @@ def test_several_labels_of_a_sample_in_one_softmax_are_told(labels: int) -> None
         assert rule not in found(model, Adam(model.parameters(), 1e-4), other, steps)
 
 
-@pytest.mark.parametrize(("outputs", "alike"), [(5, True), (5, False), (1, True), (1, False)])
+@pytest.mark.parametrize(("outputs", "alike"), quick(product([5, 1], [True, False]), (5, False), (1, True)))
 def test_labels_of_one_class_are_told_once_they_are_learnt(outputs: int, alike: bool) -> None:
     """All samples ask for one output, until that is learnt. Where they differ, a validation loss that never fell is overfitting."""
     model = mlp(outputs=outputs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +52,18 @@ def own() -> Iterator[None]:
     RULES.update(known)
 
 
+@cache
+def ended(kind: Callable[[], Inspector]) -> Inspector:
+    """Return the inspector of a training that has ended."""
+    torch.manual_seed(0)
+    return kind()
+
+
 @pytest.mark.parametrize(
     "kind", [trainings.gpt_too_fast, trainings.burst, trainings.strange_batch, trainings.exploding_rnn, trainings.dying]
 )
 def test_a_run_that_is_read_has_the_findings_of_its_training(kind: Callable[[], Inspector]) -> None:
-    torch.manual_seed(0)
-    inspector = kind()
+    inspector = ended(kind)
     assert inspector.findings
     assert told(inspector.run.findings) == told(inspector.findings)
     assert told(sonde.check(inspector.run).findings) == told(inspector.findings)
@@ -72,8 +79,7 @@ def test_a_healthy_run_has_none() -> None:
 @pytest.mark.parametrize("kind", [trainings.gpt_too_fast, trainings.exploding_rnn, trainings.dying])
 def test_it_does_not_matter_how_many_steps_come_at_once(kind: Callable[[], Inspector]) -> None:
     """One by one, seven together, or all of them: the same findings with the same words and steps."""
-    torch.manual_seed(0)
-    run = kind().run
+    run = ended(kind).run
     every: list[tuple[list[RowBlock], list[tuple[str, float, int, int]]]] = []
 
     class Keep(Findings):

@@ -374,6 +374,7 @@ def test_only_an_exchange_that_is_understood_is_used() -> None:
     assert row[0] == 6
 
 
+@pytest.mark.slow
 @COMPILED
 def test_a_torch_without_an_exchange_has_kernels_all_the_same() -> None:
     """The same numbers, and the status says that it is so."""
@@ -435,6 +436,7 @@ def test_the_environment_chooses_the_kernel(choice: str, printed: str) -> None:
     assert done.stdout == printed + "\n"
 
 
+@pytest.mark.slow
 def test_kernels_of_another_version_are_not_used() -> None:
     """A compiled module from before an update would write rows of another layout: the reference is used, and the reason said."""
     program = """

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tests.diagnosis.compare.networks import ByHand, Recurrent, gpt, tokens
+from tests.quick import quick
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -357,32 +358,34 @@ def test_a_cause_is_stated_and_without_it_the_sides_are_equal(rule: str) -> None
     assert sonde.compare(a, b, batch, verbose=False, **others).ok
 
 
-@pytest.mark.parametrize(
-    ("form", "rule", "words"),
-    [
-        ({"scale": 0.3}, "attention_scale", "1 / sqrt(head size) in a, a scale of 0.15 in b"),
-        ({"cap": 0.5}, "attention_scale", "then limited to 0.5 by tanh in b"),
-        ({"window": 4}, "mask", "no position sees later ones in a, no position sees later ones, nor any before the last 4 in b"),
-        ({"base": 10_000.0, "part": 2}, "rotary", "halves, base 10000 in a, halves, base 10000, of 2 features of each head in b"),
-        ({"base": 10_000.0, "later": 1}, "rotary", "keys +1 positions from queries in b"),
-        ({"base": 123.0}, "rotary", "halves, base 123 in b"),
-        ({"padding": False}, "mask", "['seen'] in a, ['seen'] turned round in b"),
-        ({"padding": None}, "mask", "['seen'] in a, no position sees later ones in b"),
-        ({"base": 10_000.0, "kind": "queries turned"}, "rotary", "halves, base 10000, of queries alone in b"),
-        ({"kind": "over queries"}, "activation", "softmax over keys in a, softmax over queries in b"),
-        ({"kind": "over heads"}, "activation", "softmax over keys in a, softmax over heads in b"),
-        ({"kind": "sigmoid"}, "activation", "softmax over keys in a, sigmoid in b"),
-        ({"kind": "hidden by 0"}, "mask", "what is not seen: their scores are -inf in a, their scores are 0 in b"),
-        ({"kind": "hidden behind"}, "mask", "their weights are 0, behind the softmax in b"),
-        ({"kind": "spread"}, "heads", "features side by side in a, features that lie as far apart as there are heads in b"),
-        (
-            {"kind": "cut"},
-            "heads",
-            "a part of the positions, as view(heads, positions, features) makes it with no transposition in b",
-        ),
-        ({"kind": "cut, joined so"}, "heads", "makes it with no transposition, and so joined again in b"),
-    ],
-)
+FORMS: list[tuple[dict[str, Any], str, str]] = [
+    ({"scale": 0.3}, "attention_scale", "1 / sqrt(head size) in a, a scale of 0.15 in b"),
+    ({"cap": 0.5}, "attention_scale", "then limited to 0.5 by tanh in b"),
+    ({"window": 4}, "mask", "no position sees later ones in a, no position sees later ones, nor any before the last 4 in b"),
+    ({"base": 10_000.0, "part": 2}, "rotary", "halves, base 10000 in a, halves, base 10000, of 2 features of each head in b"),
+    ({"base": 10_000.0, "later": 1}, "rotary", "keys +1 positions from queries in b"),
+    ({"base": 123.0}, "rotary", "halves, base 123 in b"),
+    ({"padding": False}, "mask", "['seen'] in a, ['seen'] turned round in b"),
+    ({"padding": None}, "mask", "['seen'] in a, no position sees later ones in b"),
+    ({"base": 10_000.0, "kind": "queries turned"}, "rotary", "halves, base 10000, of queries alone in b"),
+    ({"kind": "over queries"}, "activation", "softmax over keys in a, softmax over queries in b"),
+    ({"kind": "over heads"}, "activation", "softmax over keys in a, softmax over heads in b"),
+    ({"kind": "sigmoid"}, "activation", "softmax over keys in a, sigmoid in b"),
+    ({"kind": "hidden by 0"}, "mask", "what is not seen: their scores are -inf in a, their scores are 0 in b"),
+    ({"kind": "hidden behind"}, "mask", "their weights are 0, behind the softmax in b"),
+    ({"kind": "spread"}, "heads", "features side by side in a, features that lie as far apart as there are heads in b"),
+    (
+        {"kind": "cut"},
+        "heads",
+        "a part of the positions, as view(heads, positions, features) makes it with no transposition in b",
+    ),
+    ({"kind": "cut, joined so"}, "heads", "makes it with no transposition, and so joined again in b"),
+]
+QUICK = ({"scale": 0.3}, {"window": 4}, {"base": 10_000.0, "later": 1}, {"padding": None})
+QUICK += tuple({"kind": kind} for kind in ("over queries", "hidden behind", "spread", "cut"))
+
+
+@pytest.mark.parametrize(("form", "rule", "words"), quick(FORMS, *[each for each in FORMS if each[0] in QUICK]))
 def test_attention_that_one_number_sets_apart_is_recognised_beside_that_of_the_other_side(
     form: dict[str, Any], rule: str, words: str
 ) -> None:

@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 from tests.diagnosis.nonfinite.planted import FAULTS, HOSTS, Extra, loss_of
+from tests.quick import quick
 
 import sonde
 
@@ -37,8 +38,7 @@ def check(name: str, host: str) -> sonde.types.NonFinite:
 
 
 @WITHOUT_WARNING
-@pytest.mark.parametrize("host", HOSTS)
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(("name", "host"), quick(itertools.product(FAULTS, HOSTS), *HOST_OF.items(), *OTHERWISE))
 def test_the_truth_of_every_fault_is_found_in_every_architecture(name: str, host: str) -> None:
     """The line of Python that is offered makes such a value, in fact; it is run in one of the architectures, in turn."""
     found = check(name, host)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo.utils
+from tests.quick import quick
 from torch import Tensor, nn
 
 import sonde
@@ -71,8 +73,10 @@ def new_compiler() -> None:
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", CASES)
+QUICK = [(blocks_one_by_one, "aot_eager"), (one_graph_break, "eager"), (called_twice, "aot_eager")]
+
+
+@pytest.mark.parametrize(("case", "backend"), quick(itertools.product(CASES, ("eager", "aot_eager", "inductor")), *QUICK))
 def test_watch_with_default_lenses_counts_what_eager_counts(case: Callable[[str], Any], backend: str) -> None:
     """The user's backward runs, and each site has the numbers of an eager twin."""
     torch.manual_seed(0)

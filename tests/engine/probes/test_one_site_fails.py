@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
+from tests.quick import quick
 from torch import Tensor, nn
 
 import sonde
@@ -66,9 +68,12 @@ def by_site(probe: Probe) -> dict[str, tuple[int, Any]]:
     return {str(row["site"]): (row["calls"], row.get("total")) for row in probe.rows()}
 
 
-@pytest.mark.parametrize("how", FAILURES)
-@pytest.mark.parametrize("compiled", [None, False, True], ids=["eager", "compiled", "fullgraph"])
-@pytest.mark.parametrize("measures", [False, True], ids=["", "in compiled code"])
+CASES = list(itertools.product(FAILURES, (None, False, True), (False, True)))
+QUICK = [(how, None, measures) for how in FAILURES for measures in (False, True)]
+QUICK += [("raise", False, False), ("shape", True, True), ("index", False, True), ("operator", True, False)]
+
+
+@pytest.mark.parametrize(("how", "compiled", "measures"), quick(CASES, *QUICK))
 def test_a_statistic_that_fails_at_one_layer_stops_there(
     how: str, compiled: bool | None, *, measures: bool, fresh_compiler: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

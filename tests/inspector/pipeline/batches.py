@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -66,7 +67,8 @@ def measured(draw: np.random.Generator, of: RowIndex, seen: np.ndarray) -> list[
     return [rows] if draw.random() < 0.5 else [rows[:cut], rows[cut:]]
 
 
-def random_training(seed: int) -> list[Batch]:
+@cache
+def random_training(seed: int) -> tuple[Batch, ...]:
     """Random batches of two models: several families, micro steps, a second optimizer's part, scales, pushed values, defects."""
     draw = np.random.default_rng(seed)
     moments = rowed("moments", Moments(), PARAMETERS, order=[2, 1, 1, 1, 0, 0, 0])
@@ -108,10 +110,10 @@ def random_training(seed: int) -> list[Batch]:
         batch([each for each in families if draw.random() < 0.8], step // 5, step, 0, draw.choice([0.0, 0.7, 1.0]))
         if draw.random() < 0.3:
             batch(families[:1], step // 5, step, 0, 0.5)
-    return batches
+    return tuple(batches)
 
 
-def one_by_one(batches: list[Batch]) -> Iterator[Rows | Scalar]:
+def one_by_one(batches: Iterable[Batch]) -> Iterator[Rows | Scalar]:
     """The rows of each part and the scalars, in order; the norms of a step before what is of the next one.
 
     A statistic that raises for some rows of a moment, and not for all, stops at the sites of these. Of the updates there is no norm

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from tests.inspector.pipeline import trainings
+from tests.quick import quick
 from torch import nn
 from torch.optim import SGD, AdamW
 
@@ -142,7 +143,11 @@ def test_a_gradient_whose_finite_elements_are_zero_is_not_zero() -> None:
 # The whole history
 
 
-@pytest.mark.parametrize("kind", trainings.HEALTHY)
+QUICK = ("mlp, AdamW", "mlp, batches of 2", "gpt, every 10th step", "gpt, warmup and cosine", "resnet, momentum", "lstm, clipped")
+QUICK += ("restarts of the learning rate", "from a trained network")
+
+
+@pytest.mark.parametrize("kind", quick(trainings.HEALTHY, *QUICK))
 def test_nothing_is_found_in_healthy_trainings(kind: str) -> None:
     """Fourteen kinds: networks, optimizers, schedules, batches, precisions, beginnings."""
     torch.manual_seed(0)

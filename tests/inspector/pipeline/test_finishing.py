@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from sonde.stats import Activation
 
 
 def cut(
-    batches: list[Batch], size: int, findings: Findings | None = None, *, joins: bool = False
+    batches: Sequence[Batch], size: int, findings: Findings | None = None, *, joins: bool = False
 ) -> tuple[list[tuple[Any, ...]], list[str]]:
     """What comes out if so many batches are finished together, and the statistics that failed.
 
@@ -63,10 +65,15 @@ def test_many_moments_together_have_the_rows_of_each_alone(seed: int) -> None:
 @pytest.mark.parametrize("size", [1, 2, 7])
 def test_it_does_not_matter_how_many_are_taken_together(seed: int, size: int) -> None:
     """Rows, scalars, their order, what failed and what is found are the same to the last bit."""
-    batches = random_training(seed)
-    whole, pieces = Findings(), Findings()
-    assert cut(batches, len(batches), whole) == cut(batches, size, pieces)
-    assert told(whole) == told(pieces)
+    pieces = Findings()
+    assert (cut(random_training(seed), size, pieces), told(pieces)) == whole(seed)
+
+
+@cache
+def whole(seed: int) -> tuple[tuple[list[tuple[Any, ...]], list[str]], list[str]]:
+    """Return what comes out if all batches are finished together, and everything that is found in that."""
+    batches, findings = random_training(seed), Findings()
+    return cut(batches, len(batches), findings), told(findings)
 
 
 def told(findings: Findings) -> list[str]:
@@ -78,10 +85,8 @@ def told(findings: Findings) -> list[str]:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_pieces_that_are_joined_are_those_that_were_finished_together(seed: int) -> None:
     """One block of each layout; rows, scalars and their order are the same to the last bit, and so is what is found."""
-    batches = random_training(seed)
-    whole, joined = Findings(), Findings()
-    assert cut(batches, len(batches), whole) == cut(batches, 1, joined, joins=True)
-    assert told(whole) == told(joined)
+    joined = Findings()
+    assert (cut(random_training(seed), 1, joined, joins=True), told(joined)) == whole(seed)
 
 
 def test_the_random_trainings_have_everything_in_them() -> None:

@@ -95,13 +95,18 @@ def queries(file: str, tree: ast.Module) -> Iterator[tuple[ast.JoinedStr, Safe]]
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     seen = set()
     for function in sorted(functions, key=lambda each: each.lineno, reverse=True):  # inner ones first
-        safe = Safe(file, function)
-        raised = {id(part) for node in ast.walk(function) if isinstance(node, ast.Raise) for part in ast.walk(node)}
-        for node in ast.walk(function):
-            if isinstance(node, ast.JoinedStr) and id(node) not in seen | raised:
-                seen.add(id(node))
-                if any(isinstance(part, ast.Constant) and SQL.search(str(part.value)) for part in node.values):
+        found = [node for node in ast.walk(function) if isinstance(node, ast.JoinedStr) and id(node) not in seen and has_sql(node)]
+        if found:
+            safe = Safe(file, function)
+            raised = {id(part) for node in ast.walk(function) if isinstance(node, ast.Raise) for part in ast.walk(node)}
+            for node in found:
+                if id(node) not in raised:
+                    seen.add(id(node))
                     yield node, safe
+
+
+def has_sql(text: ast.JoinedStr) -> bool:
+    return any(isinstance(part, ast.Constant) and SQL.search(str(part.value)) for part in text.values)
 
 
 def test_every_query_is_made_of_quoted_names_literals_and_constant_text() -> None:

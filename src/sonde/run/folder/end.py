@@ -22,6 +22,7 @@ STATES: tuple[State, ...] = get_args(State)
 
 _LONGEST = 4000  # characters of a message
 _SHOWN = 300  # of these in one line
+_LIBRARIES = ("<frozen", *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")), str(Path(__file__).parents[2]))
 _SIGNALS = (130, 143)  # exit codes of a program that SIGINT or SIGTERM has ended
 
 
@@ -135,6 +136,4 @@ def _is_readable(file: str) -> bool:
 
 def is_library(file: str) -> bool:
     """Return whether the code in *file* is Python's own, that of an installed package, or sonde's."""
-    paths = sysconfig.get_paths()
-    libraries = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    return file.startswith(("<frozen", *libraries, str(Path(__file__).parents[2])))
+    return file.startswith(_LIBRARIES)
