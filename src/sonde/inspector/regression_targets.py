@@ -120,7 +120,7 @@ def regression_numbers(output: Tensor, gradient: Tensor, reaches: Range | None, 
 
 
 def squared_errors(gradient: Tensor, number: int) -> Errors | None:
-    """Return what an output is off its targets by, which is read off the *gradient* there; None where no squared error is told.
+    """Return what an output is off its targets by, which is read off the *gradient* there; None where there is no squared error.
 
     The loss is a mean or a sum of squared errors, times a number or not, or a sum of such a one, as it is, and others.
 

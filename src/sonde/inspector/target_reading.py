@@ -238,7 +238,11 @@ def column_gradients(output: Tensor, gradient: Tensor, nodes: Loss) -> dict[str,
     is_open = logs.exp().amax(1).mean() <= _SURE  # of what is sure, the slopes of an entropy and of a label are alike
     is_own = (slope - slope.mean(0)).square().sum() > _VARIES * slope.square().sum()  # rows that are equal fit many a loss
     weight = len(made) * (slope * held).sum() / slope.square().sum().clamp(min=1e-300)
-    return {**idle, "entropy": torch.where(is_open & is_own, across, 1.0), "entropy weight": torch.where(is_open & is_own, weight, 0.0)}
+    return {
+        **idle,
+        "entropy": torch.where(is_open & is_own, across, 1.0),
+        "entropy weight": torch.where(is_open & is_own, weight, 0.0),
+    }
 
 
 def _is_product(node: graph_nodes.Node) -> bool:

@@ -627,7 +627,13 @@ class Findings:
         return sorted(found, key=gravity)
 
     def should_have_learnt(self, each: Finding) -> bool:
-        """Return whether steps have moved the weights far enough for a loss to fall, and no loss is told to stand still yet."""
+        """Return whether steps have moved the weights far enough for a loss to fall, and no finding says yet that it stands still.
+
+        >>> from sonde.run import Findings
+        >>> from sonde.types import Finding
+        >>> Findings().should_have_learnt(Finding("loss_stuck", "the loss does not fall"))
+        False
+        """
         return self._judges.should_have_learnt(each.model) and all(known.rule != each.rule for known in self._opened.values())
 
     def judged(self) -> list[Finding]:
