@@ -202,8 +202,7 @@ class BatchFindings:
                 found = self._chosen.judge("labels_alike", math.inf, float(len(even)), 1.0)
                 message = f"the targets of all samples are one distribution over the classes, the likeliest of {short(even[-1])}"
                 yield found and replace(found, message=message, advice=_EVEN)
-        counted = numbers.get(f"counted {axis}", 0.0)
-        is_down = counted > 0 and numbers.get(f"raised {axis}", 0.0) >= _MATCHES * counted
+        is_down = numbers.get(f"raised {axis}", 0.0) >= _MATCHES
         down = self._so_far("down", look.number, value=float(is_down))
         if len(down) >= _OFTEN and all(down):
             found = self._chosen.judge("loss_unbounded", *_NO_LOSS, is_maximised=True)

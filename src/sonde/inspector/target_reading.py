@@ -19,6 +19,7 @@ Loss: TypeAlias = list[graph_nodes.Node]
 ALIKE = 1e-3
 """Of a number that is the same for all samples, rounding."""
 _BINARY = 1 << 14  # elements that are compared with targets of 0 and 1
+_FIRST = 256  # rows, whose targets are one distribution if all are
 _FEW = 3  # of either kind, whose weights are not alike by chance
 _MOST = 0.75  # of the samples; one all of whose classes are labels is not read
 ERRORS = ("MseLoss", "SmoothL1Loss", "HuberLoss")
@@ -72,9 +73,10 @@ def numbers_of(
         "compares": torch.full((), float(any(graph_nodes.operation_of(each) in _COMPARES for each in nodes)), device=output.device),
     }
     for axis in axes:
-        found |= _label_numbers(output.movedim(axis, -1), gradient.movedim(axis, -1), axis, tokens, looked_at)
+        logs, slopes = output.movedim(axis, -1).double().log_softmax(-1), gradient.movedim(axis, -1)
+        found |= _label_numbers(logs, slopes, axis, tokens, looked_at)
         if gradient.shape[axis] > 2 and not {graph_nodes.operation_of(each) for each in nodes}.isdisjoint(_SOFTMAX):
-            found |= _distribution_numbers(output.movedim(axis, -1), gradient.movedim(axis, -1), axis)
+            found |= _distribution_numbers(logs, slopes, axis)
     return found | _binary_numbers(made[:_BINARY], held[:_BINARY], nodes)
 
 
@@ -206,7 +208,7 @@ def one_label(output: Tensor, gradient: Tensor, nodes: Loss) -> dict[str, Tensor
     label, count = torch.where(binary["ones"], 1.0, 0.0), (held != 0).any(1).sum()
     if output.dim() != 2 or output.shape[1] < 2:
         return {"label": label, "labelled": count * is_binary}
-    classes = _label_numbers(output, gradient, 1, (), None)
+    classes = _label_numbers(output.double().log_softmax(1), gradient, 1, (), None)
     low, high = (classes[f"{name} 1"].double() for name in ("low", "high"))
     is_class = (classes["single 1"] == classes["counted 1"]) & (classes["off 1"] <= _OFF) & (count > 0)
     of_class = torch.where(low == high, low, math.nan)
@@ -314,9 +316,9 @@ def is_alike(numbers: Tensor) -> Tensor:
 
 
 def _label_numbers(
-    output: Tensor, gradient: Tensor, axis: int, tokens: Sequence[Tensor], looked_at: tuple[Tensor, Tensor] | None
+    logs: Tensor, gradient: Tensor, axis: int, tokens: Sequence[Tensor], looked_at: tuple[Tensor, Tensor] | None
 ) -> dict[str, Tensor]:
-    """Return what a *gradient* at an *output*, classes last, says of labels.
+    """Return what a *gradient* at outputs, classes last, says of labels; *logs*: logarithms of their softmax, float64.
 
     That of a cross-entropy is below zero at the label alone.
 
@@ -332,12 +334,12 @@ def _label_numbers(
         "counted": count,
         "single": is_single.sum(),
         "off": gradient.sum(-1).abs().sum() / gradient.abs().sum().clamp(min=1e-30),
-        "loss": -output.double().log_softmax(-1).gather(-1, labels[..., None])[..., 0].mean(),
+        "loss": -(likely := logs.gather(-1, labels[..., None])[..., 0]).mean(),
         "low": torch.where(is_single, labels, gradient.shape[-1]).min(),
         "high": torch.where(is_single, labels, -1).max(),
-    } | _weight_numbers(output, gradient, labels, is_counted)
+    } | _weight_numbers(likely, gradient, labels, is_counted)
     if gradient.dim() == 2:
-        found |= _several_numbers(output, gradient)
+        found |= _several_numbers(logs, gradient)
     if labels.dim() == 2:
         if looked_at is not None:
             row, column = (each.reshape(1) for each in looked_at)
@@ -357,28 +359,30 @@ def _label_numbers(
     return {f"{name} {axis}": each for name, each in found.items()}
 
 
-def _distribution_numbers(output: Tensor, gradient: Tensor, axis: int) -> dict[str, Tensor]:
+def _distribution_numbers(logs: Tensor, gradient: Tensor, axis: int) -> dict[str, Tensor]:
     """Return the largest probability of the one distribution that all samples have as target (*even*), NaN of several.
 
-    That is read off the mean of cross-entropies. Of so many samples a single class is *raised*: its gradient alone is above zero.
+    That is read off the mean of cross-entropies, of its first rows. *raised*: the share of these of which a single class is raised,
+    and has the only gradient above zero.
     """
-    held = gradient.double().reshape(-1, gradient.shape[-1])
-    made = output.double().reshape(held.shape).softmax(-1)
-    targets = made - held * (held != 0).any(-1).sum()
+    rows = gradient.reshape(-1, gradient.shape[-1])
+    count, held = (rows != 0).any(-1).sum(), rows[:_FIRST].double()
+    made = logs.reshape(rows.shape)[:_FIRST].exp()
+    targets = made - held * count
     is_one = (targets - targets.mean(0)).abs().max() <= ALIKE
     is_one &= (targets.min() >= -ALIKE) & (targets.max() < 1 - BEYOND) & ((made - made.mean(0)).abs().max() > 10 * ALIKE)
     return {
         f"even {axis}": torch.where(is_one, targets.max(), math.nan),
-        f"raised {axis}": ((held > 0).sum(-1) == 1).sum(),
+        f"raised {axis}": ((held > 0).sum(-1) == 1).double().mean(),
     }
 
 
-def _several_numbers(output: Tensor, gradient: Tensor) -> dict[str, Tensor]:
+def _several_numbers(logs: Tensor, gradient: Tensor) -> dict[str, Tensor]:
     """Return how many labels a sample has on average (*labels*), where one softmax judges several; 0 where that is not known.
 
     The gradient of one with k labels is k times the probabilities, less 1 at each of these, all of it times one number.
     """
-    chance, held = output.double().softmax(-1), gradient.double()
+    chance, held = logs.exp(), gradient.double()
     weight = (held / chance).max(-1, keepdim=True).values  # of a class that is no label: k times the number
     each = torch.where(weight > 0, weight, math.inf).min()
     count = (weight / each).round()
@@ -389,10 +393,13 @@ def _several_numbers(output: Tensor, gradient: Tensor) -> dict[str, Tensor]:
     return {"labels": torch.where(is_so, (labels.round() * fits[:, None]).sum() / is_judged.sum().clamp(min=1), 0.0)}
 
 
-def _weight_numbers(output: Tensor, gradient: Tensor, labels: Tensor, is_counted: Tensor) -> dict[str, Tensor]:
-    """Return the share of the most frequent label (*top*), and how many *times* as much each of it weighs as one of the others."""
+def _weight_numbers(likely: Tensor, gradient: Tensor, labels: Tensor, is_counted: Tensor) -> dict[str, Tensor]:
+    """Return the share of the most frequent label (*top*), and how many *times* as much each of it weighs as one of the others.
+
+    *likely* are the logarithms of the probabilities of *labels*. See :func:`_won` and :func:`_heaviest`, too.
+    """
     usual = torch.where(is_counted, labels, -1).flatten().mode().values
-    slope = (1 - output.double().softmax(-1).gather(-1, labels[..., None])[..., 0]).clamp(min=1e-6)
+    slope = (1 - likely.exp()).clamp(min=1e-6)
     weight = -gradient.double().gather(-1, labels[..., None])[..., 0] / slope
     is_top, is_other = is_counted & (labels == usual), is_counted & (labels != usual)
     of_top, of_other = ((weight * each).sum() / each.sum().clamp(min=1) for each in (is_top, is_other))
@@ -402,8 +409,8 @@ def _weight_numbers(output: Tensor, gradient: Tensor, labels: Tensor, is_counted
     return {
         "top": is_top.sum() / is_counted.sum().clamp(min=1),
         "times": times,
-        "won": _won(output, labels, is_counted, is_plain),
-    } | _heaviest(weight * is_counted, labels, is_counted, output.shape[-1])
+        "won": _won(likely, labels, is_counted, is_plain, gradient.shape[-1]),
+    } | _heaviest(weight * is_counted, labels, is_counted, gradient.shape[-1])
 
 
 def _heaviest(weight: Tensor, labels: Tensor, is_counted: Tensor, classes: int) -> dict[str, Tensor]:
@@ -418,19 +425,18 @@ def _heaviest(weight: Tensor, labels: Tensor, is_counted: Tensor, classes: int) 
     return {name: torch.where(is_each, each, 0.0) for name, each in found.items()}
 
 
-def _won(output: Tensor, labels: Tensor, is_counted: Tensor, is_plain: Tensor) -> Tensor:
+def _won(likely: Tensor, labels: Tensor, is_counted: Tensor, is_plain: Tensor, classes: int) -> Tensor:
     """Return by how much a cross-entropy is below what a guess by the frequencies of *labels* has; NaN where that is not known.
 
     These are counted in one pass, where a guess looks better than it is, by half of a number less than classes there are, for each
     label (Miller, 1955): half of that is added. Each label weighs as much (*is_plain*), or all classes come once, as with pairs.
     """
-    count = torch.zeros(output.shape[-1], dtype=torch.float64, device=output.device)
+    count = torch.zeros(classes, dtype=torch.float64, device=likely.device)
     count.index_add_(0, labels.flatten(), is_counted.flatten().double())
-    total, classes = count.sum().clamp(min=1), (count > 0).sum()
-    guess = -torch.special.xlogy(count, count / total).sum() / total + (classes - 1) / (4 * total)
-    loss = -output.double().log_softmax(-1).gather(-1, labels[..., None])[..., 0]
-    is_known = ((total >= 4 * classes) & (classes > 1) & is_plain) | (count == 1).all()
-    return torch.where(is_known, guess - (loss * is_counted).sum() / total, math.nan)
+    total, several = count.sum().clamp(min=1), (count > 0).sum()
+    guess = -torch.special.xlogy(count, count / total).sum() / total + (several - 1) / (4 * total)
+    is_known = ((total >= 4 * several) & (several > 1) & is_plain) | (count == 1).all()
+    return torch.where(is_known, guess + (likely * is_counted).sum() / total, math.nan)
 
 
 def _match(labels: Tensor, counted: Tensor, tokens: Tensor, ahead: int) -> Tensor:
