@@ -304,3 +304,24 @@ def test_a_rate_that_has_fallen_once_is_no_warm_up() -> None:
             group["initial_lr"], group["lr"] = 1e-2, 1e-4 * (2 if step == 0 else 1 + step / 1000)
 
     assert "rate_small" not in {each.rule for each in trained(lambda model: Adam(model.parameters(), lr=1e-2), 220, falls)}
+
+
+@pytest.mark.parametrize(("decay", "is_told"), [(1e-2, False), (2.0, True)])
+def test_a_decay_that_outweighs_gradients_in_adam_is_told_of_a_loss_that_does_not_fall(decay: float, is_told: bool) -> None:
+    torch.manual_seed(0)
+    users, items = nn.Embedding(20, 8), nn.Embedding(30, 8)
+    model = nn.ModuleList([users, items])
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2, weight_decay=decay)
+    likes = torch.randn(20, 4) @ torch.randn(4, 30) > 0
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False) as inspector:
+        for _ in range(300):
+            user, item = torch.randint(20, (64,)), torch.randint(30, (64,))
+            score = (users(user) * items(item)).sum(1)
+            loss = nn.functional.binary_cross_entropy_with_logits(score, likes[user, item].float())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            inspector.push_loss(loss, train=True)
+    told = [each for each in inspector.findings if each.severity != "note"]
+    assert [each.rule for each in told if not each.follows] == (["decay_large"] if is_told else [])
+    assert not is_told or "is added to gradients, and outweighs them" in told[0].message

@@ -1153,6 +1153,28 @@ def test_a_weight_that_is_rounded_away_is_not_told_as_an_input_of_zeros() -> Non
     assert "what goes in is zero" not in of["gradient_zero"].message
 
 
+@pytest.mark.parametrize("is_inverted", [False, True])
+def test_a_mask_that_pools_padding_of_zeros_is_told_of_the_gradient_that_is_gone(is_inverted: bool) -> None:
+    class Pool(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.each, self.last = nn.Linear(8, 16), nn.Linear(16, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            rows = torch.stack([x, x, torch.zeros_like(x)], 1)  # of which the last is padding
+            mask = torch.tensor([1.0, 1.0, 0.0])
+            mask = 1 - mask if is_inverted else mask
+            held = (self.each(rows).relu() * mask[:, None]).sum(1) / mask.sum()
+            made: Tensor = self.last(held)
+            return made
+
+    model = Pool()
+    of = found(model, Adam(model.parameters(), 3e-3), classes(model), 60)
+    assert ("gradient_zero" in of) is is_inverted
+    assert not is_inverted or "what comes to the loss through it is made of zeros" in of["gradient_zero"].message
+
+
 @pytest.mark.parametrize("every", [1, 10])
 def test_what_writes_into_weights_is_no_consequence_of_their_growth(every: int) -> None:
     model = mlp()

@@ -101,6 +101,8 @@ class OddSettings:
         yield None if group.get("maximize") else self._chosen.judge("rate_negative", rate)
         if "dampening" in group or group.get("decoupled_weight_decay"):
             yield self._chosen.judge("decay_large", rate, decay)
+        elif group.get("decoupled_weight_decay") is False:
+            yield self._chosen.judge("decay_large", rate, decay, is_divided=True)
 
     def found(self) -> tuple[Finding, ...]:
         """Return the findings so far."""

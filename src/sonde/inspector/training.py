@@ -32,6 +32,7 @@ from sonde.stats import Joining
 from sonde.warn import warn_user
 from sonde.words import many
 
+_OF_DECAY = {"loss_stuck", "weight_shrinking", "update_small", "output_small"}  # what a decay does that outweighs gradients
 _TRAINS = 20  # losses of training without any step, after which one was meant
 _MANY = 1024  # pushed values that may wait for a logged step
 _MOMENT = 1.0  # seconds
@@ -382,6 +383,9 @@ class WatchedTraining:
             return False
         if each.rule == "loss_stuck" and not self._writer.findings.should_have_learnt(each):
             return False
+        if each.rule == "decay_large" and each.severity == "warn":
+            told = {other.rule for other in others if other.severity != "note"}
+            return "loss_stuck" in told and told <= _OF_DECAY
         return "again" not in each.evidence or any(other.rule == "overfitting" for other in others)
 
     def _see(self, found: Finding, step: int) -> None:

@@ -58,6 +58,10 @@ _ALIKE = 1.05  # ratios of updates to gradients that differ by less are one lear
 _LARGE_RATE, _LARGE_STEP = 0.5, 0.03  # learning rates that are no usual ones: of gradients, and of steps of that size
 _MEASURED = 16  # logged steps before a step that it is compared with
 
+_ZEROS = (
+    "look at what goes into this layer, and what of it is used: padding of zeros that a mask the wrong way round leaves alone, an "
+    "index that picks it, an input that is zero"
+)
 _RETURNED = 5  # rows, of most of which a gradient that was zero has come again
 _CANCELS = "the loss, or a normalisation, may cancel what is added to all it compares: then the parameter is of no use"
 _FIRST_STEPS = ", and that of the weight beside it is not: only first steps, whose state is zero, reach the loss"
@@ -950,7 +954,15 @@ class LayerFindings:
                 message = f"{found.message}, and that of its bias is not: what goes in is zero"
                 advice = "look at what has changed in the data: an index, a normalisation to 0, a buffer that is no longer filled"
                 return replace(found, message=message, advice=advice, quantity="input")
+        if rule == "gradient_zero" and found is not None and self.history.matrix[column] and self._gradient_of_bias(column) > 0:
+            message = f"{found.message}, and that of its bias is not: what comes to the loss through it is made of zeros"
+            return replace(found, message=message, advice=_ZEROS, quantity="input")
         return found
+
+    def _gradient_of_bias(self, column: int) -> float:
+        """Return the size of the gradient of the bias beside a weight at the last logged step; 0 without one."""
+        bias = self.history.column_at(parameter_of(self.history.sites[column].path.rpartition(".")[0], "bias"), "grad")
+        return 0.0 if bias is None else float(self.history.recent[-1, bias])
 
     def _learns_beside(self, column: int) -> bool:
         """Return whether the weight of a state has no gradient, where that of the input of the same layer has one."""

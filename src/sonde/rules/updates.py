@@ -377,7 +377,8 @@ def held_twice(steps: float, *, least: float = UNMOVED) -> Judged:
 
 @entry(
     f"learning rate x weight decay is {DECAYED:g} or more, and the decay {DECAY:g}, of SGD, AdamW or another optimizer that "
-    "takes it off the weights",
+    "takes it off the weights; or of that size in one that adds it to gradients and divides by their size, as Adam does, where the "
+    "loss does not fall",
     "Loshchilov and Hutter, Decoupled weight decay regularization, 2019, equation 9: usual products are 1e-3 or less",
     "lower the weight decay; the learning rate may be right",
     needs=("lr",),
@@ -393,10 +394,17 @@ def held_twice(steps: float, *, least: float = UNMOVED) -> Judged:
     ),
     about=("setup", "large"),
 )
-def decay_large(rate: float, decay: float, *, most: float = DECAYED) -> Judged:
-    """Judge the *decay* of the weights at a learning *rate*; where the decay is a usual one, the rate is what is too large."""
-    yield (rate * decay >= most) & (decay >= DECAY)
+def decay_large(rate: float, decay: float, *, most: float = DECAYED, is_divided: bool = False) -> Judged:
+    """Judge the *decay* of the weights at a learning *rate*; where the decay is a usual one, the rate is what is too large.
+
+    *is_divided*: it is added to the gradients, and divided by their size, as Adam does: then the rate is no matter.
+    """
+    yield (decay >= DECAY) & ((rate * decay >= most) | is_divided)
     yield rate * decay
+    if is_divided:
+        yield f"weight_decay {decay:g} is added to gradients, and outweighs them: steps of one size take the weights to 0"
+        yield "warn"
+        return
     yield f"weight_decay {decay:g} at lr {rate:g} takes {percent(rate * decay)} off the weights in each step"
 
 
