@@ -311,6 +311,8 @@ def test_a_decay_that_outweighs_gradients_in_adam_is_told_of_a_loss_that_does_no
     torch.manual_seed(0)
     users, items = nn.Embedding(20, 8), nn.Embedding(30, 8)
     model = nn.ModuleList([users, items])
+    for each in model.parameters():
+        each.data.mul_(0.1)
     optimizer = torch.optim.Adam(model.parameters(), 1e-2, weight_decay=decay)
     likes = torch.randn(20, 4) @ torch.randn(4, 30) > 0
     with sonde.watch(model, optimizer, every=1, to="memory", verbose=False) as inspector:
