@@ -478,3 +478,22 @@ def test_a_cross_entropy_that_is_maximised_is_found(kind: str) -> None:
 
     found = trained(model, loss)
     assert ("loss_unbounded" in found) is (kind == "negated")
+
+
+@pytest.mark.parametrize("width", [VOCABULARY, 20_000])
+def test_outputs_at_a_first_token_that_all_samples_have_are_no_fault(width: int) -> None:
+    torch.manual_seed(0)
+    model = Decoder()
+    model.head = nn.Linear(32, width)
+    for each in model.modules():
+        if isinstance(each, nn.Dropout):
+            each.p = 0.0
+        if isinstance(each, nn.MultiheadAttention):
+            each.dropout = 0.0
+
+    def loss(_: int) -> Tensor:
+        tokens = text()
+        tokens[:, 0] = 1
+        return functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+    assert "input_unused" not in trained(model, loss, steps=8)

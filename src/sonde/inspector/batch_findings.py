@@ -605,8 +605,10 @@ class BatchFindings:
             message = f"what the model returns depends {short(times[-1])} x as much on a place of padding as on one of its tokens"
             yield found and replace(found, message=message, severity="warn")
         self._has_attention |= any(name.startswith("attended ") and size > 2 for name, size in numbers.items())
-        before, here, following, later = (numbers[f"{name} {place} 0"] for name in ("before", "here", "next", "later"))
-        is_alone = self._has_attention and len(look.shape) > 2 and before + following + later <= _NOTHING * here and here > 0
+        places = [at for at in range(look.tokens) if f"read {at}" in numbers]
+        others = sum(numbers[f"{name} {at} 0"] for at in places for name in ("before", "next", "later"))
+        here = numbers[f"here {place} 0"]
+        is_alone = self._has_attention and len(look.shape) > 2 and others <= _NOTHING * here and here > 0
         alone = self._so_far("alone", place, value=float(is_alone))
         if len(alone) > 2 and all(alone[-2:]):  # a branch may begin at zero
             found = self._chosen.judge("input_unused", 2, 1, name="other places", has_layers=True)

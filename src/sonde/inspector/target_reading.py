@@ -362,8 +362,8 @@ def _label_numbers(
 def _distribution_numbers(logs: Tensor, gradient: Tensor, axis: int) -> dict[str, Tensor]:
     """Return the largest probability of the one distribution that all samples have as target (*even*), NaN of several.
 
-    That is read off the mean of cross-entropies, of its first rows. *raised*: the share of these with a single class that is raised,
-    and has the only gradient above zero.
+    That is read off the mean of cross-entropies, of its first rows. *raised*: the share of these with a single class that has a
+    gradient above zero.
     """
     rows = gradient.reshape(-1, gradient.shape[-1])
     count, held = (rows != 0).any(-1).sum(), rows[:_FIRST].double()
