@@ -176,3 +176,29 @@ def test_series_are_read_off_absolute_errors_too(loss_fn: Loss, kind: str, rule:
 
     found = trained(model, loss, steps=30)
     assert {"future_seen", "target_shifted"} & set(found) == ({rule} if rule else set())
+
+
+@pytest.mark.parametrize(("scale", "is_told"), [(1.0, False), (500.0, True)])
+def test_targets_of_one_of_several_outputs_that_drown_the_others_are_found(scale: float, is_told: bool) -> None:
+    """Though they are reached."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.kind, self.price = mlp(16), nn.Linear(16, 3), nn.Linear(16, 1)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            held = self.body(x).relu()
+            return {"price": self.price(held)[:, 0], "kind": self.kind(held)}
+
+    torch.manual_seed(0)
+    model = Two()
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(48, 8)
+        made = model(x)
+        return functional.mse_loss(made["price"], x[:, 0] * scale) + functional.cross_entropy(made["kind"], x[:, 1:4].argmax(1))
+
+    found = trained(model, loss, steps=25, lr=1e-2)
+    assert ("target_large" in found) is is_told
+    assert not is_told or "x that at the output kind" in found["target_large"].message

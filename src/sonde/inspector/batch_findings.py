@@ -31,6 +31,7 @@ _LABELS = 16  # of a pass, with fewer no place is known
 _OFF = 0.02  # of a gradient in half precision, rounding of its sum
 _NOTHING = 1e-6  # of a gradient, rounding
 _BOUNDED = ("Sigmoid", "Tanh")
+_DOMINATES = 100.0  # times as large as at another output is a gradient of targets that are not scaled
 _DROWNS, _STEADY = 2.0, 0.1  # weight of an entropy, beside rewards of size 1; by which it differs from pass to pass
 _ENTROPY = 0.1  # of a gradient that is no entropy's
 _MOST = 0.7  # of the passes
@@ -303,6 +304,11 @@ class BatchFindings:
             if len(uneven) >= _KEPT and all(each[:2] == uneven[0][:2] for each in uneven):
                 times = min(each for *_, each in uneven)
                 yield judge("terms_uneven", times, one=_named(look, largest), other=_named(look, least))
+                errors, sizes = self._so_far("error", largest), self._so_far("size", largest)
+                found = judge("target_large", errors[0] ** 2, sizes[0], 1.0) if errors and sizes and times >= _DOMINATES else None
+                beside = f"and their gradient is {short(times)} x that at {_named(look, least)}"
+                site = f"{self._part}:output{look.outputs[largest] if largest else ''}"
+                yield found and replace(found, message=f"{found.message}, {beside}", site=site)
 
     def _of_fading(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that an output has shrunk whose gradient is mostly that of a penalty: a further one, or that of a part."""

@@ -62,7 +62,7 @@ _ZEROS = (
     "look at what goes into this layer, and what of it is used: padding of zeros that a mask the wrong way round leaves alone, an "
     "index that picks it, an input that is zero"
 )
-_RETURNED = 5  # rows, of most of which a gradient that was zero has come again
+_RETURNED, _SPELL = 5, 50  # rows, in most of which a gradient that was zero has come again; steps for which it may be zero
 _CANCELS = "the loss, or a normalisation, may cancel what is added to all it compares: then the parameter is of no use"
 _FIRST_STEPS = ", and that of the weight beside it is not: only first steps, whose state is zero, reach the loss"
 _ONE_STEP = (
@@ -925,6 +925,8 @@ class LayerFindings:
                 judged = self._judged(rule, column, [float(number[column]) for number in record.others])
                 if judged is not None:
                     step, first = int(record.step[column]), int(record.since[column])
+                    if rule == "gradient_zero" and int(record.last[column]) - first < _SPELL and self._has_come_again(column):
+                        continue  # as to an expert that few samples choose
                     if rule == "update_small" and 0 <= self._small_since[column] < first:
                         first = int(self._small_since[column])
                     found.append((column, replace(judged, step=step, first_step=first, last_step=int(record.last.max()))))
@@ -937,13 +939,15 @@ class LayerFindings:
                 found = [(column, replace(each, severity="note", advice=_CANCELS)) for column, each in found]
             yield from joined(self.history, found)
 
+    def _has_come_again(self, column: int) -> bool:
+        """Return whether a gradient that was zero is none in most of the last rows."""
+        return bool(np.count_nonzero(self.history.recent[-_RETURNED:, column] > 0) > _RETURNED // 2)
+
     def _judged(self, rule: str, column: int, numbers: list[float]) -> Finding | None:
         """Return what *rule* says of *numbers*; a ReLU whose output is all zero is dead."""
         if rule == "all_zero" and self.history.facts[column].kind in _RELU:
             return self._chosen.judge("dead", numbers[0] / numbers[1])
         found = self._chosen.judge(rule, *numbers)
-        if rule == "gradient_zero" and np.count_nonzero(self.history.recent[-_RETURNED:, column] > 0) > _RETURNED // 2:
-            return None  # it has come, as to an expert that few samples choose
         if rule == "gradient_zero" and found is not None and self._learns_beside(column):
             return replace(found, message=f"{found.message}{_FIRST_STEPS}", advice=_ONE_STEP)
         if rule == "gradient_zero" and found is not None and self._groups is not None and self._groups.first_layer is not None:
@@ -960,9 +964,10 @@ class LayerFindings:
         return found
 
     def _gradient_of_bias(self, column: int) -> float:
-        """Return the size of the gradient of the bias beside a weight at the last logged step; 0 without one."""
+        """Return the size of the gradient of the bias beside a weight without one, at the last logged step; else 0."""
         bias = self.history.column_at(parameter_of(self.history.sites[column].path.rpartition(".")[0], "bias"), "grad")
-        return 0.0 if bias is None else float(self.history.recent[-1, bias])
+        is_zero = self.history.recent[-1, column] == 0
+        return float(self.history.recent[-1, bias]) if bias is not None and is_zero else 0.0
 
     def _learns_beside(self, column: int) -> bool:
         """Return whether the weight of a state has no gradient, where that of the input of the same layer has one."""
