@@ -202,3 +202,15 @@ def test_targets_of_one_of_several_outputs_that_drown_the_others_are_found(scale
     found = trained(model, loss, steps=25, lr=1e-2)
     assert ("target_large" in found) is is_told
     assert not is_told or "x that at the output kind" in found["target_large"].message
+
+
+def test_targets_of_zeros_and_ones_have_no_sentinel() -> None:
+    """Their zeros are read off gradients with the rounding of float32."""
+    torch.manual_seed(0)
+    model = mlp(8, nn.Sigmoid())
+
+    def loss(_: int) -> Tensor:
+        x = (torch.rand(32, 8) < 0.4).float()
+        return functional.mse_loss(model(x), x)
+
+    assert "sentinel" not in trained(model, loss, steps=30)

@@ -348,7 +348,7 @@ class BatchFindings:
     def _told_guess(self) -> Finding | None:
         """Return that a cross-entropy has come to be no less than that of a guess."""
         won = self._so_far("won")[-_LAST:]
-        if len(won) < _LAST or any(each > 0 for each in won):
+        if len(won) < _LAST or any(each > 0 for each in won) or _rises(won):
             return None
         found = self._chosen.judge("loss_stuck", 1.0, 1.0, 1.0, 0.0, math.nan)
         return found and replace(found, message=_NO_BETTER)
@@ -356,7 +356,7 @@ class BatchFindings:
     def _told_unexplained(self, at: int) -> Finding | None:
         """Return that an output has come to explain nothing of its targets."""
         explained = self._so_far("explained", at)[-_LAST:]
-        if len(explained) < _LAST or not all(each <= _EXPLAINED for each in explained):
+        if len(explained) < _LAST or not all(each <= _EXPLAINED for each in explained) or _rises(explained):
             return None
         found = self._chosen.judge("loss_stuck", 1.0, 1.0, 1.0, 0.0, math.nan)
         return found and replace(found, message=_GUESS.format(share=percent(max(0.0, *explained))))
@@ -697,6 +697,11 @@ class BatchFindings:
         site = _common(before, behind)
         where = f"in {site}" if site else "between " + " and ".join(each or "the outputs" for each in (before, behind))
         return replace(found, message=f"{message}, by its {name.lower()} {where}", site=site and f"{site}:output")
+
+
+def _rises(values: Sequence[float]) -> bool:
+    """Return whether each of the *values* is larger than the one before: what is slow has begun."""
+    return all(one < other for one, other in itertools.pairwise(values))
 
 
 def _named(look: Look, at: int, number: int | None = None) -> str:

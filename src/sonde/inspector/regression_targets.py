@@ -23,7 +23,7 @@ _SIGNS = 64  # elements, whose signs are not alike by chance
 _ROWS, _COLUMNS = 8, 64  # samples whose targets tell how they vary; columns that are looked through for a sentinel
 _FAR = 10.0  # deviations of the others, as which a sentinel is at least away from the nearest of them
 _VALUES = 16  # different ones, as numbers that are no counts have
-_EXACT = 1e-4  # of a number, rounding of what is read off a gradient
+_EXACT, _READ = 1e-4, 1e-5  # of a number, as what is read off a gradient may differ from it, and deviations that are rounding
 _ELEMENTS = 1 << 12
 
 
@@ -105,7 +105,7 @@ def regression_numbers(output: Tensor, gradient: Tensor, reaches: Range | None, 
         "least": beyond["least"],
         "largest": beyond["largest"],
         "error": errors.each.square().mean().sqrt(),
-        **sentinel_numbers(rows),
+        **sentinel_numbers(rows, rounding=_READ),
     }
     return (
         found
@@ -215,10 +215,11 @@ def _are_classes(targets: Tensor) -> Tensor:
     return is_class & (first.max() > first.min())
 
 
-def sentinel_numbers(values: Tensor) -> dict[str, Tensor]:
+def sentinel_numbers(values: Tensor, rounding: float = 0.0) -> dict[str, Tensor]:
     """Return the number (*code*) that some of *values* are, ``(samples, columns)``, and that is far from all others; else NaN.
 
-    *coded*: their share of the column; *nearest*: the value of that column that is the least far away.
+    *coded*: their share of the column; *nearest*: the value of that column that is the least far away. *rounding*, of the number,
+    is by how much values may differ that are one.
     """
     held = values.detach()[:, :_COLUMNS].double()
     number, share, near, gap = [], [], [], []
@@ -229,8 +230,11 @@ def sentinel_numbers(values: Tensor) -> dict[str, Tensor]:
         deviation = (rest - middle).square().nanmean(0).sqrt()
         away = torch.where(is_code, math.inf, (held - code).abs())
         ordered = held.sort(0).values
-        different = ((ordered[1:] - ordered[:-1]).abs() > 0).sum(0)
-        is_far = (away.amin(0) >= _FAR * deviation) & (deviation > 0) & (different >= _VALUES) & (is_code.sum(0) * 2 < len(held))
+        least = rounding * code.abs()
+        different = ((ordered[1:] - ordered[:-1]).abs() > least / len(held)).sum(0)
+        is_far = (
+            (away.amin(0) >= _FAR * deviation) & (deviation > least) & (different >= _VALUES) & (is_code.sum(0) * 2 < len(held))
+        )
         number.append(code)
         share.append(is_code.double().mean(0))
         near.append(held.gather(0, away.argmin(0, keepdim=True))[0])
