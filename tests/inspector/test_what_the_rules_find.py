@@ -1153,6 +1153,27 @@ def test_a_weight_that_is_rounded_away_is_not_told_as_an_input_of_zeros() -> Non
     assert "what goes in is zero" not in of["gradient_zero"].message
 
 
+def test_a_head_without_a_gradient_is_told_though_the_loss_is_learnt() -> None:
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.body, self.first, self.second = nn.Sequential(nn.Linear(8, 64), nn.ReLU()), nn.Linear(64, 2), nn.Linear(64, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            held = self.body(x)
+            return torch.stack([self.first(held), self.second(held)], 1)
+
+    model = Heads()
+
+    def loss(step: int) -> Tensor:
+        x = torch.randn(64, 8)
+        return functional.mse_loss(model(x)[:, 0], x[:, :2])
+
+    of = found(model, Adam(model.parameters(), 3e-3), loss, 400)
+    assert of["gradient_zero"].site == "second.weight:grad"
+
+
 @pytest.mark.parametrize("is_inverted", [False, True])
 def test_a_mask_that_pools_padding_of_zeros_is_told_of_the_gradient_that_is_gone(is_inverted: bool) -> None:
     class Pool(nn.Module):

@@ -925,7 +925,11 @@ class LayerFindings:
                 judged = self._judged(rule, column, [float(number[column]) for number in record.others])
                 if judged is not None:
                     step, first = int(record.step[column]), int(record.since[column])
-                    if rule == "gradient_zero" and int(record.last[column]) - first < _SPELL and self._has_come_again(column):
+                    if (
+                        rule == "gradient_zero"
+                        and int(record.last[column]) - first < _SPELL
+                        and self.has_come_again(str(self.history.sites[column]))
+                    ):
                         continue  # as to an expert that few samples choose
                     if rule == "update_small" and 0 <= self._small_since[column] < first:
                         first = int(self._small_since[column])
@@ -939,9 +943,15 @@ class LayerFindings:
                 found = [(column, replace(each, severity="note", advice=_CANCELS)) for column, each in found]
             yield from joined(self.history, found)
 
-    def _has_come_again(self, column: int) -> bool:
-        """Return whether a gradient that was zero is none in most of the last rows."""
-        return bool(np.count_nonzero(self.history.recent[-_RETURNED:, column] > 0) > _RETURNED // 2)
+    def has_come_again(self, site: str) -> bool:
+        """Return whether a gradient that was zero is none in most of the last rows.
+
+        >>> from sonde.rules import Chosen, LayerFindings, ModelFacts
+        >>> LayerFindings(ModelFacts({}), Chosen()).has_come_again("0.weight:grad")
+        False
+        """
+        columns = [column for column, each in enumerate(self.history.sites) if str(each) == site]
+        return any(np.count_nonzero(self.history.recent[-_RETURNED:, each] > 0) > _RETURNED // 2 for each in columns)
 
     def _judged(self, rule: str, column: int, numbers: list[float]) -> Finding | None:
         """Return what *rule* says of *numbers*; a ReLU whose output is all zero is dead."""

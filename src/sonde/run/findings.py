@@ -47,8 +47,8 @@ _OF_FADING: set[object] = {
     ("loss", "still"),
 }  # what weights that begin too small can do
 _GROWN = (("output", "large"), ("weight", "large"))  # what a loss that falls without bound makes grow
-# rules whose findings are taken back where the loss comes down again, or the gradient comes
-_PASSING = ("loss_rising", "overfitting", "output_growth", "gradient_zero")
+# rules whose findings are taken back where the loss comes down again
+_PASSING = ("loss_rising", "overfitting", "output_growth")
 _BY_OTHERS = (
     "rate_grown",
     "momentum_large",
@@ -349,6 +349,11 @@ class _Judges:
         """Whether a model has attention whose queries and keys are outputs of no layers of their own."""
         return any(layers.sees_no_scores for layers in self._layers.values())
 
+    def has_passed(self, each: Finding) -> bool:
+        """Return whether a finding that does not hold any more is taken back: the loss came down, or the gradient came again."""
+        has_come = each.rule == "gradient_zero" and any(layers.has_come_again(each.site) for layers in self._layers.values())
+        return each.rule in _PASSING or has_come
+
     def should_have_learnt(self, model: str) -> bool:
         """Whether the steps of a *model* have moved its weights far, behind a warm-up or within it."""
         return self._scalars.loss_of(model).has_gone_far
@@ -620,7 +625,7 @@ class Findings:
     def _now(self) -> list[Finding]:
         """Return every open finding, with what later steps have added; none that later losses have taken back."""
         every = {each.identity: each for each in self._judges.findings(at_end=self._has_ended)}
-        for gone in [each for each in self._opened if self._opened[each].rule in _PASSING and each not in every]:
+        for gone in [each for each, found in self._opened.items() if each not in every and self._judges.has_passed(found)]:
             del self._opened[gone]
             self._known.discard(gone)
         found = [grown(each, every[identity]) if identity in every else each for identity, each in self._opened.items()]
