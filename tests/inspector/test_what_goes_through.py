@@ -432,7 +432,7 @@ def test_attention_that_reads_no_other_place_is_found(mask: str) -> None:
 def test_outputs_that_are_the_same_for_most_samples_are_found(share: float, is_told: bool) -> None:
     torch.manual_seed(0)
     model = Network(lambda x: x * (torch.rand(len(x), 1) >= share))
-    found = trained(model, classes(model))
+    found = trained(model, classes(model), steps=40)
     assert ("input_unused" in found) is is_told
     assert not is_told or "% of the samples" in found["input_unused"].message
 
@@ -445,7 +445,7 @@ def test_the_same_samples_twice_may_have_the_same_outputs() -> None:
         x = torch.randn(2, 8)[torch.arange(24) % 2]
         return functional.cross_entropy(model(x), x[:, :3].argmax(1))
 
-    assert "input_unused" not in trained(model, loss)
+    assert "input_unused" not in trained(model, loss, steps=40)
 
 
 @pytest.mark.parametrize("kind", ["labels", "smoothed", "all smoothed", "one teacher", "a teacher"])
@@ -496,4 +496,4 @@ def test_outputs_at_a_first_token_that_all_samples_have_are_no_fault(width: int)
         tokens[:, 0] = 1
         return functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
-    assert "input_unused" not in trained(model, loss, steps=8)
+    assert "input_unused" not in trained(model, loss, steps=30)

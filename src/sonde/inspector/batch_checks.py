@@ -351,7 +351,7 @@ def _distances(output: Tensor, given: Iterable[Tensor]) -> dict[str, Tensor]:
 
     *same*: the largest share of the samples whose outputs are one, though what they were given differs from that of one of them.
     """
-    rows = output.detach()[:_ROWS].reshape(min(len(output), _ROWS), -1)[:, :_COLUMNS].double()
+    rows = _rows_of_samples(output, _COLUMNS)
     numbers = {"apart": (rows - rows.mean(0)).square().mean().sqrt(), "size": rows.square().mean().sqrt()}
     held = [each for each in given if each.dim() > 0 and type(each) is Tensor and each.layout == torch.strided and len(each) > 1]
     own = [each for each in held if len(each) == len(output)]
@@ -362,10 +362,15 @@ def _distances(output: Tensor, given: Iterable[Tensor]) -> dict[str, Tensor]:
     return numbers | ({"differ": torch.stack(differ).any()} if differ else {})
 
 
+def _rows_of_samples(tensor: Tensor, most: int) -> Tensor:
+    """Return the first samples of *tensor*, ``(samples, elements)``, float64: so many elements of each, in even distances."""
+    rows = tensor.detach()[:_ROWS].reshape(min(len(tensor), _ROWS), -1)
+    return rows[:, :: max(1, -(-rows.shape[1] // most))].double()
+
+
 def _alike_rows(tensor: Tensor) -> Tensor:
     """Return which of the first samples of *tensor* are the same as which: ``(samples, samples)``."""
-    rows = tensor.detach()[:_ROWS].reshape(min(len(tensor), _ROWS), -1)
-    rows = rows[:, :: -(-rows.shape[1] // _TOLD)].double().nan_to_num()
+    rows = _rows_of_samples(tensor, _TOLD).nan_to_num()
     sums = (rows * torch.arange(1, rows.shape[1] + 1, device=rows.device).double().cos()).sum(1)
     return (sums[:, None] - sums).abs() <= _SAME * rows.abs().sum(1).max()
 

@@ -255,12 +255,13 @@ class BatchFindings:
             are_one = numbers.get("differ", 0.0) > 0 and numbers["size"] > 0
             are_one &= all(apart <= _ALIKE * size for apart, size in distances)
             same = self._so_far("same", value=numbers.get("same"))
-            if len(same) >= _KEPT and all(each >= _HALF for each in same[:_KEPT]) and not are_one:
+            is_known = len(distances) > _SEEN  # by then it is known what is dead, which explains it
+            if is_known and len(same) >= _KEPT and all(each >= _HALF for each in same[:_KEPT]) and not are_one:
                 found = self._chosen.judge("input_unused", 2, 1, name="what it is given", has_layers=True)
                 share = percent(statistics.mean(same[:_KEPT]))
                 message = f"what the model returns is the same for {share} of the samples, though what they are given differs"
                 yield found and replace(found, message=message, advice=_SOME)
-            if len(distances) > _SEEN and (are_one or self._unread > 1):  # by then it is known what is dead, which explains it
+            if is_known and (are_one or self._unread > 1):
                 yield self._told_unused(look, numbers, is_cut=self._is_cut)
 
     def _of_range(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
