@@ -64,15 +64,8 @@ _FEWEST, _TOLD = 8, 1 << 14  # samples of which some may be alike; elements of e
 _SAME = 1e-13  # of the sum of elements in float64, rounding
 _NOTHING = 1e-6  # of a gradient, rounding
 _PAIRS, _APART = 3, 1e-3  # samples; of the size of outputs that tell samples apart
-_SCORES = (
-    *graph_nodes.KEEPS,
-    "Div",
-    "Mul",
-    "MaskedFill",
-    "Add",
-    "Where",
-    "Expand",
-)  # operations between products and their softmax
+# operations between products and their softmax
+_SCORES = (*graph_nodes.KEEPS, "Div", "Mul", "MaskedFill", "Add", "Where", "Expand")
 _NEAR, _HALF = 40, 0.5  # nodes behind an attention among which a layer is looked for; share of the rows that read one place
 _LINEAR = 3  # layers in a row
 _MOST_CLASSES = 256
@@ -526,7 +519,7 @@ def _gradient_comes(
             with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False):
                 held, nodes = gradient[: len(output)], nodes_of_loss()
                 look.loss = next(map(id, graph_nodes.sent_backward()), None)
-                look.terms = terms_with(look.makers[0])
+                look.terms[0] = terms_with(look.makers[0])
                 scores, slopes = as_logits(output, held, *look.made[0])
                 look.add(numbers_of(scores, slopes, class_axes(look) & axes, tokens, place, nodes))
                 look.add(
@@ -574,6 +567,7 @@ def _gradient_of_other(output: Tensor, number: int, reaches: Range | None, look:
         if type(gradient) is Tensor and gradient.shape == output.shape:
             with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False):
                 held, nodes = gradient.detach(), nodes_of_loss()
+                look.terms[number] = terms_with(look.makers[number])
                 look.add(_of_output(number, {"part": held.double().square().sum().sqrt()} | scale_numbers(output, held)))
                 look.add(
                     _of_output(

@@ -203,8 +203,7 @@ class BatchFindings:
                 found = self._chosen.judge("labels_alike", math.inf, float(len(even)), 1.0)
                 message = f"the targets of all samples are one distribution over the classes, the likeliest of {short(even[-1])}"
                 yield found and replace(found, message=message, advice=_EVEN)
-        is_down = numbers.get(f"raised {axis}", 0.0) >= _MATCHES
-        down = self._so_far("down", look.number, value=float(is_down))
+        down = self._so_far("down", look.number, value=numbers.get(f"raised {axis}", 0.0) >= _MATCHES)
         if len(down) >= _OFTEN and all(down):
             found = self._chosen.judge("loss_unbounded", *_NO_LOSS, is_maximised=True)
             yield found and replace(found, advice=_SIGN)
@@ -315,11 +314,11 @@ class BatchFindings:
         """Yield that an output has shrunk whose gradient is mostly that of a penalty: a further one, or that of a part."""
         for at in range(self._part == "(root)", len(look.outputs)):
             name = f" {at}" if at else ""
-            sizes = self._so_far("fading", at, value=numbers.get(f"size{name}") if f"across{name}" in numbers else None)
-            across = self._so_far("across", at, value=numbers.get(f"across{name}") if f"size{name}" in numbers else None)
-            if len(sizes) > EACH and sizes[0]:
-                own, what = statistics.median(across[_LAST:]), look.outputs[at] or self._part
-                judged = [self._chosen.judge("penalty_alone", size / sizes[0], own, what=what) for size in sizes[-2:]]
+            size, across = (numbers.get(f"{each}{name}") for each in ("size", "across"))
+            fades = self._so_far("fading", at, value=None if size is None or across is None else (size, across))
+            if len(fades) > EACH and fades[0][0]:
+                own, what = statistics.median(each for _, each in fades[_LAST:]), look.outputs[at] or self._part
+                judged = [self._chosen.judge("penalty_alone", size / fades[0][0], own, what=what) for size, _ in fades[-2:]]
                 yield judged[-1] if all(judged) else None
 
     def _of_regression(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
@@ -348,19 +347,20 @@ class BatchFindings:
 
     def _told_guess(self) -> Finding | None:
         """Return that a cross-entropy has come to be no less than that of a guess."""
-        won = self._so_far("won")[-_LAST:]
-        if len(won) < _LAST or any(each > 0 for each in won) or _rises(won):
-            return None
-        found = self._chosen.judge("loss_stuck", 1.0, 1.0, 1.0, 0.0, math.nan)
-        return found and replace(found, message=_NO_BETTER)
+        return self._told_stuck(self._so_far("won"), 0.0, _NO_BETTER)
 
     def _told_unexplained(self, at: int) -> Finding | None:
         """Return that an output has come to explain nothing of its targets."""
-        explained = self._so_far("explained", at)[-_LAST:]
-        if len(explained) < _LAST or not all(each <= _EXPLAINED for each in explained) or _rises(explained):
-            return None
+        explained = self._so_far("explained", at)
+        return self._told_stuck(explained, _EXPLAINED, _GUESS.format(share=percent(max([0.0, *explained[-_LAST:]]))))
+
+    def _told_stuck(self, values: Sequence[float], most: float, message: str) -> Finding | None:
+        """Return that a loss stands still, as a *message* says, if the last *values* are no more than *most*, and do not rise."""
+        last = list(values[-_LAST:])
+        if len(last) < _LAST or not all(each <= most for each in last) or sorted(set(last)) == last:
+            return None  # or what is slow has begun
         found = self._chosen.judge("loss_stuck", 1.0, 1.0, 1.0, 0.0, math.nan)
-        return found and replace(found, message=_GUESS.format(share=percent(max(0.0, *explained))))
+        return found and replace(found, message=message)
 
     def _told_sentinel(self, what: str, read: Sequence[float | None]) -> Finding | None:
         """Return that one number, far from all others, stands in *what* of most passes; *read*: it, its share, and the nearest."""
@@ -428,13 +428,7 @@ class BatchFindings:
             ):  # of labels that are none alike, some push the other way
                 found = self._chosen.judge("labels_alike", math.inf, float(len(ways)), 1.0)
                 yield found and replace(found, message=_ONE_LABEL.format(passes=len(ways), label="0" if ways[0][0] > 0 else "1"))
-            elif (
-                len(ways) > _SEEN
-                and is_alone
-                and look.number == 0
-                and numbers.get(f"direct {at}")
-                and not numbers.get(f"toward {at}")
-            ):
+            elif len(ways) > _SEEN and is_alone and look.number == 0 and look.terms[at] and not numbers.get(f"toward {at}"):
                 which = _named(look, at) + f"[:, {column}]" * (len(every) > len(look.outputs))
                 yield self._chosen.judge(
                     "pushed_one_way", float(len(ways)), abs(levels[-1] - levels[0]), self._so_far("pushed size", at)[0], what=which
@@ -469,7 +463,8 @@ class BatchFindings:
 
     def _of_repeats(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that two views of each sample are the same: two passes of one loss return the same, or two halves of a batch."""
-        is_one_loss = self._before is not None and self._before.loss == look.loss and not look.terms.isdisjoint(self._before.terms)
+        before = self._before
+        is_one_loss = before is not None and before.loss == look.loss and not before.terms[0].isdisjoint(look.terms[0])
         is_again = bool(numbers.get("again")) and is_one_loss and numbers.get("reached", 0.0) > 0
         if "differ" in numbers or look.number:
             equal = self._so_far("equal", value=not look.number and numbers["differ"] == 0)  # a game may begin alike, and go on
@@ -698,11 +693,6 @@ class BatchFindings:
         site = _common(before, behind)
         where = f"in {site}" if site else "between " + " and ".join(each or "the outputs" for each in (before, behind))
         return replace(found, message=f"{message}, by its {name.lower()} {where}", site=site and f"{site}:output")
-
-
-def _rises(values: Sequence[float]) -> bool:
-    """Return whether each of the *values* is larger than the one before: what is slow has begun."""
-    return all(one < other for one, other in itertools.pairwise(values))
 
 
 def _named(look: Look, at: int, number: int | None = None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -52,7 +53,7 @@ class Look:
         is_turned: samples are the second axis of that; *shape* has them first.
         taken: the first argument's storage, whether a gradient comes to it, and whether a model that is watched has made it.
         loss: the identity of the loss whose backward pass has brought a gradient.
-        terms: which of the terms that are added up in it have the first output, with no layer between.
+        terms: of each output which of the terms that are added up in the loss have it, with no layer between.
         is_linear: nothing but layers with weights, three or more in a row, has made the output.
         outputs: the names of those that are looked at; of further ones, whether their targets are in their range.
         depends: what the output depends on, if that was measured.
@@ -75,7 +76,7 @@ class Look:
     is_turned: bool = False
     taken: tuple[StorageWeakRef, bool, bool] | None = None
     loss: int | None = None
-    terms: frozenset[int] = frozenset()
+    terms: defaultdict[int, frozenset[int]] = field(default_factory=lambda: defaultdict(frozenset))
     is_linear: bool = False
     depends: Depends | None = None
     tokens: int = 0

@@ -305,8 +305,7 @@ def runs_over_samples(nodes: Iterable[Any], shape: Sequence[int], names: Mapping
         steps, samples = graph_nodes.recurrence_of(node) or (0, 0)
         if steps == shape[0] and samples > 1 and samples not in shape:
             leaves = (graph_nodes.leaf_of(each) for each in graph_nodes.nodes_before(node, _STEPS))
-            named = (names[id(each)] for each in leaves if id(each) in names)
-            found = next((name for name in named if "weight_hh" in name), None)
+            found = next((name for each in leaves if "weight_hh" in (name := names.get(id(each), ""))), None)
             if found is not None:
                 return found.rpartition(".")[0]
     return None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sonde.engine import autograd_state, graph_nodes
-from sonde.inspector.target_reading import ALIKE, BEYOND, BOUNDS, CHOICES, ERRORS, Loss, is_alike
+from sonde.inspector.target_reading import ALIKE, BEYOND, BOUNDS, CHOICES, ERRORS, Loss, is_alike, sent_loss
 
 _SERIES, _SERIES_AHEAD = 8, (0, 1)  # places of a series; how far ahead of an output a target is looked for
 _SCALES = ("Mul", "Div", "Add", "Sub", "Neg", "Rsub")
@@ -128,16 +128,16 @@ def squared_errors(gradient: Tensor, number: int) -> Errors | None:
         gradient: that at the output.
         number: that of the operation which has made the output.
     """
-    sent = graph_nodes.sent_backward()[:1]
-    if not sent or sent[0].grad_fn is None or sent[0].numel() != 1:
+    sent = sent_loss()
+    if sent is None or sent.numel() != 1:
         return None
-    terms = list(graph_nodes.terms_of(sent[0].grad_fn))
+    terms = list(graph_nodes.terms_of(sent.grad_fn))
     is_weighted = len(terms) == 1 and graph_nodes.operation_of(terms[0]) in _WEIGHS
     terms = [graph_nodes.behind(terms[0], _WEIGHS)] if is_weighted else terms
     read = [(slope, shape) for each in terms for slope, shape in _squares(each, number)]
     if len(read) != 1 or math.prod(read[0][1]) != gradient.numel():
         return None
-    slope, loss, held = read[0][0], sent[0].detach().double(), gradient.double()
+    slope, loss, held = read[0][0], sent.detach().double(), gradient.double()
     if is_weighted:  # of a loss w c e^2 the gradient is 2 w c e
         weight = held.square().sum() / (4 * slope * loss)
         return Errors(held / (2 * slope * weight), (loss > 0) & weight.isfinite())
@@ -167,10 +167,10 @@ def _squares(term: graph_nodes.Node, number: int) -> Iterator[tuple[float, tuple
 
 def _error_size(number: int) -> Tensor | None:
     """Return how far the output made as *number*, or what is picked of it, is off its targets, as the loss itself says; or None."""
-    sent = graph_nodes.sent_backward()[:1]
-    if not sent or sent[0].grad_fn is None or sent[0].numel() != 1:
+    sent = sent_loss()
+    if sent is None or sent.numel() != 1:
         return None
-    path = [sent[0].grad_fn]
+    path = [sent.grad_fn]
     while len(before := graph_nodes.sources_of(path[-1])) == 1 and len(path) < len(_ABSOLUTE):
         path += before
     names = tuple(map(graph_nodes.operation_of, path))
@@ -180,7 +180,7 @@ def _error_size(number: int) -> Tensor | None:
     sides = [graph_nodes.behind(each, CHOICES) for each in graph_nodes.sources_of(path[-1] if is_absolute else path[0])]
     if [autograd_state.sequence_of_node(each) for each in sides] != [number]:
         return None
-    loss = sent[0].detach().double()
+    loss = sent.detach().double()
     return loss.sqrt() if names[0] == "MseLoss" else loss
 
 
@@ -207,8 +207,8 @@ def beyond_numbers(targets: Tensor, low: Tensor | float, high: Tensor | float) -
 
 def _are_classes(targets: Tensor) -> Tensor:
     """Return whether all *targets* of each sample are one and the same number of a class, of as many as there are columns."""
-    columns, rows = targets.shape[-1] if targets.dim() > 1 else 1, targets.reshape(-1, targets.shape[-1])
-    if columns < 3:
+    columns, rows = targets.shape[-1], targets.reshape(-1, targets.shape[-1])
+    if targets.dim() < 2 or columns < 3:
         return torch.zeros((), dtype=torch.bool, device=targets.device)
     first = rows[:, 0].round()
     is_class = ((rows - first[:, None]).abs() <= 10 * ALIKE).all() & (first >= 0).all() & (first < columns).all()
@@ -226,8 +226,7 @@ def sentinel_numbers(values: Tensor, rounding: float = 0.0) -> dict[str, Tensor]
     for code in (held.amin(0), held.amax(0)):
         is_code = (held - code).abs() <= _EXACT * code.abs()
         rest = torch.where(is_code, math.nan, held)
-        middle = rest.nanmean(0)
-        deviation = (rest - middle).square().nanmean(0).sqrt()
+        deviation = (rest - rest.nanmean(0)).square().nanmean(0).sqrt()
         away = torch.where(is_code, math.inf, (held - code).abs())
         ordered = held.sort(0).values
         least = rounding * code.abs()

@@ -147,9 +147,8 @@ def column_numbers(gradient: Tensor, features: Tensor) -> dict[str, Tensor]:
 def way_numbers(output: Tensor, gradient: Tensor, number: int, nodes: Loss) -> dict[str, Tensor]:
     """Return which *way* all samples push each column of an *output* (1: down; 0: several), of four or less, and its *level*.
 
-    *direct*: no layer is between it and the loss; *toward*: that compares it with a target, as the operation with this *number* has
-    made it; *logistic*: one of the loss is a binary cross-entropy, which takes the output (*taken*), or what one number for each
-    sample is a part of.
+    *toward*: the loss compares it with a target, as the operation with this *number* has made it; *logistic*: one of the loss is a
+    binary cross-entropy, which takes the output (*taken*), or what one number for each sample is a part of.
     """
     columns = output.shape[1] if output.dim() == 2 else 1
     if columns > _WAYS:
@@ -166,7 +165,7 @@ def way_numbers(output: Tensor, gradient: Tensor, number: int, nodes: Loss) -> d
     taken = [graph_nodes.behind(one, CHOICES) for each in nodes if _is_logistic(each) for one in graph_nodes.sources_of(each)]
     is_taken = any(autograd_state.sequence_of_node(each) == number for each in taken)
     is_logistic = bool(taken) and (is_taken or output.numel() == len(output))
-    known = {"direct": bool(terms_with(number)), "toward": toward, "logistic": is_logistic, "taken": is_taken}
+    known = {"toward": toward, "logistic": is_logistic, "taken": is_taken}
     numbers = {f"{name} {at}": each[at] for name, each in (("way", way), ("level", made.mean(0))) for at in range(columns)}
     return numbers | {name: torch.full((), float(each), device=output.device) for name, each in known.items()}
 
@@ -177,10 +176,10 @@ def terms_with(number: int) -> frozenset[int]:
     Args:
         number: that of the operation which has made the output.
     """
-    sent = graph_nodes.sent_backward()[:1]
-    if not sent or sent[0].grad_fn is None:
+    loss = sent_loss()
+    if loss is None:
         return frozenset()
-    terms = graph_nodes.terms_of(graph_nodes.behind(sent[0].grad_fn, _WEIGHS))
+    terms = graph_nodes.terms_of(graph_nodes.behind(loss.grad_fn, _WEIGHS))
     return frozenset(place for place, term in enumerate(terms) if _has(term, number))
 
 
@@ -288,8 +287,8 @@ def _binary_numbers(made: Tensor, held: Tensor, nodes: Loss) -> dict[str, Tensor
 
 def _binary_targets(made: Tensor, held: Tensor, is_share: Tensor, nodes: Loss) -> tuple[Tensor, Tensor]:
     """Return the targets of a mean binary cross-entropy of logits, or of shares, and whether the loss is one."""
-    sent = graph_nodes.sent_backward()[:1]
-    loss = sent[0].detach().double() if sent and sent[0].numel() == 1 else made.new_full((), math.nan)
+    sent = sent_loss()
+    loss = sent.detach().double() if sent is not None and sent.numel() == 1 else made.new_full((), math.nan)
     error = held * len(held)
     targets = torch.where(is_share, made - error * made * (1 - made), made.sigmoid() - error)
     of_shares = -(targets * made.log().clamp(min=-100) + (1 - targets) * (1 - made).log().clamp(min=-100)).mean()
@@ -405,34 +404,30 @@ def _weight_numbers(likely: Tensor, gradient: Tensor, labels: Tensor, is_counted
     of_top, of_other = ((weight * each).sum() / each.sum().clamp(min=1) for each in (is_top, is_other))
     is_each = _spread(torch.where(is_top, weight, math.nan)) <= 10 * ALIKE  # one of all samples of a class, as no reward is
     times = torch.where((of_other > 0) & is_other.any() & is_each, of_top / of_other, 1.0)
+    count = weight.new_zeros(gradient.shape[-1]).index_add(0, labels.flatten(), is_counted.flatten().double())
     is_plain = _spread(torch.where(is_counted, weight, math.nan)) <= 10 * ALIKE
     return {
         "top": is_top.sum() / is_counted.sum().clamp(min=1),
         "times": times,
-        "won": _won(likely, labels, is_counted, is_plain, gradient.shape[-1]),
-    } | _heaviest(weight * is_counted, labels, is_counted, gradient.shape[-1])
+        "won": _won(likely, count, is_counted, is_plain),
+    } | _heaviest(weight * is_counted, labels, is_counted, count)
 
 
-def _heaviest(weight: Tensor, labels: Tensor, is_counted: Tensor, classes: int) -> dict[str, Tensor]:
+def _heaviest(weight: Tensor, labels: Tensor, is_counted: Tensor, count: Tensor) -> dict[str, Tensor]:
     """Return of the class with the most *weight* its part of it (*heavy*), and of the samples (*often*); 0 where these differ."""
-    known = [torch.zeros(classes, dtype=torch.float64, device=weight.device) for _ in range(2)]
-    sums, count = (
-        one.index_add_(0, labels.flatten(), each.flatten().double()) for one, each in zip(known, (weight, is_counted), strict=True)
-    )
+    sums = torch.zeros_like(count).index_add(0, labels.flatten(), weight.flatten())
     heavy = sums.argmax()
     is_each = _spread(torch.where(is_counted & (labels == heavy), weight, math.nan)) <= 10 * ALIKE
     found = {"heavy": sums.max() / sums.sum().clamp(min=1e-300), "often": count.index_select(0, heavy.reshape(1))[0] / count.sum()}
     return {name: torch.where(is_each, each, 0.0) for name, each in found.items()}
 
 
-def _won(likely: Tensor, labels: Tensor, is_counted: Tensor, is_plain: Tensor, classes: int) -> Tensor:
-    """Return by how much a cross-entropy is below what a guess by the frequencies of *labels* has; NaN where that is not known.
+def _won(likely: Tensor, count: Tensor, is_counted: Tensor, is_plain: Tensor) -> Tensor:
+    """Return by how much a cross-entropy is below what a guess by the *count* of each label has; NaN where that is not known.
 
     These are counted in one pass, where a guess looks better than it is, by half of a number less than classes there are, for each
     label (Miller, 1955): half of that is added. Each label weighs as much (*is_plain*), or all classes come once, as with pairs.
     """
-    count = torch.zeros(classes, dtype=torch.float64, device=likely.device)
-    count.index_add_(0, labels.flatten(), is_counted.flatten().double())
     total, several = count.sum().clamp(min=1), (count > 0).sum()
     guess = -torch.special.xlogy(count, count / total).sum() / total + (several - 1) / (4 * total)
     is_known = ((total >= 4 * several) & (several > 1) & is_plain) | (count == 1).all()
@@ -474,5 +469,11 @@ def _padded(labels: Tensor, counted: Tensor) -> Tensor:
 
 def nodes_of_loss() -> Loss:
     """Return the operations next to the loss whose backward pass runs."""
-    sent = graph_nodes.sent_backward()[:1]
-    return [node for each in sent if each.grad_fn is not None for node in graph_nodes.nodes_before(each.grad_fn, _NEAR)]
+    loss = sent_loss()
+    return [] if loss is None else list(graph_nodes.nodes_before(loss.grad_fn, _NEAR))
+
+
+def sent_loss() -> Tensor | None:
+    """Return what the backward pass that runs was begun from; None where that is not known, or has no graph."""
+    first = next(iter(graph_nodes.sent_backward()), None)
+    return None if first is None or first.grad_fn is None else first

@@ -925,11 +925,7 @@ class LayerFindings:
                 judged = self._judged(rule, column, [float(number[column]) for number in record.others])
                 if judged is not None:
                     step, first = int(record.step[column]), int(record.since[column])
-                    if (
-                        rule == "gradient_zero"
-                        and int(record.last[column]) - first < _SPELL
-                        and self.has_come_again(str(self.history.sites[column]))
-                    ):
+                    if rule == "gradient_zero" and int(record.last[column]) - first < _SPELL and self._is_back(column):
                         continue  # as to an expert that few samples choose
                     if rule == "update_small" and 0 <= self._small_since[column] < first:
                         first = int(self._small_since[column])
@@ -950,8 +946,10 @@ class LayerFindings:
         >>> LayerFindings(ModelFacts({}), Chosen()).has_come_again("0.weight:grad")
         False
         """
-        columns = [column for column, each in enumerate(self.history.sites) if str(each) == site]
-        return any(np.count_nonzero(self.history.recent[-_RETURNED:, each] > 0) > _RETURNED // 2 for each in columns)
+        return any(self._is_back(column) for column, each in enumerate(self.history.sites) if str(each) == site)
+
+    def _is_back(self, column: int) -> bool:
+        return bool(np.count_nonzero(self.history.recent[-_RETURNED:, column] > 0) > _RETURNED // 2)
 
     def _judged(self, rule: str, column: int, numbers: list[float]) -> Finding | None:
         """Return what *rule* says of *numbers*; a ReLU whose output is all zero is dead."""

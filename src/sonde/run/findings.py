@@ -351,8 +351,9 @@ class _Judges:
 
     def has_passed(self, each: Finding) -> bool:
         """Return whether a finding that does not hold any more is taken back: the loss came down, or the gradient came again."""
-        has_come = each.rule == "gradient_zero" and any(layers.has_come_again(each.site) for layers in self._layers.values())
-        return each.rule in _PASSING or has_come
+        return each.rule in _PASSING or (
+            each.rule == "gradient_zero" and any(layers.has_come_again(each.site) for layers in self._layers.values())
+        )
 
     def should_have_learnt(self, model: str) -> bool:
         """Whether the steps of a *model* have moved its weights far, behind a warm-up or within it."""
