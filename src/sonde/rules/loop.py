@@ -234,6 +234,14 @@ def loss_unbounded(
     yield f"the loss falls without bound: from {short(first)} to {short(float(lowest))}"
 
 
+_LOOK_WHY = (
+    "nothing recorded says why: look in this order at the data (labels of other samples, a mask the wrong way round, inputs "
+    "that are alike), at activations, at parts without gradient, and at the loss (a sign, a softmax, a broadcast, a term that is "
+    "missing)"
+)
+"""Where to look where no rule names a cause."""
+
+
 @entry(
     f"after {STUCK_LONG:,} steps, or {STUCK_STEPS} or more at the end (counted from the end of a warm-up, until all steps have "
     f"moved the weights by {percent(STUCK_FAR)}; at a learning rate of {SLOW_RATE:g} or less a note) the loss has fallen by less "
@@ -242,9 +250,7 @@ def loss_unbounded(
     "a squared error vary, or win nothing over how often each label comes, at the end or after 1,000 steps; not that of a network "
     "that had been trained before, far below a guess",
     "smdebug, LossNotDecreasing; TheDeepChecker has 5 % of the loss in five checks",
-    "look in this order whether labels belong to their samples, whether inputs tell samples apart (ids, an augmentation, a view "
-    "that mixes them), what stands between outputs and loss (a sign, a softmax, a temperature, a broadcast), which parts get a "
-    "gradient, and how far steps move the weights (a thousandth is usual)",
+    f"{_LOOK_WHY}; then at how far steps move the weights (a thousandth is usual)",
     needs=("loss",),
     least=STUCK_VALUES,
     about=("loss", "still"),

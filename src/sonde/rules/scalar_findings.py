@@ -625,9 +625,9 @@ class _HeldOut:
             message = f"{self._name}: {found.message}, at step {step:,}"
             if self._lowest > _FELL * self._begin:  # it never fell with the other loss: what is evaluated is something else
                 first = (
-                    "look first at what differs in evaluation (running statistics, a mode, how its data are made), and at what the "
-                    "training can learn in place of the task (labels of one class, or of other samples; targets that are in the "
-                    "inputs, or are made by what is trained)"
+                    "nothing recorded says why: look first at what differs in evaluation (running statistics, a mode, how "
+                    "its data are made), and at what the training can learn in place of the task (labels of one class, or of other "
+                    "samples; targets that are in the inputs, or are made by what is trained; masks or edges that are wrong)"
                 )
                 found = replace(found, advice=f"{first}; else {found.advice.partition('; look')[0]}")
             self.found = replace(found, message=message, epoch=epoch, step=step, first_step=int(self._held.since[0]))

@@ -77,11 +77,6 @@ _CLIPPED = 100  # times as large as what clipping leaves, gradients are not mere
 _CAUSES = ("setup", "input", "initialisation")
 _USUAL_PACE = 3e-4  # update / weight of half of the weights, from which on a learning rate is not too small
 _TINY_RATE, _USUAL_RATE, _SLOW = 1e-6, 1e-3, 300  # rates that are small for any optimizer, and for none; steps of a slow training
-_NOT_THE_RATE = (
-    "as usual: the learning rate is not too small; look in this order whether labels belong to their samples, whether inputs tell "
-    "samples apart (ids, an augmentation, a view that mixes them), and at what stands between outputs and loss (a sign, a softmax, "
-    "a temperature, a broadcast)"
-)
 _NEVER = 2**62
 _FEW = 8  # steps that are judged one by one, rather than in halves
 
@@ -162,7 +157,8 @@ class _Judges:
             return self._of_dead(each)
         rate, is_small = self._rates.get(each.model, math.nan), each.rule == "update_small"
         if each.rule == "loss_stuck" and (pace := self._pace(each.model)) >= _USUAL_PACE:
-            advice = f"steps move the weights by {pace:.1g} of their size, {_NOT_THE_RATE}"
+            moved = f"steps move the weights by {pace:.1g} of their size, as usual: the learning rate is not too small"
+            advice = f"{moved}; {each.advice.partition('; then at how far')[0]}"
             each = replace(each, advice=advice, evidence={**each.evidence, "update_ratio": pace})
         if each.rule in ("update_small", "loss_stuck") and (tiny := self._input_scale(each.model)) < _TINY_INPUT:
             size = f"what goes into the first layer is of size {short(tiny)}, as the gradients of its weight and bias show"
