@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +56,8 @@ class _Left:
         is_held: an optimizer holds the parameter, and no gradient has come to it; otherwise none is known to hold it.
         steps: how many logged steps left it: with a gradient if it is not held.
         had: in how many of these steps a backward pass had left a gradient, which was gone as the optimizer stepped.
-        gradient: what there was at the last look, and how often it had been written: one that stays is of another training.
+        gradient: what there was at the last look, held weakly, since another one may get its memory, and how often it had been
+            written: one that stays is of another training.
     """
 
     hook: SiteHook
@@ -63,15 +65,17 @@ class _Left:
     is_held: bool
     steps: int = 0
     had: int = 0
-    gradient: tuple[int, int] | None = None
+    gradient: tuple[ref[Tensor], int] | None = None
 
     def is_left(self, had: Collection[int]) -> bool:
         """Look at the parameter after a logged step; return whether it is still left as it is."""
         parameter = self.hook.target
         if not (parameter.requires_grad and _is_current(self.hook) and version_of(parameter) == self.version):
             return False
-        before, self.gradient = self.gradient, None if parameter.grad is None else (id(parameter.grad), version_of(parameter.grad))
-        has_gradient = self.gradient is not None and (self.is_held or self.gradient != before)
+        before, now = self.gradient, parameter.grad
+        self.gradient = None if now is None else (ref(now), version_of(now))
+        stays = before is not None and self.gradient is not None and before[0]() is now and before[1] == self.gradient[1]
+        has_gradient = now is not None and (self.is_held or not stays)
         self.steps += has_gradient is not self.is_held
         self.had += self.is_held and id(parameter) in had
         return not has_gradient if self.is_held else not self.hook.was_stepped()
