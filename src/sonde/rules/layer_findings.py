@@ -1057,6 +1057,8 @@ class LayerFindings:
             return
         rows, gap, longest, last = self._gaps[:, columns]
         ended = (rows >= UNMOVED) & (gap >= _ENDED) & (gap > 3 * longest)
+        if not ended.any():
+            return
         runs = {history.sites[c].path for c in np.flatnonzero(history.at("output") & (self._gaps[1] == 0)).tolist()}
         path = [history.sites[column].path for column in columns.tolist()]
         ended &= np.array([each.rpartition(".")[0] in runs for each in path], bool)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sonde.answer import Verdict, verdict_of
-from sonde.rules import Chosen, Finding, Severity, chapters, gravity, told
+from sonde.rules import RULES, Chosen, Finding, Severity, chapters, gravity, told
 from sonde.run.findings import Findings, combined, grown, located, stands_for
 from sonde.words import many, names_text
 
@@ -282,7 +282,7 @@ def _named(each: Finding, root: Finding) -> str:
 
 def thresholds_of(rule: str, chosen: Chosen) -> dict[str, float]:
     """Return the thresholds by which *rule* is applied."""
-    return {**chosen.applied()[rule].thresholds, **chosen.thresholds.get(rule, {})}
+    return {**RULES[rule].thresholds, **chosen.thresholds.get(rule, {})}
 
 
 # Findings as plain data
