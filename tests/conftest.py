@@ -36,6 +36,9 @@ hypothesis.settings.register_profile("repeatable", _repeatable)
 hypothesis.settings.register_profile("search", _repeatable, derandomize=False)
 hypothesis.settings.load_profile("repeatable")
 
+# No test loses power: what is written to the disk need not be there at once. A test may wait a tenth of a second for each file.
+os.fsync = lambda descriptor: None
+
 if not torch.accelerator.is_available():
     # Else each seed is noted for three kinds of devices that are not there, each time with the stack: half a millisecond.
     torch.cuda.manual_seed_all = torch.xpu.manual_seed_all = torch.mtia.manual_seed_all = lambda seed: None

@@ -79,7 +79,7 @@ def test_there_is_a_walk_through_for_each_kind_of_change() -> None:
     assert list(CHANGES) == [f"A new {kind}" for kind in kinds]
 
 
-LONG = {"A new statistic", "A new picture", "A new preprocessor"}
+LONG = {"A new statistic", "A new picture", "A new preprocessor", "A new lens", "A new port"}
 
 
 @pytest.mark.parametrize(

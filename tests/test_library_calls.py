@@ -44,12 +44,14 @@ def ended(code: str, *args: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", quick(["memory", "disk"], "disk"))
 def test_a_run_that_is_never_given_back_leaves_no_database(tmp_path: Path, place: str) -> None:
     """As where a library holds the program's module."""
     ended(f"{RUN}\nctypes.pythonapi.Py_IncRef(ctypes.py_object(run))", place if place == "memory" else str(tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_a_process_that_was_forked_asks_again_and_ends() -> None:
     """The threads of the parent's database are not there."""
     code = """

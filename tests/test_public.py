@@ -155,6 +155,7 @@ def test_the_check_for_light_imports_can_fail() -> None:
     assert "numpy" in loaded("import sonde.errors, numpy")
 
 
+@pytest.mark.slow
 def test_track_does_not_load_the_compiler() -> None:
     """``sonde.track`` costs a quarter of a second after ``import torch``: Dynamo and the distributed tensors take a whole one."""
     assert not {"torch._dynamo", "torch.distributed.pipelining"} & loaded("import sonde; sonde.track")
@@ -165,6 +166,7 @@ def test_reading_tensors_does_not_load_the_engine() -> None:
     assert not {"torch", "sonde.engine"} & loaded("import sonde; sonde.open_tensors")
 
 
+@pytest.mark.slow
 def test_naming_a_type_loads_its_room_alone() -> None:
     """An annotation as ``sonde.types.Event`` loads neither the diagnoses nor the inspector."""
     assert not {"sonde.diagnosis", "sonde.inspector", "sonde.keep"} & loaded("import sonde; sonde.types.Event")

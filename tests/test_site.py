@@ -25,6 +25,7 @@ STEPS = st.one_of(
 LEAVES = st.lists(STEPS, max_size=3).map("".join)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(model=NAMES, path=NAMES, port=st.sampled_from(list(PORTS)), leaf=LEAVES)
 @example(model="", path="", port="output", leaf="")

@@ -116,6 +116,7 @@ def in_group(kind: str) -> tuple[list[torch.Tensor], list[torch.Tensor], list[An
         distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_ranks_that_talk_through_the_device_train_the_same_and_their_rows_are_joined(device: torch.device) -> None:
     """In nccl, where the accelerator is one of CUDA: on each of its devices, but on two at most."""

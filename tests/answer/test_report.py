@@ -138,6 +138,7 @@ def test_any_values_can_be_drawn(values: list[float], log: bool) -> None:
     assert not re.search(r'="[^"]*(nan|inf|e[+-])', svg.replace("not finite", ""))
 
 
+@pytest.mark.slow
 def test_the_page_in_a_browser(browser: Any, tmp_path: Path) -> None:
     """Light and dark, keys, a button that copies, no scroll bar at 800 pixels; on paper light, and no parts that are closed."""
     wide = Grid("", ["layer", "words"], [[Cell("l" * 90), Cell("w" * 90)]])

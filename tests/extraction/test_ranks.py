@@ -157,6 +157,7 @@ def ended(ranks: list[Rank]) -> None:
         assert not rank.hung, str(rank)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("later", quick([1, 2, 3], 3))
 @pytest.mark.parametrize("killed", [(1,), (0, 1)], ids=["one", "all"])
 def test_killed_ranks_are_continued_by_any_number(tmp_path: Path, killed: tuple[int, ...], later: int) -> None:
@@ -331,6 +332,7 @@ def raising(folder: Path) -> tuple[str, int]:
     return "complete", read
 
 
+@pytest.mark.slow
 def test_a_rank_that_raises_ends_the_others(tmp_path: Path) -> None:
     """By its error, long before the end of the data; what the others have so far is stored, though their shards are not full."""
     (said, read), (own, _) = values(on_ranks(2, raising, tmp_path / "t", limit=LIMIT))
@@ -498,6 +500,7 @@ def by_ids(folder: Path, seed: int, own: bool, stop: int = 10**9, overlap: bool 
     return bool(made.complete)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [False, True], ids=["the same", "a share"])
 def test_ids_say_which_items_are_stored(tmp_path: Path, own: bool) -> None:
     """In whatever order they come, on however many ranks."""
@@ -514,6 +517,7 @@ def test_ids_say_which_items_are_stored(tmp_path: Path, own: bool) -> None:
     torch.testing.assert_close(store["embed:output"][:], rows[ids], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_ids_that_come_on_several_ranks(tmp_path: Path) -> None:
     """The store is then not complete, whoever goes on, since an item would be there twice."""
     ranks = on_ranks(2, by_ids, tmp_path / "t", 0, True, 10**9, True, check=False, limit=LIMIT)

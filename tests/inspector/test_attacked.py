@@ -180,6 +180,7 @@ def attack(made: Path, folder: Path, variants: int, seed: int) -> None:
     assert seen > 0.8 * variants
 
 
+@pytest.mark.slow
 def test_damage_to_a_training_is_never_silent(made: Path, tmp_path: Path) -> None:
     attack(made, tmp_path, 8, seed=26)
 

@@ -330,6 +330,7 @@ def in_a_folder_of_its_own(folder: Path, there: str) -> str:
     return ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("there", ["a file", "another folder", "the same folder"])
 def test_ranks_whose_paths_are_their_own_write_into_the_folder_of_rank_0(tmp_path: Path, there: str) -> None:
     """A relative path is that of rank 0, which all ranks can reach: what the name leads to elsewhere is of no matter."""

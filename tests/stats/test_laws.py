@@ -260,6 +260,7 @@ def first_example() -> Iterator[None]:
     hypothesis.settings.load_profile(before)
 
 
+@pytest.mark.slow
 def test_the_harness_passes_what_is_right() -> None:
     """A statistic and a pair statistic from outside, written as the documentation says."""
     assert_laws(Honest(), examples=20)

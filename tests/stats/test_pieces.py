@@ -93,6 +93,7 @@ def sharded_twice() -> Piece | None:
     return piece
 
 
+@pytest.mark.slow
 def test_a_shard_of_a_shard() -> None:
     pieces = values(on_ranks(4, sharded_twice))
     assert [piece.offset for piece in pieces] == [(0, 0), (4, 0), (2, 0), (6, 0)]

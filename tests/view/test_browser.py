@@ -103,6 +103,7 @@ def page(browser: Any) -> Iterator[Any]:
     assert opened == []
 
 
+@pytest.mark.slow
 def test_no_text_of_a_model_or_a_run_becomes_markup(page: Any, tmp_path: Path) -> None:
     """All of it in one notebook, frames with their scripts too."""
     pytest.importorskip("easydot")

@@ -1216,6 +1216,7 @@ class PositionsFirst(nn.Module):
         return made
 
 
+@pytest.mark.slow
 def test_attention_whose_positions_stand_in_front_of_the_samples_is_recognised() -> None:
     torch.manual_seed(0)
     one, batch = PositionsFirst(), torch.randn(6, 3, 8, generator=torch.Generator().manual_seed(1))

@@ -415,6 +415,7 @@ def test_a_result_that_arrives_as_a_slice_of_the_wait_ends_is_a_result() -> None
     assert first[2] >= 1
 
 
+@pytest.mark.slow
 def test_a_store_that_ended_with_rank_0_costs_one_sentence() -> None:
     """And not the pages that torch writes where a store is used whose process has ended."""
     with socket.socket() as free:

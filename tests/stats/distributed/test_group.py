@@ -131,6 +131,7 @@ def merging(steps: int) -> list[list[float]]:
     return found
 
 
+@pytest.mark.slow
 def test_rows_of_real_ranks_merge() -> None:
     """On an own group: torch's is not needed after the beginning."""
     found = values(on_ranks(3, merging, 6))

@@ -62,6 +62,7 @@ def test_a_report_of_several_runs_holds_each_and_compares_the_first_with_the_oth
     assert [len(each["heatmap"]) > 0 for each in held["runs"]] == [True] * 3
 
 
+@pytest.mark.slow
 def test_a_report_against_another_run_holds_its_differences_and_both_runs(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
