@@ -12,6 +12,17 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributions import (
+    Categorical,
+    Distribution,
+    Independent,
+    MixtureSameFamily,
+    NegativeBinomial,
+    Normal,
+    OneHotCategorical,
+    TanhTransform,
+    TransformedDistribution,
+)
 from torch.nn.utils.rnn import pack_sequence
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast
@@ -133,6 +144,20 @@ VALUES: dict[str, tuple[Callable[[], Any], list[str]]] = {
         lambda: pack_sequence([torch.ones(2, 1), torch.ones(3, 1)], enforce_sorted=False),
         [".data", ".batch_sizes", ".sorted_indices", ".unsorted_indices"],
     ),
+    "Normal": (lambda: Normal(one(), two()), [".loc", ".scale"]),
+    "Categorical": (lambda: Categorical(logits=one()), [".logits"]),
+    "Categorical of probabilities": (lambda: Categorical(one()), [".probs"]),
+    "NegativeBinomial": (lambda: NegativeBinomial(one(), logits=one()), [".total_count", ".logits"]),
+    "OneHotCategorical": (lambda: OneHotCategorical(logits=one()), ["._categorical.logits"]),
+    "Independent": (lambda: Independent(Normal(two(), two()), 1), [".base_dist.loc", ".base_dist.scale"]),
+    "mixture": (
+        lambda: MixtureSameFamily(Categorical(logits=one()), Normal(one(), one())),
+        [".mixture_distribution.logits", ".component_distribution.loc", ".component_distribution.scale"],
+    ),
+    "squashed": (
+        lambda: (TransformedDistribution(Normal(one(), one()), [TanhTransform()]), two()),
+        ["[0].base_dist.loc", "[0].base_dist.scale", "[1]"],
+    ),
     "mixed": (
         lambda: {"out": (Pair(one(), Frozen([two(), None])), torch.max(MATRIX, 0)), "more": CausalLMOutputWithPast(loss=one())},
         ["['out'][0].left", "['out'][0].right.hidden[0]", "['out'][1].values", "['out'][1].indices", "['more'].loss"],
@@ -151,6 +176,10 @@ def taken_apart(value: Any) -> list[Any]:
         fields = [item.name for item in dataclasses.fields(value) if hasattr(value, item.name)]
         names = list(dict.fromkeys([*fields, *getattr(value, "__dict__", {})]))
         return [kind, [(name, taken_apart(getattr(value, name))) for name in names]]
+    if isinstance(value, Distribution):
+        given = vars(value).get("_param")  # the other one of these is made of it when it is asked for
+        kept = {name: item for name, item in vars(value).items() if name not in ("probs", "logits") or item is given}
+        return [kind, [(name, taken_apart(item)) for name, item in kept.items()]]
     if isinstance(value, dict):
         extra = [getattr(value, "label", None), getattr(value, "default_factory", None)]
         return [kind, extra, [(key, taken_apart(item)) for key, item in value.items()]]
@@ -292,6 +321,16 @@ def test_a_container_inside_itself_ends() -> None:
     around: dict[str, Any] = {"a": two()}
     around["self"] = {"deeper": around}
     assert [path for path, _ in walk(around)] == ["['a']"]
+
+
+def test_a_distribution_that_is_mapped_is_of_the_new_parameters() -> None:
+    """Also where what is made of them had been asked for before."""
+    old = Categorical(logits=one())
+    assert old.probs.tolist() != [0.5, 0.5]
+    assert [path for path, _ in walk(old)] == [".logits"]
+    new = remap(old, torch.zeros_like)
+    assert (new.probs.tolist(), new.log_prob(torch.tensor(1)).item()) == ([0.5, 0.5], 0.0)
+    assert torch.equal(old.logits, Categorical(logits=one()).logits)
 
 
 def test_unknown_objects_are_left_alone() -> None:

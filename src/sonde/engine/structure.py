@@ -1,8 +1,8 @@
 """Find the tensors in structured values, with the path of each, and map them to a value of the same types.
 
 Inputs and outputs of modules are tensors, or tensors in tuples, lists, dicts, named tuples, torch's return types, dataclasses of
-every kind, Hugging Face outputs, registered pytree nodes, and nested mixes of these. One function, ``_open``, takes each kind of
-container apart and puts it together again; everything else is recursion over that function.
+every kind, Hugging Face outputs, distributions, registered pytree nodes, and nested mixes of these. One function, ``_open``, takes
+each kind of container apart and puts it together again; everything else is recursion over that function.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution
 
 from sonde.engine.torch_api import pytree
 from sonde.stats import PLAIN, local
@@ -198,6 +199,7 @@ def _outline(part: Any, path: str, inside: frozenset[int], found: list[tuple[str
 
 
 _PLAIN = (tuple, list, dict)
+_EITHER = ("probs", "logits")  # of a distribution: one of them was given
 
 
 def _indices(count: int) -> list[str]:
@@ -227,6 +229,8 @@ def _open(value: Any, *, objects: bool) -> _Opened | None:
         return _Opened(_indices(len(value)), list(value), _refill_list(value))
     if isinstance(value, set | frozenset):
         return _Opened([f"{{{index}}}" for index in range(len(value))], list(value), kind)
+    if isinstance(value, Distribution):
+        return _open_distribution(value)
     if objects and _holds_tensors(value):
         attributes = dict(vars(value))
         return _Opened([f".{name}" for name in attributes], list(attributes.values()), _refill_object(value, list(attributes)))
@@ -293,6 +297,29 @@ def _open_mapping(value: dict[Any, Any], steps: list[str]) -> _Opened:
 
     children = [*value.values(), *(attributes[name] for name in others)]
     return _Opened([*steps, *(f".{name}" for name in others)], children, make)
+
+
+def _open_distribution(value: Distribution) -> _Opened:
+    """Split a distribution into the parameters that it was made with, and the distributions that it is made of.
+
+    Of probabilities and their logarithms the one is made of the other when it is asked for: that is none of its parameters.
+    """
+    held = dict(vars(value))
+    given = held.get("_param")
+    parameters = [name for name, each in held.items() if isinstance(each, Tensor) and not name.startswith("_")]
+    own = [name for name in parameters if given is None or name not in _EITHER or held[name] is given]
+    names = [*own, *[name for name, each in held.items() if isinstance(each, Distribution)]]
+    steps = [f".{name.lstrip('_') if hasattr(type(value), name.lstrip('_')) else name}" for name in names]
+
+    def make(new: list[Any]) -> Any:
+        made, others = copy.copy(value), {name for name in _EITHER if name in held} - set(own)
+        for name, each in zip(names, new, strict=True):
+            vars(made).update({name: each} | ({"_param": each} if held[name] is given else {}))
+        for name in others:
+            del vars(made)[name]  # made of what was given, which is another now
+        return made
+
+    return _Opened(steps, [held[name] for name in names], make)
 
 
 def _refill_list(value: list[Any]) -> Callable[[list[Any]], Any]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Independent, Normal
 from torch.nn.utils.rnn import pack_sequence
 
 from sonde.testing.zoo import Batch, Net, add, entry, one_layer, rows, two_layers
@@ -205,6 +206,12 @@ _returns("sparse", "a sparse tensor", Tensor.to_sparse, lambda out: out.to_dense
 _returns("subclass", "a tensor of a subclass", lambda y: y.as_subclass(Tagged), lambda out: (out * 2).as_subclass(Tensor))
 _returns("detached", "a detached tensor beside another", lambda y: (y.detach(), y), lambda out: out[0] * out[1])
 _returns("scalar", "a tensor without dimensions", lambda y: y.square().mean(), lambda out: out * torch.ones(3, 4))
+_returns(
+    "distribution",
+    "a distribution",
+    lambda y: Independent(Normal(y, y.square() + 0.1, validate_args=False), 1, validate_args=False),
+    lambda out: out.log_prob(torch.ones(4))[:, None] * out.base_dist.loc,
+)
 _returns("set", "a set of tensors", lambda y: {y}, lambda out: next(iter(out)))
 
 
