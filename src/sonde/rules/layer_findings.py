@@ -821,6 +821,11 @@ class LayerFindings:
         update = self.history.column_at(self.history.sites[parameter].path, "update")
         return 0.0 if update is None else float(sizes[update])
 
+    @property
+    def follows_gradient(self) -> bool:
+        """Whether the first step was a multiple of the gradients."""
+        return bool(self._follows_gradient)
+
     def is_large_rate(self, rate: float) -> bool:
         """Return whether a learning *rate* is no usual one, by what the first step was: a multiple of the gradients or the rate.
 
