@@ -611,6 +611,51 @@ def test_a_feed_forward_layer_of_a_transformer_that_is_dead_is_named() -> None:
     assert trained(model, next_token(model))["dead"].site == "layers.1.linear1:output"
 
 
+class Neighbours(nn.Module):
+    """Sums over the neighbours in a graph, or a residual branch, between a layer and its activation."""
+
+    def __init__(self, kind: str, bias: float) -> None:
+        super().__init__()
+        self.first, self.middle, self.last, self.kind = nn.Linear(8, 32), nn.Linear(32, 32), nn.Linear(32, 1), kind
+        self.middle = self.first if kind == "graph" else self.middle
+        nn.init.constant_(self.middle.bias, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.first(x)
+        if self.kind == "graph":
+            made = (made / 3).index_add(0, torch.arange(len(x)).roll(1), made / 3)
+        made = functional.relu(made)
+        if self.kind == "residual":
+            made = made + functional.relu(self.middle(made) * 0.5)
+        if self.kind in ("tanh", "sigmoid"):
+            made = getattr(torch, self.kind)(self.middle(made))
+        if self.kind == "gate":
+            made = made * torch.sigmoid(self.middle(made))
+        made: Tensor = self.last(made)
+        return torch.sigmoid(made + self.middle.bias.mean()) if self.kind == "output" else made
+
+
+@pytest.mark.parametrize("bias", [-14.0, -0.1])
+@pytest.mark.parametrize("kind", ["graph", "residual", "tanh", "sigmoid", "gate", "output"])
+def test_a_layer_that_its_bias_shuts_is_the_root_wherever_its_activation_is(kind: str, bias: float) -> None:
+    torch.manual_seed(0)
+    model, inputs = Neighbours(kind, bias), torch.randn(256, 8)
+
+    def loss(step: int) -> Tensor:
+        x = inputs[torch.randperm(256)[:64]]
+        return functional.mse_loss(model(x), 1e-3 * x[:, :1].square() if kind == "output" else x[:, :1] - x[:, 1:2].sin())
+
+    found = trained(model, loss, 40)
+    if bias == -0.1 or kind == "output":
+        assert {"dead", "flat"}.isdisjoint(found)
+        return
+    root, *others = found.values()
+    site = "first:output" if kind == "graph" else "middle:output"
+    assert (root.rule, root.site, root.severity) == ("dead" if kind in ("graph", "residual") else "flat", site, "bad")
+    assert root.advice.startswith("look at what sets its bias")
+    assert {each.follows for each in others} <= {root.rule}
+
+
 def test_a_relu_that_is_a_module_is_named_itself() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))

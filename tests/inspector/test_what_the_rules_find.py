@@ -438,6 +438,14 @@ def test_outputs_that_begin_far_too_large_are_those_of_a_weight_that_does(times:
     assert [each.site for each in every] == ([] if site is None else [site])
 
 
+def test_outputs_that_begin_far_too_large_by_a_bias_are_told_as_its() -> None:
+    model = mlp(outputs=3)
+    with torch.no_grad():
+        model[4].bias[1] = -30
+    told = found(model, Adam(model.parameters()), classes(model), steps=8)["begins_large"]
+    assert told.advice.startswith("look first at the bias of 4, which begins at size 17")
+
+
 def test_large_first_outputs_of_a_regression_are_no_fault_of_its_weights_where_these_are_usual() -> None:
     model = mlp(outputs=3)
     x = torch.randn(64, 8) * 20

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from sonde.engine import autograd_state, communicates, graph_nodes, hooks, raise_if_foreign, walk
-from sonde.inspector.batch_findings import BatchFindings
+from sonde.inspector.batch_findings import SHUT_LOOKS, BatchFindings
 from sonde.inspector.batch_look import EACH, PASSES, Depends, Look, Table, class_axes
 from sonde.inspector.dependence import (
     NODES,
@@ -77,6 +77,7 @@ _BEHIND = (*graph_nodes.KEEPS, "Div", "Mul")
 _SUMS, _CANDIDATES = 8, 16  # first inputs of layers that are compared with what may be added; and how many of these
 _ZERO_BELOW = {"Relu": 0.0, "Gelu": -6.0, "Silu": -20.0}  # what goes into an activation that returns nothing for it, nor a slope
 _ACTIVATIONS = (nn.ReLU, nn.GELU, nn.SiLU)
+_NEAR_LAYER = 12  # operations between a layer and its activation, as sums over the neighbours in a graph
 _DEAD_ELEMENTS = 64  # of an activation, of which one that is not zero would be seen
 
 
@@ -190,6 +191,7 @@ class BatchChecks:
             look.is_linear = layers_in_a_row(nodes) >= _LINEAR
             look.add(self._count_indices(shown, nodes, names))
             look.add(_norm_numbers(nodes, names, self._slow_norms() if self._steps >= _SETTLED else ()))
+            look.add(_shut_numbers(nodes[::-1], names) if self._depended <= SHUT_LOOKS else {})
             look.add(
                 _dead_numbers(
                     nodes[::-1], self._names_without_activation(names), graph_nodes.behind(output.grad_fn, graph_nodes.KEEPS)
@@ -404,8 +406,8 @@ def _dead_numbers(nodes: Sequence[Any], names: Mapping[int, str], last: Any) -> 
             continue
         with suppress(RuntimeError):  # as of what has been written into
             made = graph_nodes.result_of(node) if low == 0 else next(graph_nodes.taken_by(node), None)
-            layer = graph_nodes.behind(graph_nodes.sources_of(node)[0], graph_nodes.KEEPS)
-            held = [one for each in graph_nodes.with_turned(layer) if (one := graph_nodes.leaf_of(each)) is not None]
+            before = graph_nodes.nodes_before(graph_nodes.sources_of(node)[0], _NEAR_LAYER)
+            layer, held = next(((each, held) for each in before if (held := _leaves_of(each))), (node, []))
             name = next((names[id(each)].rpartition(".")[0] for each in held if id(each) in names), "")
             if made is not None and name and made.numel() >= _DEAD_ELEMENTS and len(made) > 1:
                 has_any = torch.stack([each.detach().any() for each in held]).any()  # else it is the layer that returns zero
@@ -413,6 +415,50 @@ def _dead_numbers(nodes: Sequence[Any], names: Mapping[int, str], last: Any) -> 
                 found[f"dead {name}"] = is_dead & found[f"dead {name}"] if f"dead {name}" in found else is_dead
                 found |= _bias_numbers(name, held, next(graph_nodes.taken_by(layer), None))
     return found
+
+
+def _shut_numbers(nodes: Sequence[Any], names: Mapping[int, str]) -> dict[str, Tensor]:
+    """Return of each layer before a tanh or sigmoid that another layer follows the mean slope of it, of the largest, and its bias.
+
+    Of several such activations the largest slope. *bias of* is the size of the bias, *rest* that of all else. *nodes* come in the
+    order of execution.
+    """
+    found: dict[str, Tensor] = {}
+    ahead: dict[Any, list[Any]] = {}
+    for node in nodes:
+        for before in graph_nodes.sources_of(node):
+            ahead.setdefault(before, []).append(node)
+    for node in (each for each in nodes if graph_nodes.operation_of(each) in ("Tanh", "Sigmoid")):
+        before = graph_nodes.nodes_before(graph_nodes.sources_of(node)[0], _NEAR_LAYER)
+        layer, held = next(((each, held) for each in before if (held := _leaves_of(each))), (node, []))
+        name = next((names[id(each)].rpartition(".")[0] for each in held if id(each) in names), "")
+        with suppress(RuntimeError):  # as of what has been written into
+            made = graph_nodes.result_of(node)
+            numbers = _bias_numbers(name, held, next(graph_nodes.taken_by(layer), None))
+            if made is not None and name and numbers and _is_followed(node, ahead):
+                made = made.detach().double()
+                slope = (1 - made.square() if graph_nodes.operation_of(node) == "Tanh" else 4 * made * (1 - made)).mean()
+                known = found.get(f"shut {name}", slope)
+                found |= {f"shut {name}": torch.maximum(slope, known), f"rest {name}": numbers[f"rest {name}"]}
+                found[f"bias of {name}"] = next(each.detach().double().square().mean().sqrt() for each in held if each.dim() == 1)
+    return found
+
+
+def _is_followed(node: Any, ahead: Mapping[Any, Sequence[Any]]) -> bool:
+    """Return whether a layer takes what the operation *node* has made, or what is made of that; *ahead*: what takes what."""
+    seen, waiting = {node}, [node]
+    while waiting and len(seen) <= _NEAR:
+        new = [each for each in ahead.get(waiting.pop(), ()) if each not in seen]
+        if any(_leaves_of(each) for each in new):
+            return True
+        seen.update(new)
+        waiting += new
+    return False
+
+
+def _leaves_of(layer: Any) -> list[Tensor]:
+    """Return the parameters that an operation takes, as they are, turned or cast."""
+    return [one for each in graph_nodes.with_turned(layer) if (one := graph_nodes.leaf_of(each)) is not None]
 
 
 def _added_by(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -327,7 +327,8 @@ def loss_summed(
     times = np.where(is_entropy, times, np.where(is_squares | is_coins, count, 0.0))
     is_scaled: Any = np.greater_equal(scale, most)
     yield (times >= factor) | is_scaled
-    yield np.where(is_scaled, scale, times)
+    value: Any = np.where(is_scaled, scale, times)
+    yield value
     if is_scaled:
         yield f"the loss that is sent backward is {short(scale)} x the one that is logged, and steps are made of gradients as large"
         return
