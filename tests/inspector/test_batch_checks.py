@@ -701,3 +701,41 @@ def test_what_is_added_and_leaves_nothing_of_the_other_side_is_told(how: str, si
         assert large.site == ("places.weight:param" if how == "table" else "places:param")
         assert "of size" in large.message
         assert not large.follows
+
+
+def equation(kind: str, activation: nn.Module) -> dict[str, Finding]:
+    """Train a network on an equation of its derivatives by two inputs, or with a penalty or an attack made of them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 32), activation, nn.Linear(32, 32), activation, nn.Linear(32, 1))
+
+    def loss(_: int) -> Tensor:
+        x = torch.rand(64, 2, requires_grad=True)
+        made, has_graph = model(x), "without a graph" not in kind
+        if kind == "an attack":
+            (slope,) = torch.autograd.grad(made.square().sum(), x)
+            return functional.mse_loss(model((x + 0.1 * slope.sign()).detach()), x.detach()[:, :1])
+        (slope,) = torch.autograd.grad(made.sum(), x, create_graph=has_graph, retain_graph=True)
+        edge = functional.mse_loss(model(x.detach().round()), x.detach()[:, 1:].round())
+        if kind == "second":
+            (slope,) = torch.autograd.grad(slope[:, 0].sum(), x, create_graph=True)
+        penalty = (slope - 1).square().mean()
+        return edge + penalty if "twice" not in kind else edge + 0.1 * (penalty + made.square().mean())
+
+    return trained(model, loss, 12)
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.LeakyReLU(), nn.Tanh()])
+@pytest.mark.parametrize("kind", ["second", "first", "an attack"])
+def test_second_derivatives_of_activations_of_straight_pieces_are_zero(kind: str, activation: nn.Module) -> None:
+    found = equation(kind, activation)
+    is_zero = kind == "second" and not isinstance(activation, nn.Tanh)
+    assert ("gradient_zero" in found) is is_zero
+    if is_zero:
+        assert found["gradient_zero"].message.startswith("the second derivative of the outputs")
+
+
+@pytest.mark.parametrize("kind", ["without a graph", "without a graph, twice"])
+def test_a_term_of_derivatives_without_a_graph_is_told(kind: str) -> None:
+    found = equation(kind, nn.Tanh())["gradient_zero"]
+    assert found.message.startswith("a term of the loss has no graph")
+    assert "create_graph=True" in found.advice

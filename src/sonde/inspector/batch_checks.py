@@ -19,6 +19,7 @@ from sonde.inspector.batch_look import EACH, PASSES, Depends, Look, Table, class
 from sonde.inspector.dependence import (
     NODES,
     dependence_of,
+    is_piecewise_linear,
     is_scrambled,
     layers_in_a_row,
     padded,
@@ -45,6 +46,7 @@ from sonde.inspector.target_reading import (
     numbers_of,
     one_label,
     scale_numbers,
+    sent_loss,
     terms_with,
     way_numbers,
 )
@@ -77,6 +79,7 @@ _BEHIND = (*graph_nodes.KEEPS, "Div", "Mul")
 _SUMS, _CANDIDATES = 8, 16  # first inputs of layers that are compared with what may be added; and how many of these
 _ZERO_BELOW = {"Relu": 0.0, "Gelu": -6.0, "Silu": -20.0}  # what goes into an activation that returns nothing for it, nor a slope
 _ACTIVATIONS = (nn.ReLU, nn.GELU, nn.SiLU)
+_GIVEN, _DERIVATIVES = 3, 8  # inputs whose derivatives are looked at, and how many come to them in one pass
 _NEAR_LAYER = 12  # operations between a layer and its activation, as sums over the neighbours in a graph
 _DEAD_ELEMENTS = 64  # of an activation, of which one that is not zero would be seen
 
@@ -102,6 +105,7 @@ class BatchChecks:
         self._looks: list[Look] = []
         self._before: tuple[int, Tensor] | None = None  # the step of the pass before, and what it returned
         self._read = self._complete = 0  # looks that were judged, and those whose gradients have come
+        self._listens: list[hooks.Handle] = []  # to the gradients of what the passes of this step were given
         self._has_ended = False
         self._found: dict[str, Finding] = {}
         self._tables: dict[str, Table] = {}  # embeddings by the name of the parameter
@@ -123,6 +127,17 @@ class BatchChecks:
             self._next = self._steps + 1 if self._steps < EACH else int(_GROWN * self._steps)
         self._steps += 1
         self._before, self._complete = None, len(self._looks)
+        for each in self._listens:
+            each.remove()
+        self._listens.clear()
+
+    def look_at_loss(self) -> None:
+        """Look what the loss adds up whose backward pass has ended, where derivatives without a graph were taken before it."""
+        looks = [look for look in self._looks[self._complete :] if look.is_ungraphed]
+        loss = sent_loss() if looks else None
+        lacks_term = loss is not None and graph_nodes.lacks_term(loss.grad_fn)
+        for look in looks:
+            look.lacks_term |= lacks_term
 
     def look(self, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any, moment: tuple[int, int], number: int) -> None:
         """Look at what a training pass has returned, which is the one with this *number* of its step."""
@@ -155,6 +170,9 @@ class BatchChecks:
                         look.add({"taken": first.detach().double().square().mean().sqrt()} if first.is_floating_point() else {})
                     BatchChecks._made.append(StorageWeakRef(held.untyped_storage()))  # type: ignore[no-untyped-call]
                     self._look(given, held, others, ranges[0], look)
+                    for _, each in given[:_GIVEN]:
+                        if each.requires_grad:
+                            self._listens.append(hooks.on_tensor(each, hooks.Bound(_derivative_comes, look)))
                     for at, each in enumerate(others[: _OUTPUTS - 1], start=1):
                         hooks.on_result(each, hooks.Bound(_gradient_of_other, each.detach(), at, ranges[at], look))
         except Exception as error:
@@ -189,6 +207,9 @@ class BatchChecks:
                 look.add(_attention_numbers(nodes, names))
                 look.add(_sum_numbers(nodes[::-1], dict(_added_by(self._model))))
             look.is_linear = layers_in_a_row(nodes) >= _LINEAR
+            ends = [each.grad_fn for each in given if each.requires_grad]
+            inside = graph_nodes.nodes_before(output.grad_fn, NODES, ends) if ends else ()
+            look.is_piecewise = is_piecewise_linear([each for each in inside if each not in ends])
             look.add(self._count_indices(shown, nodes, names))
             look.add(_norm_numbers(nodes, names, self._slow_norms() if self._steps >= _SETTLED else ()))
             look.add(_shut_numbers(nodes[::-1], names) if self._depended <= SHUT_LOOKS else {})
@@ -605,6 +626,19 @@ def _feature_numbers(output: Tensor, gradient: Tensor, features: Tensor) -> dict
     if output.shape == features.shape:
         numbers["given"] = features.detach().double().square().mean().sqrt()
     return numbers
+
+
+def _derivative_comes(look: Look, gradient: Tensor) -> None:
+    """Note that a *gradient* comes to what a pass was given: whether it has a graph, and if it has, the largest of it."""
+    try:
+        if not torch.is_grad_enabled():
+            look.is_ungraphed |= not graph_nodes.sent_backward()
+        elif type(gradient) is Tensor and look.derivatives < _DERIVATIVES:
+            with torch.no_grad():
+                look.add({f"derivative {look.derivatives}": gradient.detach().abs().max()})
+            look.derivatives += 1
+    except Exception as error:
+        raise_if_foreign(error)
 
 
 def _gradient_of_other(output: Tensor, number: int, reaches: Range | None, look: Look, gradient: Tensor) -> None:

@@ -31,6 +31,7 @@ _LINEAR = frozenset(
         "Mean", "Sum", "AvgPool2D", "NativeBatchNorm", "CudnnBatchNorm", "ConstantPadNd",
     )
 )  # fmt: skip
+_PIECES = ("Relu", "LeakyRelu", "Hardtanh", "PreluKernel", "Threshold")  # activations whose second derivative is zero
 _TAKEN = ("Slice", "Index", "IndexSelect", "Narrow")
 _TURNS = (*graph_nodes.TURNS, "ToCopy")
 _PRODUCTS = ("Mm", "Bmm", "Addmm", "Baddbmm")
@@ -220,6 +221,12 @@ class _Mixes:
                 for each in (sizes.reshape(self._samples, -1).sum(1), sizes.reshape(-1, self._samples).sum(0)):
                     found.append(each.sum() - _row(each, self._sample) > _NOTHING * each.sum())
         return torch.stack(found).all() if found else None
+
+
+def is_piecewise_linear(nodes: Sequence[graph_nodes.Node]) -> bool:
+    """Return whether *nodes* are of linear operations and of activations that are made of straight pieces, and of some of these."""
+    names = {graph_nodes.operation_of(each) for each in nodes}
+    return not names.isdisjoint(_PIECES) and names <= _LINEAR.union(_PIECES)
 
 
 def layers_in_a_row(nodes: Sequence[Any]) -> int:

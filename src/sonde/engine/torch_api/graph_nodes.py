@@ -112,6 +112,15 @@ def terms_of(node: Node) -> Iterator[Node]:
         yield node
 
 
+def lacks_term(node: Node) -> bool:
+    """Return whether one number that *node* has made is a sum of which one part has no graph."""
+    name = operation_of(node)
+    if shape_of(node) != () or name not in ("Add", "Sub", "Mul", "Div", "Neg", *KEEPS):
+        return False
+    is_sum, before = name in ("Add", "Sub"), sources_of(node)
+    return (is_sum and len(before) == 1) or ((is_sum or len(before) == 1) and any(map(lacks_term, before)))
+
+
 def is_mean(node: Node) -> bool:
     """Return whether a loss function takes the mean of what it has made of each element."""
     return bool(getattr(node, "_saved_reduction", 1) == 1)
