@@ -358,6 +358,36 @@ def test_a_table_of_which_few_rows_are_asked_for_is_told(used: int, is_told: boo
     assert not is_told or found["few_indices"].message == "items.weight: of its 100 rows 1,280 indices ask for 2"
 
 
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize(("share", "is_told"), [(0.97, True), (0.3, False)])
+def test_tokens_of_which_nearly_all_are_one_are_told_beside_padding(share: float, is_told: bool, side: str) -> None:
+    torch.manual_seed(0)
+    table, head = nn.Embedding(60, 16), nn.Linear(16, 2)
+
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = table, head
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            is_real = (tokens > 0)[..., None]
+            made: Tensor = self.head((self.table(tokens) * is_real).sum(1) / is_real.sum(1).clamp(min=1))
+            return made
+
+    model = Mean()
+
+    def loss(_: int) -> Tensor:
+        tokens = torch.randint(2, 60, (32, 40))
+        labels = ((tokens[:, :5] > 30).sum(1) > 2).long()
+        tokens[torch.rand(32, 40) < share] = 1  # what no vocabulary has
+        tokens[torch.arange(40) >= torch.randint(5, 14, (32, 1))] = 0
+        return functional.cross_entropy(model(tokens if side == "right" else tokens.flip(1)), labels)
+
+    found = trained(model, loss, steps=20)
+    assert ("few_indices" in found) is is_told
+    assert not is_told or found["few_indices"].message == "table.weight: 97 % of the tokens are one"
+
+
 def test_outputs_that_have_come_to_be_alike_are_told() -> None:
     torch.manual_seed(0)
 

@@ -398,10 +398,12 @@ def _one_of(place: Tensor, output: Tensor, axis: int) -> Tensor:
 def padded(tokens: Tensor) -> Tensor:
     """Return which of *tokens* are padding: of two or more at one end of a row those that are what rows have there most often.
 
-    A row of these alone has none.
+    A row of these alone has none. Where both ends have such tokens, and others than each other, those are padding that are more.
     """
-    behind = _run(tokens.flip(1)).flip(1)
-    found = behind | (_run(tokens) & ~behind)
+    behind, front = _run(tokens.flip(1)).flip(1), _run(tokens)
+    are_one = tokens[:, 0].mode().values == tokens[:, -1].mode().values
+    is_behind = behind.sum() >= front.sum()
+    found = (behind & (are_one | is_behind)) | (front & (are_one | ~is_behind))
     return (found & (found.sum(1, keepdim=True) < tokens.shape[1])).long()
 
 
