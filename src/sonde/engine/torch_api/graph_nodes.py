@@ -61,9 +61,9 @@ def shape_of(node: Node) -> tuple[int, ...]:
 
 def axis_of(node: Node) -> int | None:
     """Return the axis along which a softmax runs, counted from the start; None where torch does not say it."""
-    axis: int | None = getattr(node, "_saved_dim", None)
-    if axis is None:
-        return None
+    axis = getattr(node, "_saved_dim", None)
+    if not isinstance(axis, int):
+        return None  # a sum has several
     return axis if axis < 1 << 32 else axis - (1 << 64) + len(shape_of(node))  # one below zero was kept without its sign
 
 
