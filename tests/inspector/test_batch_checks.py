@@ -686,6 +686,43 @@ def test_a_layer_that_its_bias_shuts_is_the_root_wherever_its_activation_is(kind
     assert {each.follows for each in others} <= {root.rule}
 
 
+class Experts(nn.Module):
+    """Three experts, all of them weighed by a softmax, or the one that a softmax has chosen."""
+
+    def __init__(self, kind: str, bias: float) -> None:
+        super().__init__()
+        self.router, self.kind = nn.Linear(8, 3), kind
+        self.experts = nn.ModuleList([nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1)) for _ in range(3)])
+        with torch.no_grad():
+            self.router.bias[0] += bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.router(x).softmax(1)
+        most, which = weight.max(1, keepdim=True)
+        weight = (torch.arange(3) == which) * most if self.kind == "one" else weight
+        made: Tensor = (torch.cat([each(x) for each in self.experts], 1) * weight).sum(1, keepdim=True)
+        return made
+
+
+@pytest.mark.parametrize("bias", [12.0, 1.0])
+@pytest.mark.parametrize("kind", ["one", "all"])
+def test_a_router_that_its_bias_has_choose_one_expert_is_the_root(kind: str, bias: float) -> None:
+    torch.manual_seed(0)
+    model = Experts(kind, bias)
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(64, 8)
+        return functional.mse_loss(model(x), x[:, :1] * (x[:, 1:2] > 0))
+
+    found = trained(model, loss, 24)
+    if bias == 1:
+        assert "flat" not in found
+        return
+    root, *others = found.values()
+    assert (root.rule, root.site) == ("flat", "router:output")
+    assert {each.follows for each in others} <= {"flat"}
+
+
 def test_a_relu_that_is_a_module_is_named_itself() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))

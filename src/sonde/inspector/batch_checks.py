@@ -80,6 +80,7 @@ _SUMS, _CANDIDATES = 8, 16  # first inputs of layers that are compared with what
 _ZERO_BELOW = {"Relu": 0.0, "Gelu": -6.0, "Silu": -20.0}  # what goes into an activation that returns nothing for it, nor a slope
 _ACTIVATIONS = (nn.ReLU, nn.GELU, nn.SiLU)
 _GIVEN, _DERIVATIVES = 3, 8  # inputs whose derivatives are looked at, and how many come to them in one pass
+_SHUTS = ("Tanh", "Sigmoid", "Softmax")
 _NEAR_LAYER = 12  # operations between a layer and its activation, as sums over the neighbours in a graph
 _DEAD_ELEMENTS = 64  # of an activation, of which one that is not zero would be seen
 
@@ -212,12 +213,9 @@ class BatchChecks:
             look.is_piecewise = is_piecewise_linear([each for each in inside if each not in ends])
             look.add(self._count_indices(shown, nodes, names))
             look.add(_norm_numbers(nodes, names, self._slow_norms() if self._steps >= _SETTLED else ()))
-            look.add(_shut_numbers(nodes[::-1], names) if self._depended <= SHUT_LOOKS else {})
-            look.add(
-                _dead_numbers(
-                    nodes[::-1], self._names_without_activation(names), graph_nodes.behind(output.grad_fn, graph_nodes.KEEPS)
-                )
-            )
+            last = graph_nodes.behind(output.grad_fn, graph_nodes.KEEPS)
+            look.add(_shut_numbers(nodes[::-1], names, last) if self._depended <= SHUT_LOOKS else {})
+            look.add(_dead_numbers(nodes[::-1], self._names_without_activation(names), last))
             look.add(_distances(shown, given))
         look.add(self._repeats(shown, look.step))
         self._looks.append(look)
@@ -438,30 +436,36 @@ def _dead_numbers(nodes: Sequence[Any], names: Mapping[int, str], last: Any) -> 
     return found
 
 
-def _shut_numbers(nodes: Sequence[Any], names: Mapping[int, str]) -> dict[str, Tensor]:
+def _shut_numbers(nodes: Sequence[Any], names: Mapping[int, str], last: Any) -> dict[str, Tensor]:
     """Return of each layer before a tanh or sigmoid that another layer follows the mean slope of it, of the largest, and its bias.
 
-    Of several such activations the largest slope. *bias of* is the size of the bias, *rest* that of all else. *nodes* come in the
-    order of execution.
+    So of each before a softmax, but for the *last* operation, by its largest probability. Of several such activations the largest
+    slope. *bias of* is how far the bias is from 0, or by softmax from its mean, and *rest* the size of all else. *nodes* come in
+    the order of execution.
     """
     found: dict[str, Tensor] = {}
     ahead: dict[Any, list[Any]] = {}
     for node in nodes:
         for before in graph_nodes.sources_of(node):
             ahead.setdefault(before, []).append(node)
-    for node in (each for each in nodes if graph_nodes.operation_of(each) in ("Tanh", "Sigmoid")):
-        before = graph_nodes.nodes_before(graph_nodes.sources_of(node)[0], _NEAR_LAYER)
+    for node in (each for each in nodes if graph_nodes.operation_of(each) in _SHUTS):
+        is_softmax = graph_nodes.operation_of(node) == "Softmax"
+        first = graph_nodes.sources_of(node)[0]
+        before = [graph_nodes.behind(first, _BEHIND)] if is_softmax else graph_nodes.nodes_before(first, _NEAR_LAYER)
         layer, held = next(((each, held) for each in before if (held := _leaves_of(each))), (node, []))
         name = next((names[id(each)].rpartition(".")[0] for each in held if id(each) in names), "")
         with suppress(RuntimeError):  # as of what has been written into
             made = graph_nodes.result_of(node)
             numbers = _bias_numbers(name, held, next(graph_nodes.taken_by(layer), None))
-            if made is not None and name and numbers and _is_followed(node, ahead):
+            if made is not None and name and numbers and (node is not last if is_softmax else _is_followed(node, ahead)):
                 made = made.detach().double()
+                axis = graph_nodes.axis_of(node)
+                made = made.amax(axis) if is_softmax and axis is not None else made
                 slope = (1 - made.square() if graph_nodes.operation_of(node) == "Tanh" else 4 * made * (1 - made)).mean()
+                bias = next(each.detach().double() for each in held if each.dim() == 1)
                 known = found.get(f"shut {name}", slope)
                 found |= {f"shut {name}": torch.maximum(slope, known), f"rest {name}": numbers[f"rest {name}"]}
-                found[f"bias of {name}"] = next(each.detach().double().square().mean().sqrt() for each in held if each.dim() == 1)
+                found[f"bias of {name}"] = (bias - is_softmax * bias.mean()).square().mean().sqrt()
     return found
 
 

@@ -256,13 +256,13 @@ class BatchFindings:
             yield replace(found, message=message, site=f"{names[0]}:output", advice=advice, places=tuple(names), first_step=first)
 
     def _of_shut(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
-        """Yield that the bias of layers shuts the tanh or sigmoid behind them from the beginning."""
+        """Yield that the bias of layers shuts the tanh, sigmoid or softmax behind them from the beginning."""
         for name in (each.removeprefix("shut ") for each in numbers if each.startswith("shut ")):
             slope, bias, rest = (numbers[f"{each} {name}"] for each in ("shut", "bias of", "rest"))
             looks = self._so_far("shut", name, value=slope if slope < _SHUT and bias > rest else math.inf)
             found = self._chosen.judge("flat", max(looks)) if len(looks) == SHUT_LOOKS else None
             if found is not None:
-                message = f"{name}: the tanh or sigmoid behind it is {found.message}"
+                message = f"{name}: what the tanh, sigmoid or softmax behind it returns is {found.message}"
                 does = f"look at what sets its bias: it is of size {short(bias)}, where the weight adds {short(rest)}"
                 yield replace(found, message=message, site=f"{name}:output", advice=does, severity="bad")
 
