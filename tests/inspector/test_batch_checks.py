@@ -358,6 +358,36 @@ def test_a_table_of_which_few_rows_are_asked_for_is_told(used: int, is_told: boo
     assert not is_told or found["few_indices"].message == "items.weight: of its 100 rows 1,280 indices ask for 2"
 
 
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize(("share", "is_told"), [(0.97, True), (0.3, False)])
+def test_tokens_of_which_nearly_all_are_one_are_told_beside_padding(share: float, is_told: bool, side: str) -> None:
+    torch.manual_seed(0)
+    table, head = nn.Embedding(60, 16), nn.Linear(16, 2)
+
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = table, head
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            is_real = (tokens > 0)[..., None]
+            made: Tensor = self.head((self.table(tokens) * is_real).sum(1) / is_real.sum(1).clamp(min=1))
+            return made
+
+    model = Mean()
+
+    def loss(_: int) -> Tensor:
+        tokens = torch.randint(2, 60, (32, 40))
+        labels = ((tokens[:, :5] > 30).sum(1) > 2).long()
+        tokens[torch.rand(32, 40) < share] = 1  # what no vocabulary has
+        tokens[torch.arange(40) >= torch.randint(5, 14, (32, 1))] = 0
+        return functional.cross_entropy(model(tokens if side == "right" else tokens.flip(1)), labels)
+
+    found = trained(model, loss, steps=20)
+    assert ("few_indices" in found) is is_told
+    assert not is_told or found["few_indices"].message == "table.weight: 97 % of the tokens are one"
+
+
 def test_outputs_that_have_come_to_be_alike_are_told() -> None:
     torch.manual_seed(0)
 
@@ -611,6 +641,88 @@ def test_a_feed_forward_layer_of_a_transformer_that_is_dead_is_named() -> None:
     assert trained(model, next_token(model))["dead"].site == "layers.1.linear1:output"
 
 
+class Neighbours(nn.Module):
+    """Sums over the neighbours in a graph, or a residual branch, between a layer and its activation."""
+
+    def __init__(self, kind: str, bias: float) -> None:
+        super().__init__()
+        self.first, self.middle, self.last, self.kind = nn.Linear(8, 32), nn.Linear(32, 32), nn.Linear(32, 1), kind
+        self.middle = self.first if kind == "graph" else self.middle
+        nn.init.constant_(self.middle.bias, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.first(x)
+        if self.kind == "graph":
+            made = (made / 3).index_add(0, torch.arange(len(x)).roll(1), made / 3)
+        made = functional.relu(made)
+        if self.kind == "residual":
+            made = made + functional.relu(self.middle(made) * 0.5)
+        if self.kind in ("tanh", "sigmoid"):
+            made = getattr(torch, self.kind)(self.middle(made))
+        if self.kind == "gate":
+            made = made * torch.sigmoid(self.middle(made))
+        made: Tensor = self.last(made)
+        return torch.sigmoid(made + self.middle.bias.mean()) if self.kind == "output" else made
+
+
+@pytest.mark.parametrize("bias", [-14.0, -0.1])
+@pytest.mark.parametrize("kind", ["graph", "residual", "tanh", "sigmoid", "gate", "output"])
+def test_a_layer_that_its_bias_shuts_is_the_root_wherever_its_activation_is(kind: str, bias: float) -> None:
+    torch.manual_seed(0)
+    model, inputs = Neighbours(kind, bias), torch.randn(256, 8)
+
+    def loss(step: int) -> Tensor:
+        x = inputs[torch.randperm(256)[:64]]
+        return functional.mse_loss(model(x), 1e-3 * x[:, :1].square() if kind == "output" else x[:, :1] - x[:, 1:2].sin())
+
+    found = trained(model, loss, 40)
+    if bias == -0.1 or kind == "output":
+        assert {"dead", "flat"}.isdisjoint(found)
+        return
+    root, *others = found.values()
+    site = "first:output" if kind == "graph" else "middle:output"
+    assert (root.rule, root.site, root.severity) == ("dead" if kind in ("graph", "residual") else "flat", site, "bad")
+    assert root.advice.startswith("look at what sets its bias")
+    assert {each.follows for each in others} <= {root.rule}
+
+
+class Experts(nn.Module):
+    """Three experts, all of them weighed by a softmax, or the one that a softmax has chosen."""
+
+    def __init__(self, kind: str, bias: float) -> None:
+        super().__init__()
+        self.router, self.kind = nn.Linear(8, 3), kind
+        self.experts = nn.ModuleList([nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1)) for _ in range(3)])
+        with torch.no_grad():
+            self.router.bias[0] += bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.router(x).softmax(1)
+        most, which = weight.max(1, keepdim=True)
+        weight = (torch.arange(3) == which) * most if self.kind == "one" else weight
+        made: Tensor = (torch.cat([each(x) for each in self.experts], 1) * weight).sum(1, keepdim=True)
+        return made
+
+
+@pytest.mark.parametrize("bias", [12.0, 1.0])
+@pytest.mark.parametrize("kind", ["one", "all"])
+def test_a_router_that_its_bias_has_choose_one_expert_is_the_root(kind: str, bias: float) -> None:
+    torch.manual_seed(0)
+    model = Experts(kind, bias)
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(64, 8)
+        return functional.mse_loss(model(x), x[:, :1] * (x[:, 1:2] > 0))
+
+    found = trained(model, loss, 24)
+    if bias == 1:
+        assert "flat" not in found
+        return
+    root, *others = found.values()
+    assert (root.rule, root.site) == ("flat", "router:output")
+    assert {each.follows for each in others} <= {"flat"}
+
+
 def test_a_relu_that_is_a_module_is_named_itself() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))
@@ -656,3 +768,41 @@ def test_what_is_added_and_leaves_nothing_of_the_other_side_is_told(how: str, si
         assert large.site == ("places.weight:param" if how == "table" else "places:param")
         assert "of size" in large.message
         assert not large.follows
+
+
+def equation(kind: str, activation: nn.Module) -> dict[str, Finding]:
+    """Train a network on an equation of its derivatives by two inputs, or with a penalty or an attack made of them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 32), activation, nn.Linear(32, 32), activation, nn.Linear(32, 1))
+
+    def loss(_: int) -> Tensor:
+        x = torch.rand(64, 2, requires_grad=True)
+        made, has_graph = model(x), "without a graph" not in kind
+        if kind == "an attack":
+            (slope,) = torch.autograd.grad(made.square().sum(), x)
+            return functional.mse_loss(model((x + 0.1 * slope.sign()).detach()), x.detach()[:, :1])
+        (slope,) = torch.autograd.grad(made.sum(), x, create_graph=has_graph, retain_graph=True)
+        edge = functional.mse_loss(model(x.detach().round()), x.detach()[:, 1:].round())
+        if kind == "second":
+            (slope,) = torch.autograd.grad(slope[:, 0].sum(), x, create_graph=True)
+        penalty = (slope - 1).square().mean()
+        return edge + penalty if "twice" not in kind else edge + 0.1 * (penalty + made.square().mean())
+
+    return trained(model, loss, 12)
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.LeakyReLU(), nn.Tanh()])
+@pytest.mark.parametrize("kind", ["second", "first", "an attack"])
+def test_second_derivatives_of_activations_of_straight_pieces_are_zero(kind: str, activation: nn.Module) -> None:
+    found = equation(kind, activation)
+    is_zero = kind == "second" and not isinstance(activation, nn.Tanh)
+    assert ("gradient_zero" in found) is is_zero
+    if is_zero:
+        assert found["gradient_zero"].message.startswith("the second derivative of the outputs")
+
+
+@pytest.mark.parametrize("kind", ["without a graph", "without a graph, twice"])
+def test_a_term_of_derivatives_without_a_graph_is_told(kind: str) -> None:
+    found = equation(kind, nn.Tanh())["gradient_zero"]
+    assert found.message.startswith("a term of the loss has no graph")
+    assert "create_graph=True" in found.advice

@@ -306,6 +306,27 @@ def test_a_rate_that_has_fallen_once_is_no_warm_up() -> None:
     assert "rate_small" not in {each.rule for each in trained(lambda model: Adam(model.parameters(), lr=1e-2), 220, falls)}
 
 
+@pytest.mark.parametrize(("given", "kind"), [(1e-2, "rate"), (1e-2, "factor"), (1e-2, "warm-up"), (1.0, "rate"), (0.1, "decayed")])
+def test_a_schedule_that_returns_a_rate_in_the_place_of_a_factor_is_told(given: float, kind: str) -> None:
+    factors: dict[str, Callable[[int], float]] = {
+        "rate": lambda step: given * (1 - step / 220),
+        "factor": lambda step: 1 - step / 220,
+        "warm-up": lambda step: min(1.0, (step + 1) / 100),  # begins at the square of the rate
+        "decayed": lambda step: 1.0 if step < 110 else 0.1,
+    }
+
+    def scheduled(optimizer: Optimizer, step: int) -> None:
+        for group in optimizer.param_groups:
+            group.setdefault("initial_lr", given)  # as a scheduler of torch notes it
+            group["lr"] = given * factors[kind](step)
+
+    found = {each.rule: each for each in trained(lambda model: Adam(model.parameters(), lr=given), 220, scheduled)}
+    is_told = kind == "rate" and given < 1
+    assert ("rate_small" in found) is is_told
+    message = "a schedule has multiplied the learning rate, 0.01, by itself: its largest is 0.0001"
+    assert not is_told or found["rate_small"].message == message
+
+
 @pytest.mark.parametrize(("decay", "is_told"), [(1e-2, False), (2.0, True)])
 def test_a_decay_that_outweighs_gradients_in_adam_is_told_of_a_loss_that_does_not_fall(decay: float, is_told: bool) -> None:
     torch.manual_seed(0)

@@ -438,6 +438,14 @@ def test_outputs_that_begin_far_too_large_are_those_of_a_weight_that_does(times:
     assert [each.site for each in every] == ([] if site is None else [site])
 
 
+def test_outputs_that_begin_far_too_large_by_a_bias_are_told_as_its() -> None:
+    model = mlp(outputs=3)
+    with torch.no_grad():
+        model[4].bias[1] = -30
+    told = found(model, Adam(model.parameters()), classes(model), steps=8)["begins_large"]
+    assert told.advice.startswith("look first at the bias of 4, which begins at size 17")
+
+
 def test_large_first_outputs_of_a_regression_are_no_fault_of_its_weights_where_these_are_usual() -> None:
     model = mlp(outputs=3)
     x = torch.randn(64, 8) * 20
@@ -926,6 +934,44 @@ def test_a_sum_that_does_no_harm_is_nobodys_business_nor_the_cause_of_a_bad_batc
     every = trained(model, SGD(model.parameters(), rate), loss, 60, bad_steps=None).findings
     assert every[0].rule == "input_large"
     assert "loss_summed" not in [each.rule for each in every]
+
+
+@pytest.mark.parametrize(
+    ("kind", "every"),
+    [("passed over", 1), ("not given", 1), ("by hand", 10), ("unscaled", 1), ("right", 10), ("divided", 1), ("low", 1)],
+)
+def test_steps_of_gradients_that_are_still_scaled_are_the_root_of_what_becomes_too_large(kind: str, every: int) -> None:
+    model, scaler, scale = mlp(outputs=3), torch.amp.GradScaler("cpu", init_scale=4096.0), 4096.0
+    optimizer, by_hand = (
+        SGD(model.parameters(), 1e-5 if kind == "low" else 0.1, momentum=0.9),
+        kind in ("by hand", "divided", "low"),
+    )
+    given = None if by_hand or kind == "not given" else scaler
+    with sonde.watch(model, optimizer, every=every, scaler=given, to="memory", verbose=False, bad_steps=None) as inspector:
+        for _ in range(40):
+            x = torch.randn(64, 8)
+            loss = functional.cross_entropy(model(x), (x[:, 0] > 0).long() + (x[:, 1] > 0).long())
+            optimizer.zero_grad()
+            (loss * scale if by_hand else scaler.scale(loss)).backward()
+            if kind == "divided":
+                for parameter in model.parameters():
+                    assert parameter.grad is not None
+                    parameter.grad /= scale
+            if kind == "unscaled":
+                scaler.unscale_(optimizer)
+            if kind == "right":
+                scaler.step(optimizer)
+                scaler.update()
+            else:
+                optimizer.step()
+            if kind == "unscaled":
+                scaler.update()
+            inspector.push_loss(loss, train=True)
+    if kind in ("passed over", "not given", "by hand"):
+        root = inspector.findings[0]
+        assert (root.rule, root.value, root.follows) == ("loss_summed", pytest.approx(4096), "")
+    else:
+        assert [each.rule for each in inspector.findings if each.severity != "note"] == []
 
 
 def test_the_advice_of_a_symptom_begins_with_a_learning_rate_that_is_no_usual_one() -> None:

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from sonde.engine import autograd_state, communicates, graph_nodes, hooks, raise_if_foreign, walk
-from sonde.inspector.batch_findings import BatchFindings
+from sonde.inspector.batch_findings import SHUT_LOOKS, BatchFindings
 from sonde.inspector.batch_look import EACH, PASSES, Depends, Look, Table, class_axes
 from sonde.inspector.dependence import (
     NODES,
     dependence_of,
+    is_piecewise_linear,
     is_scrambled,
     layers_in_a_row,
     padded,
@@ -45,6 +46,7 @@ from sonde.inspector.target_reading import (
     numbers_of,
     one_label,
     scale_numbers,
+    sent_loss,
     terms_with,
     way_numbers,
 )
@@ -77,6 +79,9 @@ _BEHIND = (*graph_nodes.KEEPS, "Div", "Mul")
 _SUMS, _CANDIDATES = 8, 16  # first inputs of layers that are compared with what may be added; and how many of these
 _ZERO_BELOW = {"Relu": 0.0, "Gelu": -6.0, "Silu": -20.0}  # what goes into an activation that returns nothing for it, nor a slope
 _ACTIVATIONS = (nn.ReLU, nn.GELU, nn.SiLU)
+_GIVEN, _DERIVATIVES = 3, 8  # inputs whose derivatives are looked at, and how many come to them in one pass
+_SHUTS = ("Tanh", "Sigmoid", "Softmax")
+_NEAR_LAYER = 12  # operations between a layer and its activation, as sums over the neighbours in a graph
 _DEAD_ELEMENTS = 64  # of an activation, of which one that is not zero would be seen
 
 
@@ -101,6 +106,7 @@ class BatchChecks:
         self._looks: list[Look] = []
         self._before: tuple[int, Tensor] | None = None  # the step of the pass before, and what it returned
         self._read = self._complete = 0  # looks that were judged, and those whose gradients have come
+        self._listens: list[hooks.Handle] = []  # to the gradients of what the passes of this step were given
         self._has_ended = False
         self._found: dict[str, Finding] = {}
         self._tables: dict[str, Table] = {}  # embeddings by the name of the parameter
@@ -122,6 +128,17 @@ class BatchChecks:
             self._next = self._steps + 1 if self._steps < EACH else int(_GROWN * self._steps)
         self._steps += 1
         self._before, self._complete = None, len(self._looks)
+        for each in self._listens:
+            each.remove()
+        self._listens.clear()
+
+    def look_at_loss(self) -> None:
+        """Look what the loss adds up whose backward pass has ended, where derivatives without a graph were taken before it."""
+        looks = [look for look in self._looks[self._complete :] if look.is_ungraphed]
+        loss = sent_loss() if looks else None
+        lacks_term = loss is not None and graph_nodes.lacks_term(loss.grad_fn)
+        for look in looks:
+            look.lacks_term |= lacks_term
 
     def look(self, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any, moment: tuple[int, int], number: int) -> None:
         """Look at what a training pass has returned, which is the one with this *number* of its step."""
@@ -154,6 +171,9 @@ class BatchChecks:
                         look.add({"taken": first.detach().double().square().mean().sqrt()} if first.is_floating_point() else {})
                     BatchChecks._made.append(StorageWeakRef(held.untyped_storage()))  # type: ignore[no-untyped-call]
                     self._look(given, held, others, ranges[0], look)
+                    for _, each in given[:_GIVEN]:
+                        if each.requires_grad:
+                            self._listens.append(hooks.on_tensor(each, hooks.Bound(_derivative_comes, look)))
                     for at, each in enumerate(others[: _OUTPUTS - 1], start=1):
                         hooks.on_result(each, hooks.Bound(_gradient_of_other, each.detach(), at, ranges[at], look))
         except Exception as error:
@@ -188,13 +208,14 @@ class BatchChecks:
                 look.add(_attention_numbers(nodes, names))
                 look.add(_sum_numbers(nodes[::-1], dict(_added_by(self._model))))
             look.is_linear = layers_in_a_row(nodes) >= _LINEAR
+            ends = [each.grad_fn for each in given if each.requires_grad]
+            inside = graph_nodes.nodes_before(output.grad_fn, NODES, ends) if ends else ()
+            look.is_piecewise = is_piecewise_linear([each for each in inside if each not in ends])
             look.add(self._count_indices(shown, nodes, names))
             look.add(_norm_numbers(nodes, names, self._slow_norms() if self._steps >= _SETTLED else ()))
-            look.add(
-                _dead_numbers(
-                    nodes[::-1], self._names_without_activation(names), graph_nodes.behind(output.grad_fn, graph_nodes.KEEPS)
-                )
-            )
+            last = graph_nodes.behind(output.grad_fn, graph_nodes.KEEPS)
+            look.add(_shut_numbers(nodes[::-1], names, last) if self._depended <= SHUT_LOOKS else {})
+            look.add(_dead_numbers(nodes[::-1], self._names_without_activation(names), last))
             look.add(_distances(shown, given))
         look.add(self._repeats(shown, look.step))
         self._looks.append(look)
@@ -404,8 +425,8 @@ def _dead_numbers(nodes: Sequence[Any], names: Mapping[int, str], last: Any) -> 
             continue
         with suppress(RuntimeError):  # as of what has been written into
             made = graph_nodes.result_of(node) if low == 0 else next(graph_nodes.taken_by(node), None)
-            layer = graph_nodes.behind(graph_nodes.sources_of(node)[0], graph_nodes.KEEPS)
-            held = [one for each in graph_nodes.with_turned(layer) if (one := graph_nodes.leaf_of(each)) is not None]
+            before = graph_nodes.nodes_before(graph_nodes.sources_of(node)[0], _NEAR_LAYER)
+            layer, held = next(((each, held) for each in before if (held := _leaves_of(each))), (node, []))
             name = next((names[id(each)].rpartition(".")[0] for each in held if id(each) in names), "")
             if made is not None and name and made.numel() >= _DEAD_ELEMENTS and len(made) > 1:
                 has_any = torch.stack([each.detach().any() for each in held]).any()  # else it is the layer that returns zero
@@ -413,6 +434,56 @@ def _dead_numbers(nodes: Sequence[Any], names: Mapping[int, str], last: Any) -> 
                 found[f"dead {name}"] = is_dead & found[f"dead {name}"] if f"dead {name}" in found else is_dead
                 found |= _bias_numbers(name, held, next(graph_nodes.taken_by(layer), None))
     return found
+
+
+def _shut_numbers(nodes: Sequence[Any], names: Mapping[int, str], last: Any) -> dict[str, Tensor]:
+    """Return of each layer before a tanh or sigmoid that another layer follows the mean slope of it, of the largest, and its bias.
+
+    So of each before a softmax, but for the *last* operation, by its largest probability. Of several such activations the largest
+    slope. *bias of* is how far the bias is from 0, or by softmax from its mean, and *rest* the size of all else. *nodes* come in
+    the order of execution.
+    """
+    found: dict[str, Tensor] = {}
+    ahead: dict[Any, list[Any]] = {}
+    for node in nodes:
+        for before in graph_nodes.sources_of(node):
+            ahead.setdefault(before, []).append(node)
+    for node in (each for each in nodes if graph_nodes.operation_of(each) in _SHUTS):
+        is_softmax = graph_nodes.operation_of(node) == "Softmax"
+        first = graph_nodes.sources_of(node)[0]
+        before = [graph_nodes.behind(first, _BEHIND)] if is_softmax else graph_nodes.nodes_before(first, _NEAR_LAYER)
+        layer, held = next(((each, held) for each in before if (held := _leaves_of(each))), (node, []))
+        name = next((names[id(each)].rpartition(".")[0] for each in held if id(each) in names), "")
+        with suppress(RuntimeError):  # as of what has been written into
+            made = graph_nodes.result_of(node)
+            numbers = _bias_numbers(name, held, next(graph_nodes.taken_by(layer), None))
+            if made is not None and name and numbers and (node is not last if is_softmax else _is_followed(node, ahead)):
+                made = made.detach().double()
+                axis = graph_nodes.axis_of(node)
+                made = made.amax(axis) if is_softmax and axis is not None else made
+                slope = (1 - made.square() if graph_nodes.operation_of(node) == "Tanh" else 4 * made * (1 - made)).mean()
+                bias = next(each.detach().double() for each in held if each.dim() == 1)
+                known = found.get(f"shut {name}", slope)
+                found |= {f"shut {name}": torch.maximum(slope, known), f"rest {name}": numbers[f"rest {name}"]}
+                found[f"bias of {name}"] = (bias - is_softmax * bias.mean()).square().mean().sqrt()
+    return found
+
+
+def _is_followed(node: Any, ahead: Mapping[Any, Sequence[Any]]) -> bool:
+    """Return whether a layer takes what the operation *node* has made, or what is made of that; *ahead*: what takes what."""
+    seen, waiting = {node}, [node]
+    while waiting and len(seen) <= _NEAR:
+        new = [each for each in ahead.get(waiting.pop(), ()) if each not in seen]
+        if any(_leaves_of(each) for each in new):
+            return True
+        seen.update(new)
+        waiting += new
+    return False
+
+
+def _leaves_of(layer: Any) -> list[Tensor]:
+    """Return the parameters that an operation takes, as they are, turned or cast."""
+    return [one for each in graph_nodes.with_turned(layer) if (one := graph_nodes.leaf_of(each)) is not None]
 
 
 def _added_by(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -559,6 +630,19 @@ def _feature_numbers(output: Tensor, gradient: Tensor, features: Tensor) -> dict
     if output.shape == features.shape:
         numbers["given"] = features.detach().double().square().mean().sqrt()
     return numbers
+
+
+def _derivative_comes(look: Look, gradient: Tensor) -> None:
+    """Note that a *gradient* comes to what a pass was given: whether it has a graph, and if it has, the largest of it."""
+    try:
+        if not torch.is_grad_enabled():
+            look.is_ungraphed |= not graph_nodes.sent_backward()
+        elif type(gradient) is Tensor and look.derivatives < _DERIVATIVES:
+            with torch.no_grad():
+                look.add({f"derivative {look.derivatives}": gradient.detach().abs().max()})
+            look.derivatives += 1
+    except Exception as error:
+        raise_if_foreign(error)
 
 
 def _gradient_of_other(output: Tensor, number: int, reaches: Range | None, look: Look, gradient: Tensor) -> None:

@@ -54,6 +54,19 @@ _WEIGHTLESS = "look for a weight of zero, a mask that holds nothing, a bound tha
 _ADDED = "scale it to the size of what it is added to: its initial values, a missing division, a normalisation of each side"
 _FEW = 0.1  # of the samples of a pass
 _PICKED = "look at the mask or index that picks what the loss reads: some classes are never learnt"
+SHUT_LOOKS = 2
+"""First looks, in which a tanh or sigmoid has next to no slope: that it has begun so."""
+_PIECEWISE = (
+    "the second derivative of the outputs by what goes in, which the training asks for, is zero everywhere: all activations are "
+    "made of straight pieces"
+)
+_SMOOTH = "use an activation that has a second derivative, as nn.Tanh, nn.SiLU or nn.Softplus, or the sine"
+_UNGRAPHED = (
+    "a term of the loss has no graph, and derivatives of the outputs by what goes in are taken without one: no gradient of that "
+    "term comes to the weights"
+)
+_GRAPHED = "take the derivatives by torch.autograd.grad(..., create_graph=True)"
+_SHUT = 1e-3  # mean slope, of the largest: of a sigmoid of -8
 _DEAD_LOOKS = 2  # one after the other, in which all units of a layer were dead
 _TABLE = 2  # by which a table of similarities may be no square, as without those to itself
 _SQUARE = 8  # samples whose similarities are a table of classes
@@ -127,6 +140,8 @@ class BatchFindings:
         yield from self._of_other_labels(look, numbers)
         yield from self._of_sums(numbers)
         yield from self._of_dead(look, numbers)
+        yield from self._of_shut(look, numbers)
+        yield from self._of_derivatives(look, numbers)
         yield from self._of_distances(look, numbers)
         yield from self._of_dependence(look, numbers)
         yield from self._of_range(look, numbers)
@@ -239,6 +254,30 @@ class BatchFindings:
             message = among(names, f"{found.message}: all that the activation behind it returns is zero")
             first = self._dead[names[0]][0]
             yield replace(found, message=message, site=f"{names[0]}:output", advice=advice, places=tuple(names), first_step=first)
+
+    def _of_shut(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that the bias of layers shuts the tanh, sigmoid or softmax behind them from the beginning."""
+        for name in (each.removeprefix("shut ") for each in numbers if each.startswith("shut ")):
+            slope, bias, rest = (numbers[f"{each} {name}"] for each in ("shut", "bias of", "rest"))
+            looks = self._so_far("shut", name, value=slope if slope < _SHUT and bias > rest else math.inf)
+            found = self._chosen.judge("flat", max(looks)) if len(looks) == SHUT_LOOKS else None
+            if found is not None:
+                message = f"{name}: what the tanh, sigmoid or softmax behind it returns is {found.message}"
+                does = f"look at what sets its bias: it is of size {short(bias)}, where the weight adds {short(rest)}"
+                yield replace(found, message=message, site=f"{name}:output", advice=does, severity="bad")
+
+    def _of_derivatives(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that second derivatives of the outputs are zero, or that first ones are in a loss that has no graph of them."""
+        sizes = [numbers[f"derivative {at}"] for at in range(look.derivatives)]
+        is_zero = look.is_piecewise and 0 in sizes and max(sizes) > 0
+        zeros = self._so_far("second", look.number, value=is_zero or (False if sizes else None))
+        if len(zeros) >= _KEPT and all(zeros):
+            found = self._chosen.judge("gradient_zero", 0.0)
+            yield found and replace(found, message=_PIECEWISE, advice=_SMOOTH, site=f"{self._part}:input")
+        lacks = self._so_far("lacks", look.number, value=look.lacks_term or (False if look.is_ungraphed else None))
+        if len(lacks) >= _KEPT and all(lacks):
+            found = self._chosen.judge("gradient_zero", 0.0)
+            yield found and replace(found, message=_UNGRAPHED, advice=_GRAPHED, site=f"{self._part}:input")
 
     def _of_distances(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that outputs are alike, from the first pass on, or have come to be."""

@@ -58,6 +58,10 @@ class Look:
         outputs: the names of those that are looked at; of further ones, whether their targets are in their range.
         depends: what the output depends on, if that was measured.
         tokens: how many arguments are tokens; first those whose part in the output was measured.
+        is_piecewise: nothing but linear operations and activations of straight pieces has made the first output.
+        derivatives: how many have come to an input so far that have a graph themselves.
+        is_ungraphed: one has come, of a call of autograd.grad, that has none.
+        lacks_term: the loss adds something up that has no graph.
         copies: names and numbers, on their way.
     """
 
@@ -80,6 +84,10 @@ class Look:
     is_linear: bool = False
     depends: Depends | None = None
     tokens: int = 0
+    is_piecewise: bool = False
+    derivatives: int = 0
+    is_ungraphed: bool = False
+    lacks_term: bool = False
     copies: list[tuple[list[str], HostCopy]] = field(default_factory=list)
 
     @property

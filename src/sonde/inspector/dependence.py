@@ -31,6 +31,7 @@ _LINEAR = frozenset(
         "Mean", "Sum", "AvgPool2D", "NativeBatchNorm", "CudnnBatchNorm", "ConstantPadNd",
     )
 )  # fmt: skip
+_PIECES = ("Relu", "LeakyRelu", "Hardtanh", "PreluKernel", "Threshold")  # activations whose second derivative is zero
 _TAKEN = ("Slice", "Index", "IndexSelect", "Narrow")
 _TURNS = (*graph_nodes.TURNS, "ToCopy")
 _PRODUCTS = ("Mm", "Bmm", "Addmm", "Baddbmm")
@@ -222,6 +223,12 @@ class _Mixes:
         return torch.stack(found).all() if found else None
 
 
+def is_piecewise_linear(nodes: Sequence[graph_nodes.Node]) -> bool:
+    """Return whether *nodes* are of linear operations and of activations that are made of straight pieces, and of some of these."""
+    names = {graph_nodes.operation_of(each) for each in nodes}
+    return not names.isdisjoint(_PIECES) and names <= _LINEAR.union(_PIECES)
+
+
 def layers_in_a_row(nodes: Sequence[Any]) -> int:
     """Return how many layers with weights stand in a row, if there is nothing else among *nodes* than what is linear; else 0."""
     if any(graph_nodes.operation_of(each) not in _LINEAR for each in nodes):
@@ -391,10 +398,12 @@ def _one_of(place: Tensor, output: Tensor, axis: int) -> Tensor:
 def padded(tokens: Tensor) -> Tensor:
     """Return which of *tokens* are padding: of two or more at one end of a row those that are what rows have there most often.
 
-    A row of these alone has none.
+    A row of these alone has none. Where both ends have such tokens, and others than each other, those are padding that are more.
     """
-    behind = _run(tokens.flip(1)).flip(1)
-    found = behind | (_run(tokens) & ~behind)
+    behind, front = _run(tokens.flip(1)).flip(1), _run(tokens)
+    are_one = tokens[:, 0].mode().values == tokens[:, -1].mode().values
+    is_behind = behind.sum() >= front.sum()
+    found = (behind & (are_one | is_behind)) | (front & (are_one | ~is_behind))
     return (found & (found.sum(1, keepdim=True) < tokens.shape[1])).long()
 
 

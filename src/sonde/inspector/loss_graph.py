@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +40,11 @@ _ROUNDED = (
     "leave it out of the loss, or let gradients pass as if it were not there: x + (x.round() - x).detach(); what is counted or "
     "chosen so is a metric, beside a loss that has a slope"
 )
+_UNSCALED = (
+    "where a GradScaler multiplies it, step by scaler.step(optimizer) and scaler.update() in the place of optimizer.step(), and "
+    "clip behind scaler.unscale_(optimizer); else take the factor out of the loss, or divide the learning rate by it"
+)
+_ONE_FACTOR = 2.0  # between two steps, of a loss that is the mean of several passes
 _LISTED = "register what is made of layers: nn.ModuleList, nn.ModuleDict or nn.ParameterList in the place of a list or a dict"
 
 
@@ -58,6 +64,8 @@ class LossGraph:
         self._strangers: list[tuple[Tensor, int]] = []  # parameters that the model does not hold, and their counts of writes
         self._is_judged = False  # the strangers were
         self._found: dict[str, Finding] = {}
+        self._sent: Tensor | None = None  # the loss that was sent backward last
+        self._pushed: list[tuple[HostCopy, int, int]] = []  # such losses, with those that the loop gives, and the moment
         self._aligned_losses: list[HostCopy] = []  # what a ctc_loss has made
         self._began = (0, 0)  # epoch and step of the first of these
 
@@ -71,6 +79,7 @@ class LossGraph:
         try:
             self._first = step if self._first < 0 else self._first
             sent = graph_nodes.sent_backward()[:1]
+            self._sent = next((each.detach() for each in sent if each.numel() == 1), None)
             nodes = [node for each in sent for node in graph_nodes.nodes_before(each.grad_fn, _NODES)]
             for found in (*self._of_function(nodes[:_OF_LOSS]), *self._of_sides(nodes), *self._of_slopes(nodes)):
                 self._found.setdefault(
@@ -85,8 +94,31 @@ class LossGraph:
             raise_if_foreign(error)
             self._looks = _LOOKS
 
+    def take_loss(self, value: Any, epoch: int, step: int) -> None:
+        """Compare a *value* that the loop gives as its loss with what was sent backward last, of a step that was looked at."""
+        sent, self._sent = self._sent, None
+        if sent is not None and isinstance(value, int | float | Tensor):
+            given = value.detach() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+            if given.numel() == 1 and given.layout == torch.strided:
+                copy = HostCopy.of([sent.double().reshape(()), given.double().reshape(())])
+                self._pushed.append((copy, epoch, step))
+
+    def _of_factor(self) -> None:
+        """Judge how many times the losses that the loop gives those are which are sent backward."""
+        numbers = [[float(number) for number in copy.unpack()] for copy, *_ in self._pushed]
+        times = [sent / given if given > 0 else 0.0 for sent, given in numbers if math.isfinite(sent + given)]
+        is_one = bool(times) and max(times) <= _ONE_FACTOR * min(times)
+        found = self._chosen.judge("loss_summed", *[math.nan] * 5, times[0]) if is_one else None
+        if found is not None:
+            _, epoch, step = self._pushed[0]
+            told = found.at("", epoch, step, self._prefix + found.message)
+            self._found["loss_summed"] = replace(told, first_step=step, advice=_UNSCALED)
+        else:
+            self._found.pop("loss_summed", None)
+
     def found(self) -> tuple[Finding, ...]:
         """Return the findings so far. Waits for the device, once there were enough losses of a ctc_loss."""
+        self._of_factor()
         losses, is_whole = self._aligned_losses, self._looks >= _LOOKS
         if is_whole and losses:
             self._aligned_losses = []

@@ -16,6 +16,8 @@ from sonde.rules import Chosen, Finding
 
 _LONG = 1000  # steps
 _WARM_UP = 190  # steps from which on a training is more than a trial
+_RETURNS_RATE = "have the function of the schedule (LambdaLR) return a factor of the rate, which is 1 for the rate as it was given"
+_FACTOR, _SAME = 0.1, 1e-3  # a rate that is no factor of one, as 1 is; and how near a rate comes to its square
 _IN_TYPE = (optim.Adam, optim.AdamW, optim.NAdam, optim.Adamax, optim.RMSprop, optim.Adagrad)  # compute as their parameters are
 _ALIVE = 2  # optimizers: where more are kept, they are many, and none is made anew
 
@@ -34,6 +36,7 @@ class OddSettings:
         self._found: dict[str, Finding] = {}
         self._judged: dict[tuple[int, int], tuple[float, float]] = {}  # by optimizer and group: the largest rate, and the decay
         self._warms: tuple[int, float, float, float] | None = None  # first step, first and last rate, and the one that was given
+        self._highest = 0.0  # rate of all steps
         self._epoch = self._step = 0
         self._new = 0  # logged steps, one after the other, of optimizers that were not seen before
         self._held: WeakKeyDictionary[Optimizer, frozenset[int]] = WeakKeyDictionary()  # by optimizer, ids of its parameters
@@ -61,15 +64,19 @@ class OddSettings:
     def _look_at_warm_up(self, group: Mapping[str, Any], epoch: int, step: int) -> None:
         """Note the rate of a *group*, as long as it has a schedule and its rate does not fall."""
         rate, given = _number(group.get("lr")), _number(group.get("initial_lr"))
+        self._highest = max(self._highest, rate)
         first, begun, last, _ = self._warms or (step, rate, rate, given)
         self._warms, self._epoch, self._step = (first, begun, rate if rate >= last else math.inf, given), epoch, step
 
     def end(self) -> None:
-        """Judge whether the training ends within a warm-up."""
+        """Judge whether the training ends within a warm-up, or a schedule has multiplied a rate by itself."""
         first, begun, rate, given = self._warms or (0, 0.0, math.inf, 0.0)
-        if begun < rate < math.inf and self._step - first >= _WARM_UP:
-            found = self._chosen.judge("rate_small", rate, rate, 0.0, math.nan, given)
+        is_squared = 0 < given <= _FACTOR and abs(self._highest / given**2 - 1) <= _SAME
+        if (begun < rate < math.inf or is_squared) and self._step - first >= _WARM_UP:
+            rate = self._highest if is_squared else rate
+            found = self._chosen.judge("rate_small", rate, rate, 0.0, math.nan, given, given if is_squared else math.nan)
             if found is not None:
+                found = replace(found, advice=_RETURNS_RATE) if is_squared else found
                 self._keep(found, self._epoch, self._step, first=first)
 
     def _of_steps(self, optimizer: Optimizer) -> Iterator[Finding | None]:

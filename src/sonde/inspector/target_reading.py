@@ -362,7 +362,8 @@ def _distribution_numbers(logs: Tensor, gradient: Tensor, axis: int) -> dict[str
     """Return the largest probability of the one distribution that all samples have as target (*even*), NaN of several.
 
     That is read off the mean of cross-entropies, of its first rows. *raised*: the share of these with a single class that has a
-    gradient above zero.
+    gradient above zero, as the label of one that is maximised. Of outputs that are sure of a wrong class, all other probabilities
+    are 0, and it is this class that has one where the label has the only one below zero.
     """
     rows = gradient.reshape(-1, gradient.shape[-1])
     count, held = (rows != 0).any(-1).sum(), rows[:_FIRST].double()
@@ -370,9 +371,10 @@ def _distribution_numbers(logs: Tensor, gradient: Tensor, axis: int) -> dict[str
     targets = made - held * count
     is_one = (targets - targets.mean(0)).abs().max() <= ALIKE
     is_one &= (targets.min() >= -ALIKE) & (targets.max() < 1 - BEYOND) & ((made - made.mean(0)).abs().max() > 10 * ALIKE)
+    is_sure = ((held < 0).sum(-1) == 1) & (held.argmax(-1) == made.argmax(-1))
     return {
         f"even {axis}": torch.where(is_one, targets.max(), math.nan),
-        f"raised {axis}": ((held > 0).sum(-1) == 1).double().mean(),
+        f"raised {axis}": (((held > 0).sum(-1) == 1) & ~is_sure).double().mean(),
     }
 
 

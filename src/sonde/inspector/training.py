@@ -381,6 +381,9 @@ class WatchedTraining:
         if implied(each, others):
             self._follows.add(each.identity)
             return False
+        if each.rule == "loss_summed":
+            divides = any(watched.rows.divides for watched in self.watched if watched.name in ("", each.model))
+            return self._writer.findings.is_left_scaled(each, divides=divides)
         if each.rule == "loss_stuck" and not self._writer.findings.should_have_learnt(each):
             return False
         if each.rule == "decay_large" and each.severity == "warn":

@@ -172,6 +172,8 @@ class WatchedModel:
         Raises:
             NonFiniteError: it is not finite, and the training is to stop.
         """
+        if self._clock is not None:
+            self.rows.loss_graph.take_loss(loss, *self.moment(in_step=False))
         if self._sentinel is not None:
             self._sentinel.take_loss(loss)
 

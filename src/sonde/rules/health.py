@@ -155,7 +155,8 @@ def saturated(share: float, *, most: float = SATURATED_SHARE) -> Judged:
 
 
 @entry(
-    f"a hidden tanh or sigmoid whose mean slope is below {FLAT:g} of its largest, in 3 of 5 logged steps",
+    f"a hidden tanh or sigmoid whose mean slope is below {FLAT:g} of its largest, in 3 of 5 logged steps; or of one, or of a "
+    "softmax, 0.001 in the first two training passes, by a bias that is larger than what its layer makes of its inputs (bad)",
     "Glorot and Bengio, 2010, section 3; the slope is measured, smdebug takes limits of the input",
     "scale down what goes in: smaller initial weights, a lower learning rate, a normalisation before it",
     needs=("rms:output",),

@@ -41,6 +41,7 @@ _MEAN_STEP, _SAME_SHARE = 1e-6, 0.02  # mean of a step, of the size of its param
 _SUMS_TO_ZERO = 1e-3  # mean of a gradient, of its size, below which it sums to zero but for rounding
 _NEAR, _AROUND = 0.1, 0.2  # how near a loss and its gradient come to those of a guess, and probabilities to 1/2
 _SIGMOID_OF_HALF = 1 / (1 + math.exp(-0.5))
+_MOST_OF_IT = 0.8  # of the size of an output, that of a bias
 _AMPLIFIED = 5.0  # times as large as any output before it, what goes into a layer has been summed or multiplied
 _TABLE = "scale its initial values down to a deviation of 1 (0.1, where vectors are multiplied with each other)"
 _TABLES = ("Embedding", "EmbeddingBag")
@@ -668,6 +669,8 @@ class LayerFindings:
 
     def _told_where(self, found: Finding) -> Finding:
         """Return a finding about first outputs that are too large with what makes them so, as far as the weights do not."""
+        if biased := self._biased_at():
+            return replace(found, advice=f"{biased}; else {found.advice}", quantity="initialisation")
         (least, most), place = self._begun_between(), self._amplified_at()
         size = self._inputs[0] if self._inputs else math.nan
         goes_in = "what goes in" + f" (of size {short(size)})" * bool(size >= _USUAL_WEIGHT)
@@ -681,6 +684,17 @@ class LayerFindings:
             first, then = (goes_in, weights) if is_input else (weights, goes_in)
             advice = f"look at {first}, at {then}" + f", at {_ELSEWHERE}" * (not place)
         return replace(found, advice=f"{place}; else {advice}", quantity="output") if place else replace(found, advice=advice)
+
+    def _biased_at(self) -> str:
+        """Return in words the first layer that returns what its bias makes large from the beginning; ``""`` where none does."""
+        history, first = self.history, self._first
+        for column in [c for c in _in_order(history, "output") if first[c] >= BEGINS_SIZE and history.calls[c] >= 0]:
+            bias = history.column_at(parameter_of(history.sites[column].path, "bias"), "param")
+            size = 0.0 if bias is None else float(first[bias]) - self._moved(bias, first)
+            if size >= _MOST_OF_IT * first[column]:
+                made = f"the {short(float(first[column]))} that {history.name(column)} returns"
+                return f"look first at the bias of {history.name(column)}, which begins at size {short(size)}, of {made}"
+        return ""
 
     def _begun_between(self) -> tuple[float, float]:
         """Return how large the parameter that begins largest is beside a usual one, at least and at most; infinite if not known."""
@@ -820,6 +834,11 @@ class LayerFindings:
         """Return the size of the update of a *parameter* among the *sizes* of all columns; 0 of what has none."""
         update = self.history.column_at(self.history.sites[parameter].path, "update")
         return 0.0 if update is None else float(sizes[update])
+
+    @property
+    def follows_gradient(self) -> bool:
+        """Whether the first step was a multiple of the gradients."""
+        return bool(self._follows_gradient)
 
     def is_large_rate(self, rate: float) -> bool:
         """Return whether a learning *rate* is no usual one, by what the first step was: a multiple of the gradients or the rate.

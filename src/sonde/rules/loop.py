@@ -51,6 +51,8 @@ NEAR_CHANCE = 0.1
 """Distance of a loss that falls no more from ln(outputs of the last layer), the cross-entropy of a guess, as a share of that."""
 SUMMED, EXACTLY = 10.0, 1e-3
 """Gradient of a loss at the outputs, of that of a mean over samples; and how near a sum of squares comes to its own."""
+SCALED = 256.0
+"""A constant by which a loss is multiplied, as that of a GradScaler: weights of terms are smaller."""
 SEVERAL, LIKE_LABELS, PLAIN_OUTPUT = 1.5, 0.15, 1.0
 """Labels of a sample on average that are several; how near their gradient comes to that of as many of each sample; and a size of
 outputs at which a cross-entropy is near that of a guess."""
@@ -296,21 +298,31 @@ def loss_stuck(
     f"the first loss and its gradient at the outputs are those of a sum: {SUMMED:g} x the cross-entropy of a guess and its "
     "gradient, or what a sum of squares or of binary cross-entropies has; the first steps are a multiple of the gradients; "
     "the learning rate times that is 0.5 or more, and another finding shows that something becomes too large (within 20 steps, "
-    "where another cause is found)",
+    f"where another cause is found); or the loss that is sent backward is {SCALED:g} x the one that is pushed, and nothing has "
+    "divided the gradients of the steps by that",
     "torch.nn.functional.cross_entropy: reduction='sum' has as many times the gradient of the mean as there are samples",
     "average the loss over samples (reduction='mean'), or look for what multiplies it; else {lr}",
     needs=("loss", "rms:output", "rms:grad_output"),
-    evidence=("loss", "gradient", "", "guess", ""),
+    evidence=("loss", "gradient", "", "guess", "", "scale"),
     about=("setup", "large"),
     tries=("lr",),
 )
 def loss_summed(
-    loss: float, gradient: float, count: float, guess: float = math.nan, units: float = math.nan, *, factor: float = SUMMED
+    loss: float,
+    gradient: float,
+    count: float,
+    guess: float = math.nan,
+    units: float = math.nan,
+    scale: float = math.nan,
+    *,
+    factor: float = SUMMED,
+    most: float = SCALED,
 ) -> Judged:
     """Judge the first *loss* and the size of its *gradient* at a *count* of outputs, of so many *units* for each sample.
 
     Near the *guess* the mean of cross-entropies has a gradient of size sqrt(units - 1) / count. A sum of squares has one of twice
     the root of loss / count, half of one the root of twice that, and a sum of binary cross-entropies one half at ln 2 for each.
+    *scale* is how many times the loss that the loop gives the one was that was sent backward: *most* is more than any weight.
     """
     times: Any = loss / guess
     of_gradient = count * gradient / np.sqrt(np.maximum(units - 1, 1.0))
@@ -319,8 +331,13 @@ def loss_summed(
     is_squares = np.minimum(abs(share - 1), abs(2 * share - 1)) < EXACTLY
     is_coins = (abs(loss / count - math.log(2)) < NEAR_CHANCE * math.log(2)) & (abs(gradient - 0.5) < NEAR_CHANCE / 2)
     times = np.where(is_entropy, times, np.where(is_squares | is_coins, count, 0.0))
-    yield times >= factor
-    yield times
+    is_scaled: Any = np.greater_equal(scale, most)
+    yield (times >= factor) | is_scaled
+    value: Any = np.where(is_scaled, scale, times)
+    yield value
+    if is_scaled:
+        yield f"the loss that is sent backward is {short(scale)} x the one that is logged, and steps are made of gradients as large"
+        return
     yield f"the loss is {short(times)} x a mean over samples, as its gradient at the outputs shows: it is summed, or multiplied"
 
 

@@ -678,7 +678,7 @@ class _Cleared:
     Attributes:
         found: the finding that they are, from most steps so far; None so far.
         added: the finding that they are far larger then, in all steps so far; None where they are not.
-        norms: of the last step that has both, the norm at the step, and behind the backward pass.
+        norms: of the last step that has both, and is finite, the norm at the step, and behind the backward pass.
     """
 
     def __init__(self, model: str, chosen: Chosen) -> None:
@@ -696,8 +696,8 @@ class _Cleared:
         self._latest[kind] = step, value
         (at, norm), (before, raw) = (self._latest.get(each, (-1, math.nan)) for each in _GRADIENTS)
         if at == before == step:
-            self.norms = norm, raw
-            self._compare(epoch, step)
+            self.norms = (norm, raw) if math.isfinite(norm + raw) else self.norms
+            self._compare(norm, raw, epoch, step)
         if not at == before == step or self.found is not None:
             return
         self._steps += 1
@@ -709,9 +709,8 @@ class _Cleared:
             message = f"{self._model}: " * bool(self._model) + found.message
             self.found = replace(found, message=message, epoch=epoch, step=step, first_step=self._first)
 
-    def _compare(self, epoch: int, step: int) -> None:
+    def _compare(self, norm: float, raw: float, epoch: int, step: int) -> None:
         """Judge by how much gradients have grown between backward pass and step, in the step in which it was least."""
-        norm, raw = self.norms
         self._begun = step if self._begun < 0 else self._begun
         self._compared += 1
         self._least = min(self._least, (norm / raw if raw > 0 else 0.0, norm))

@@ -445,26 +445,39 @@ def rate_grown(rate: float, best: float, *, factor: float = GROWN_RATE) -> Judge
     f"half of the losses or more came at a learning rate of {LOW_RATE:g} of the largest or less, or a warm-up of 200 steps or more "
     f"has moved the weights by less than {percent(WARMED)} so far; and the loss has not fallen by a fifth; or a training of "
     f"200 steps or more ends at a rate that has risen in all of it, and is below {percent(WITHIN)} of the one that the optimizer "
-    "was given",
+    "was given, or its largest rate is the square of that one",
     "our own: a schedule that is stepped too often, or for the wrong reason, leaves a rate that moves nothing",
     "look at the schedule: how often its step() is called, its length and unit (steps or epochs), the mode of ReduceLROnPlateau",
     needs=("lr", "loss"),
-    evidence=("lr", "largest", "share", "moved", "given"),
+    evidence=("lr", "largest", "share", "moved", "given", "factor"),
     brings=("loss_stuck", "update_small"),
     about=("setup", "small"),
 )
-def rate_small(rate: float, largest: float, share: float, moved: float, given: float = math.nan, *, most: float = WARMED) -> Judged:
+def rate_small(
+    rate: float,
+    largest: float,
+    share: float,
+    moved: float,
+    given: float = math.nan,
+    factor: float = math.nan,
+    *,
+    most: float = WARMED,
+) -> Judged:
     """Judge a learning *rate*, and a *share* of losses that came at one far below the *largest*.
 
     *moved* is how far a warm-up has moved the weights together, of their size; NaN without one. *given* is the rate that the
-    optimizer of a training was given whose last rate this is, the largest one; NaN before its end.
+    optimizer of a training was given whose last rate this is, the largest one; NaN before its end. *factor* is by what a schedule
+    has multiplied that, where this is the rate itself.
     """
     has_fallen = (share >= 0.5) & (rate <= LOW_RATE * largest)
     is_within = rate < WITHIN * given
-    yield has_fallen | (moved < most) | is_within
+    is_squared: Any = np.greater(factor, 0)
+    yield has_fallen | (moved < most) | is_within | is_squared
     yield rate
     yield (
-        f"the learning rate is {rate:.3g}, where it was {largest:.3g}: next to nothing is learnt since"
+        f"a schedule has multiplied the learning rate, {given:.3g}, by itself: its largest is {rate:.3g}"
+        if is_squared
+        else f"the learning rate is {rate:.3g}, where it was {largest:.3g}: next to nothing is learnt since"
         if has_fallen
         else f"the training ended within its warm-up: the learning rate is {rate:.3g}, {percent(rate / given)} of {given:.3g}"
         if is_within

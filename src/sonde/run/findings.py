@@ -147,6 +147,17 @@ class _Judges:
             first[each.identity] = each if known is None else grown(known, each)
         return sorted(first.values(), key=gravity)
 
+    def is_left_scaled(self, each: Finding, *, divides: bool) -> bool:
+        """Whether large steps are made of gradients of a loss that was multiplied, as *each* says.
+
+        *divides*: those that a backward pass has left were divided before they were recorded. Some of it may be clipped.
+        """
+        norm, raw = self._scalars.clipped(each.model)
+        layers = [held for (_, of), held in self._layers.items() if of == each.model]
+        is_left = norm >= math.sqrt(each.value) * raw if divides else norm * math.sqrt(each.value) >= raw
+        is_large = self._is_large(each.model, self._rates.get(each.model, math.nan) * each.value)
+        return is_left and is_large and any(held.follows_gradient for held in layers)
+
     def completed(self, each: Finding) -> Finding:
         """Return a finding with what is known of the steps: about too large or too small updates the learning rate.
 
@@ -176,9 +187,9 @@ class _Judges:
             each = self._of_first_loss(each)
         norm, raw = self._scalars.clipped(each.model)
         if each.rule in ("update_small", "loss_stuck") and _CLIPPED * norm <= raw > 0 and not self._pace(each.model) >= _USUAL_PACE:
-            advice = (
-                f"gradients are clipped to {short(norm)} from a norm of {short(raw)}: raise that limit first; else {each.advice}"
-            )
+            clipped = f"gradients are clipped to {short(norm)} from a norm of {short(raw)}"
+            first = "raise that limit first, and under a GradScaler clip behind scaler.unscale_(optimizer)"
+            advice = f"{clipped}: {first}; else {each.advice}"
             return replace(each, advice=advice, evidence={**each.evidence, "grad_norm": norm, "grad_norm_raw": raw})
         if each.rule not in RULES or math.isnan(rate):
             return each
@@ -637,6 +648,21 @@ class Findings:
         False
         """
         return self._judges.should_have_learnt(each.model) and all(known.rule != each.rule for known in self._opened.values())
+
+    def is_left_scaled(self, each: Finding, *, divides: bool) -> bool:
+        """Return whether steps are made of gradients of a loss that was multiplied, as *each* says, and do harm.
+
+        >>> from sonde.run import Findings
+        >>> from sonde.types import Finding
+        >>> Findings().is_left_scaled(Finding("loss_summed", "the loss is multiplied", value=4096.0), divides=False)
+        False
+
+        Args:
+            each: says by what it was multiplied.
+            divides: gradients that a backward pass has left were divided before they were recorded.
+        """
+        harms = {RULES[other.rule].about for other in self.judged() if other.severity != "note" and related(each, other)}
+        return bool(harms & _TOO_FAR) and self._judges.is_left_scaled(each, divides=divides)
 
     def judged(self) -> list[Finding]:
         """Return the findings that can be made again from the rows and scalars, the gravest first."""

@@ -95,3 +95,11 @@ def test_a_tensor_that_has_been_written_into_is_an_error() -> None:
         output.zero_()
     with pytest.raises(RuntimeError):  # in torch's own words
         graph_nodes.gradients_at(output, torch.ones(3, 2, 4), {looked_up.grad_fn})
+
+
+def test_the_axis_of_a_softmax_is_known_and_a_sum_has_no_such() -> None:
+    given = torch.ones(2, 3, requires_grad=True)
+    assert graph_nodes.axis_of(given.softmax(-1).grad_fn) == 1
+    assert graph_nodes.axis_of(given.log_softmax(0).grad_fn) == 0
+    assert graph_nodes.axis_of(given.sum(1).grad_fn) is None
+    assert graph_nodes.axis_of(given.std(1).grad_fn) is None

@@ -61,9 +61,9 @@ def shape_of(node: Node) -> tuple[int, ...]:
 
 def axis_of(node: Node) -> int | None:
     """Return the axis along which a softmax runs, counted from the start; None where torch does not say it."""
-    axis: int | None = getattr(node, "_saved_dim", None)
-    if axis is None:
-        return None
+    axis = getattr(node, "_saved_dim", None)
+    if not isinstance(axis, int):
+        return None  # a sum has several
     return axis if axis < 1 << 32 else axis - (1 << 64) + len(shape_of(node))  # one below zero was kept without its sign
 
 
@@ -110,6 +110,15 @@ def terms_of(node: Node) -> Iterator[Node]:
             yield from terms_of(each)
     else:
         yield node
+
+
+def lacks_term(node: Node) -> bool:
+    """Return whether one number that *node* has made is a sum of which one part has no graph."""
+    name = operation_of(node)
+    if shape_of(node) != () or name not in ("Add", "Sub", "Mul", "Div", "Neg", *KEEPS):
+        return False
+    is_sum, before = name in ("Add", "Sub"), sources_of(node)
+    return (is_sum and len(before) == 1) or ((is_sum or len(before) == 1) and any(map(lacks_term, before)))
 
 
 def is_mean(node: Node) -> bool:

@@ -114,6 +114,11 @@ class RowTaker:
         for measurement in self.measurements:
             measurement.attachment.detach()
 
+    @property
+    def divides(self) -> bool:
+        """Whether gradients that a backward pass has left are divided by the scale of a loss before they are recorded."""
+        return self._scaling.is_known
+
     def layers(self) -> set[str]:
         """The modules that lenses look at, or whose parameters they look at."""
         return {site.layer for each in self.measurements if not each.hidden for site in each.attachment.sites()}
@@ -211,6 +216,7 @@ class RowTaker:
         """
         self._raw.measure(self._hooks_at("grad"), step)
         self.loss_graph.look(epoch, step)
+        self.batches.look_at_loss()
         if self.left_out.looks:
             self.left_out.look_at_gradients(self._hooks_at("grad"))
         scale = self._scaling.scale
