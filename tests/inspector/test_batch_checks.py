@@ -287,6 +287,75 @@ def test_targets_beyond_the_last_activation_are_told(last: nn.Module, reach: tup
         assert ("target_beyond" in trained(model, loss, steps=6)) is beyond
 
 
+class Ended(nn.Module):
+    """A perceptron whose logits go through what is its *last* operation."""
+
+    def __init__(self, last: Callable[[Tensor], Tensor], columns: int) -> None:
+        super().__init__()
+        self.layers, self.last = mlp(columns), last
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.layers(x))
+
+
+@pytest.mark.parametrize(
+    ("last", "columns", "told"),
+    [
+        (functional.relu, 1, "what the last relu returns goes into a cross-entropy: all probabilities are from 0.5 to 1, which"),
+        (torch.abs, 1, "what the last abs returns"),
+        (functional.gelu, 1, "what the last gelu returns"),
+        (
+            functional.logsigmoid,
+            1,
+            "what the last logsigmoid returns goes into a cross-entropy: all probabilities are from 0 to 0.5",
+        ),
+        (functional.relu6, 1, "what the last hardtanh returns"),
+        (
+            torch.tanh,
+            1,
+            "what the last tanh returns goes into a cross-entropy: all probabilities are from 0.27 to 0.73, which 100 %",
+        ),
+        (torch.tanh, 10, "what the last tanh returns goes into a cross-entropy: all probabilities are from 0 to 0.45, which 100 %"),
+        (nn.Identity(), 1, ""),
+        (functional.leaky_relu, 1, ""),
+        (lambda logits: logits.clamp(-10, 10), 1, ""),
+        (lambda logits: 30 * torch.tanh(logits / 30), 1, ""),
+        (lambda logits: 15 * torch.tanh(logits / 15), 10, ""),
+        (functional.relu, 10, ""),  # a softmax takes all differences of what is above zero
+        (lambda logits: functional.log_softmax(logits, 1), 10, ""),
+    ],
+)
+def test_logits_that_the_last_operation_keeps_from_the_labels_are_told(
+    last: Callable[[Tensor], Tensor], columns: int, told: str
+) -> None:
+    torch.manual_seed(0)
+    model, weight = Ended(last, columns), torch.randn(8, 10)
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(64, 8)
+        if columns == 1:
+            return functional.binary_cross_entropy_with_logits(model(x), (x[:, :1] > 0).float())
+        return functional.cross_entropy(model(x), (x @ weight).argmax(1))
+
+    found = trained(model, loss, steps=12).get("target_beyond")
+    assert (found is not None) is bool(told)
+    assert found is None or (found.message.startswith(told) and "takes logits" in found.advice)
+
+
+@pytest.mark.parametrize(("squash", "is_told"), [(functional.relu, True), (nn.Identity(), False)])
+@pytest.mark.parametrize("in_model", [True, False])
+def test_a_sigmoid_of_what_is_cut_is_told(squash: Callable[[Tensor], Tensor], is_told: bool, in_model: bool) -> None:
+    torch.manual_seed(0)
+    model = Ended((lambda logits: squash(logits).sigmoid()) if in_model else squash, 1)
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(64, 8)
+        made = model(x) if in_model else model(x).sigmoid()
+        return functional.binary_cross_entropy(made, (x[:, :1] > 0).float())
+
+    assert ("target_beyond" in trained(model, loss, steps=12)) is is_told
+
+
 @pytest.mark.parametrize(("weight", "is_told"), [(3.0, False), (5000.0, True)])
 def test_a_weight_of_ones_is_told(weight: float, is_told: bool) -> None:
     torch.manual_seed(0)

@@ -29,6 +29,7 @@ from sonde.inspector.dependence import (
 from sonde.inspector.regression_targets import (
     Range,
     beyond_numbers,
+    chance_numbers,
     other_numbers,
     range_of,
     regression_numbers,
@@ -529,6 +530,8 @@ def _gradient_comes(
                 look.add(column_gradients(scores, slopes, nodes))
                 if len(output) == len(gradient):
                     look.add(_of_output(0, regression_numbers(output, held, reaches, look.makers[0], nodes)))
+                    chances = {} if reaches is None else chance_numbers(output, held, reaches, look.makers[0], nodes)
+                    look.add(_of_output(0, chances))
                     for at, each in enumerate(features):
                         look.add(_of_output(at, _feature_numbers(scores, slopes, each)))
     except Exception as error:
@@ -568,6 +571,9 @@ def _gradient_of_other(output: Tensor, number: int, reaches: Range | None, look:
             with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False):
                 held, nodes = gradient.detach(), nodes_of_loss()
                 look.terms[number] = terms_with(look.makers[number])
+                look.add(
+                    {} if reaches is None else _of_output(number, chance_numbers(output, held, reaches, look.makers[number], nodes))
+                )
                 look.add(_of_output(number, {"part": held.double().square().sum().sqrt()} | scale_numbers(output, held)))
                 look.add(
                     _of_output(

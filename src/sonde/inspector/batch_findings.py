@@ -44,6 +44,7 @@ _SCALES = "look at what multiplies the outputs: a temperature, a scale, a missin
 _IDLE = (
     "look at what picks a column: an index that is always the same, a slice, a mask; and whether more columns are made than needed"
 )
+_LOGITS = "leave the last activation out: the loss takes logits, and makes probabilities of them itself; or scale what it returns"
 _LAST_RELU = "leave the last activation out: outputs below zero are cut, and get no gradient"
 _SHARP = (
     "look at what multiplies the scores of the attention (a missing 1 / sqrt(size), a temperature), at initial weights, and at a "
@@ -273,6 +274,11 @@ class BatchFindings:
                 "target_beyond", *[numbers.get(f"{each} {at}", math.nan) for each in ("beyond", "least", "largest")], what=what
             )
             yield found if found is None else replace(found, site=site)
+            unlikely = self._so_far("unlikely", at, look.number, value=numbers.get(f"unlikely {at}"))
+            if len(unlikely) >= _KEPT:
+                chances = [numbers.get(f"{each} chance {at}", math.nan) for each in ("least", "most")]
+                found = judge("target_beyond", statistics.median(unlikely), *chances, what=what, is_chance=True)
+                yield found and replace(found, site=site, advice=_LOGITS)
             sides = self._so_far("side", at, look.number, value=numbers.get(f"side {at}", 0.0))
             if len(sides) > EACH and abs(sum(sides)) == len(sides):
                 found = judge("target_beyond", 1.0, math.nan, math.nan, what=what, side=-sides[0])

@@ -263,12 +263,12 @@ def _binary_numbers(made: Tensor, held: Tensor, nodes: Loss) -> dict[str, Tensor
     ones = is_alike(held / (1 - chance)) | (is_share & is_alike(held * made))
     is_one = held < 0
     of_one, of_zero = torch.where(is_one, held / (chance - 1), math.nan), torch.where(is_one, math.nan, held / chance)
-    is_each = varies & (_spread(of_one) <= ALIKE) & (_spread(of_zero) <= ALIKE)
+    is_each = varies & (spread(of_one) <= ALIKE) & (spread(of_zero) <= ALIKE)
     are_several = torch.minimum(is_one.sum(), (~is_one).sum()) >= _FEW
     times = torch.where(is_each & are_several, of_one.nanmean() / of_zero.nanmean(), 0.0).nan_to_num(0.0)
     target = torch.where(is_one, chance - held / of_zero.nanmean(), math.nan)  # of the others, as those of 0 say
-    is_other = varies & (_spread(of_zero) <= ALIKE) & (_spread(target) <= ALIKE) & (target.nanmean() > 1 + BEYOND)
-    is_other &= _spread(of_one) > 10 * ALIKE  # a weight of ones would look alike, but for that
+    is_other = varies & (spread(of_zero) <= ALIKE) & (spread(target) <= ALIKE) & (target.nanmean() > 1 + BEYOND)
+    is_other &= spread(of_one) > 10 * ALIKE  # a weight of ones would look alike, but for that
     given, is_binary = _binary_targets(made, held, is_share, nodes)
     is_beyond = is_binary & ((given < -BEYOND) | (given > 1 + BEYOND))
     far, other = torch.where(is_beyond, given, math.nan), torch.where(is_other, target.nanmean(), 0.0).nan_to_num(0.0)
@@ -303,7 +303,7 @@ def _is_logistic(node: graph_nodes.Node) -> bool:
     return graph_nodes.operation_of(node).startswith("BinaryCrossEntropy")
 
 
-def _spread(numbers: Tensor) -> Tensor:
+def spread(numbers: Tensor) -> Tensor:
     """Return the deviation of *numbers* that are no NaN, as a share of their mean."""
     middle = numbers.nanmean()
     return (numbers - middle).square().nanmean().sqrt() / middle.abs()
@@ -402,10 +402,10 @@ def _weight_numbers(likely: Tensor, gradient: Tensor, labels: Tensor, is_counted
     weight = -gradient.double().gather(-1, labels[..., None])[..., 0] / slope
     is_top, is_other = is_counted & (labels == usual), is_counted & (labels != usual)
     of_top, of_other = ((weight * each).sum() / each.sum().clamp(min=1) for each in (is_top, is_other))
-    is_each = _spread(torch.where(is_top, weight, math.nan)) <= 10 * ALIKE  # one of all samples of a class, as no reward is
+    is_each = spread(torch.where(is_top, weight, math.nan)) <= 10 * ALIKE  # one of all samples of a class, as no reward is
     times = torch.where((of_other > 0) & is_other.any() & is_each, of_top / of_other, 1.0)
     count = weight.new_zeros(gradient.shape[-1]).index_add(0, labels.flatten(), is_counted.flatten().double())
-    is_plain = _spread(torch.where(is_counted, weight, math.nan)) <= 10 * ALIKE
+    is_plain = spread(torch.where(is_counted, weight, math.nan)) <= 10 * ALIKE
     return {
         "top": is_top.sum() / is_counted.sum().clamp(min=1),
         "times": times,
@@ -417,7 +417,7 @@ def _heaviest(weight: Tensor, labels: Tensor, is_counted: Tensor, count: Tensor)
     """Return of the class with the most *weight* its part of it (*heavy*), and of the samples (*often*); 0 where these differ."""
     sums = torch.zeros_like(count).index_add(0, labels.flatten(), weight.flatten())
     heavy = sums.argmax()
-    is_each = _spread(torch.where(is_counted & (labels == heavy), weight, math.nan)) <= 10 * ALIKE
+    is_each = spread(torch.where(is_counted & (labels == heavy), weight, math.nan)) <= 10 * ALIKE
     found = {"heavy": sums.max() / sums.sum().clamp(min=1e-300), "often": count.index_select(0, heavy.reshape(1))[0] / count.sum()}
     return {name: torch.where(is_each, each, 0.0) for name, each in found.items()}
 

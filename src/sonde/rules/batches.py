@@ -145,24 +145,47 @@ def outputs_alike(apart: float, size: float, first: float, *, spread: float = 0.
 
 @entry(
     "5 % of the targets of a mean squared error or more are beyond what the activation that makes the outputs can return, or all "
-    "of an absolute error are on one side of it in 16 passes (or of another error, of a sigmoid or tanh), or those of a binary "
-    "cross-entropy are beyond 0 to 1",
+    "of an absolute error are on one side of it in 16 passes (or of another error, of a sigmoid or tanh), or those of a "
+    "binary cross-entropy are beyond 0 to 1, or 5 % of its labels or more off by 0.2 from all probabilities that the activation "
+    "leaves it, in six passes or more",
     "the range of the activation: sigmoid and softmax 0 to 1, tanh -1 to 1, ReLU and softplus 0 and more",
     "leave the last activation out, or scale the targets into its range",
     needs=("rms:output",),
-    brings=("bounded", "loss_stuck", "dead", "flat", "loss_unbounded", "overfitting"),
+    brings=(
+        "bounded",
+        "loss_stuck",
+        "dead",
+        "flat",
+        "loss_unbounded",
+        "overfitting",
+        "input_unused",
+        "gradient_zero",
+        "outputs_alike",
+        "all_zero",
+    ),
     about=("setup", "lost"),
 )
 def target_beyond(
-    share: float, least: float, largest: float, *, most: float = 0.05, what: str = "activation", side: float = 0.0
+    share: float,
+    least: float,
+    largest: float,
+    *,
+    most: float = 0.05,
+    what: str = "activation",
+    side: float = 0.0,
+    is_chance: bool = False,
 ) -> Judged:
     """Judge the *share* of the targets, from the *least* to the *largest*, that outputs cannot reach; *what* makes them.
 
-    *side*: of an absolute error, whether all targets are above the outputs (1) or below (-1).
+    *side*: of an absolute error, whether all targets are above the outputs (1) or below (-1). *is_chance*: the targets are labels,
+    and the others the ends of the probabilities that the activation leaves a cross-entropy.
     """
     yield (share >= most) & ((side != 0) | np.not_equal(largest, 0))
     yield share
-    if side:
+    if is_chance:
+        ends = f"all probabilities are from {short(least)} to {short(largest)}"
+        yield f"what the last {what} returns goes into a cross-entropy: {ends}, which {percent(share)} of the labels are far beyond"
+    elif side:
         where = "above" if side > 0 else "below"
         yield f"all targets, in all passes, are {where} what the last {what} returns"
     elif what == "binary cross-entropy":

@@ -97,6 +97,16 @@ def result_of(node: Node) -> Tensor | None:
     return held if isinstance(held, Tensor) else None
 
 
+def limits_of(node: Node) -> tuple[float, float] | None:
+    """Return between which numbers the operation cuts what it takes; None for one that cuts at none, or at those of a tensor."""
+    low, high = (
+        getattr(node, "_saved_min", getattr(node, "_saved_min_val", None)),
+        getattr(node, "_saved_max", getattr(node, "_saved_max_val", None)),
+    )
+    are_numbers = not any(isinstance(each, Tensor) for each in (low, high)) and (low, high) != (None, None)
+    return (-math.inf if low is None else float(low), math.inf if high is None else float(high)) if are_numbers else None
+
+
 def target_of(node: Node) -> Tensor | None:
     """Return the target that a loss function keeps for its backward pass; None for another operation."""
     held = getattr(node, "_saved_target", None)
