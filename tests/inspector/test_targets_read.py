@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -336,29 +337,34 @@ def test_errors_that_cancel_are_found(kind: str, is_told: bool) -> None:
     assert ("errors_cancel" in trained(model, loss, lr=1e-2, steps=40)) is is_told
 
 
-@pytest.mark.parametrize(("kind", "is_told"), [("policy", False), ("large", True), ("cut", True)])
-def test_an_entropy_that_is_all_there_is_is_found(kind: str, is_told: bool) -> None:
+@pytest.mark.parametrize(("kind", "is_told"), [("policy", False), ("rewards", False), ("large", True), ("cut", True)])
+@pytest.mark.parametrize("returned", ["logits", "distribution", "of shares"])
+def test_an_entropy_that_is_all_there_is_is_found(kind: str, is_told: bool, returned: str) -> None:
     class Actor(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.body, self.policy, self.value = mlp(16), nn.Linear(16, 4), nn.Linear(16, 1)
 
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        def forward(self, x: Tensor) -> tuple[Any, Tensor]:
             held = self.body(x)
-            return self.policy(held), self.value(held)[:, 0]
+            logits, value = self.policy(held), self.value(held)[:, 0]
+            if returned == "logits":
+                return logits, value
+            made = {"probs": logits.softmax(1)} if returned == "of shares" else {"logits": logits}
+            return torch.distributions.Categorical(**made), value
 
     torch.manual_seed(0)
     model = Actor()
 
     def loss(_: int) -> Tensor:
         x = drawn(64)
-        scores, value = model(x)
-        policy = torch.distributions.Categorical(logits=scores)
-        action = policy.sample()  # type: ignore[no-untyped-call]
-        reward = (action == x[:, :4].argmax(1)).float()
-        likely = policy.log_prob(action)  # type: ignore[no-untyped-call]
+        policy, value = model(x)
+        policy = torch.distributions.Categorical(logits=policy) if returned == "logits" else policy
+        action = policy.sample()
+        reward = (action == x[:, :4].argmax(1)).float() * (50 if kind == "rewards" else 1)
+        likely = policy.log_prob(action)
         likely = likely.detach() if kind == "cut" else likely
-        bonus = (30.0 if kind == "large" else 0.01) * policy.entropy().mean()  # type: ignore[no-untyped-call]
+        bonus = (5.0 if kind == "large" else 0.01) * policy.entropy().mean()
         made: Tensor = -((reward - value).detach() * likely).mean() + 0.5 * functional.mse_loss(value, reward) - bonus
         return made
 

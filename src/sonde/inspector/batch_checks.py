@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from sonde.engine import autograd_state, communicates, graph_nodes, hooks, raise_if_foreign, walk
@@ -127,7 +128,7 @@ class BatchChecks:
     def look(self, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any, moment: tuple[int, int], number: int) -> None:
         """Look at what a training pass has returned, which is the one with this *number* of its step."""
         try:
-            returned = {name: each for name, each in walk(output) if _is_of_samples(each)}
+            returned = {name: each for name, each in _returned(output) if _is_of_samples(each)}
             given = [*walk(list(args)), *walk(dict(kwargs))]
             compared = {} if returned else _compared(output, [each for _, each in given])
             returned = returned or {name: each for name, (each, _) in compared.items()}
@@ -141,7 +142,10 @@ class BatchChecks:
                     nodes = [graph_nodes.behind(each.grad_fn, graph_nodes.KEEPS) for each in (held, *others)][:_OUTPUTS]
                     look = Look(*moment, shape, number, samples_of(shape), list(returned)[:_OUTPUTS])
                     look.makers = [autograd_state.sequence_of_node(each) for each in nodes]
-                    look.made = [(graph_nodes.operation_of(each), graph_nodes.axis_of(each)) for each in nodes]
+                    look.made = [
+                        graph_nodes.normalised_by(each) or (graph_nodes.operation_of(each), graph_nodes.axis_of(each))
+                        for each in nodes
+                    ]
                     look.is_turned, look.arranged = is_turned, arranged
                     ranges = [range_of(each) for each in (held, *others)][:_OUTPUTS]
                     look.activations = ["" if each is None else each.activation for each in ranges]
@@ -285,6 +289,18 @@ class BatchChecks:
 def _without_recomputing() -> AbstractContextManager[None]:
     """Return a context in which what an activation checkpoint keeps cannot be read, since the checkpoint would run again."""
     return torch.autograd.graph.disable_saved_tensors_hooks("an activation checkpoint would run again")
+
+
+def _returned(output: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors that a model has returned, by their place, and of distributions what these were made of."""
+    if isinstance(output, Distribution):
+        held = vars(output)
+        output = {name: held[name] for name in (*output.arg_constraints, "base_dist") if name in held}
+    if type(output) in (dict, list, tuple):
+        for place, each in output.items() if isinstance(output, dict) else enumerate(output):
+            yield from _returned(each, f"{path}[{place!r}]")
+    else:
+        yield from ((path + name, each) for name, each in walk(output))
 
 
 def _is_of_samples(tensor: Tensor) -> bool:

@@ -33,6 +33,7 @@ _NOTHING = 1e-6  # of a gradient, rounding
 _BOUNDED = ("Sigmoid", "Tanh")
 _DOMINATES = 100.0  # times as large as at another output is a gradient of targets that are not scaled
 _DROWNS, _STEADY = 2.0, 0.1  # weight of an entropy, beside rewards of size 1; by which it differs from pass to pass
+_SURELY = 3.0  # errors of a number that is read off a gradient with noise
 _ENTROPY = 0.1  # of a gradient that is no entropy's
 _MOST = 0.7  # of the passes
 _HARDLY = 1e-3  # of what an output depends on
@@ -45,6 +46,10 @@ _IDLE = (
     "look at what picks a column: an index that is always the same, a slice, a mask; and whether more columns are made than needed"
 )
 _LOGITS = "leave the last activation out: the loss takes logits, and makes probabilities of them itself; or scale what it returns"
+_CUT_OFF = (
+    "look whether what else is to train the outputs is cut off (log-probabilities behind a detach or no_grad), whether rewards or "
+    "advantages are zero, and at the weight of the entropy"
+)
 _LAST_RELU = "leave the last activation out: outputs below zero are cut, and get no gradient"
 _SHARP = (
     "look at what multiplies the scores of the attention (a missing 1 / sqrt(size), a temperature), at initial weights, and at a "
@@ -289,20 +294,33 @@ class BatchFindings:
         yield from self._of_columns(numbers)
         yield from self._of_fading(look, numbers)
         yield judge("all_linear", float(look.is_linear))
-        if "entropy" in numbers and _class_axis(look, numbers) is None:  # of a label that is sure, both slopes are alike
-            weights = self._so_far("entropy weight", value=numbers["entropy weight"])
-            firsts = self._so_far("entropy", value=numbers["entropy"])[:_OFTEN]
-            first = weights[:_LAST]
-            is_steady = len(weights) >= _LAST and max(first) - min(first) <= _STEADY * abs(first[0])
-            if is_steady and abs(first[0]) >= _DROWNS:
-                yield judge("penalty_alone", 0.0, 0.0, first[0], is_entropy=True)
-            is_alone = len(firsts) == _OFTEN and statistics.median(firsts) <= _ENTROPY
-            yield judge("penalty_alone", 0.0, max(firsts), is_entropy=True) if is_alone else None
+        yield from self._of_entropy(look, numbers)
         if "across" in numbers:
             is_own = numbers["across"] <= _OWN and bool(numbers.get("compares")) and look.made_by not in _DIFFERENCES
             is_own &= numbers.get("apart", math.inf) > _VARIED * numbers.get("size", 0.0)
             own = self._so_far("own", value=is_own)
             yield judge("target_own", float(len(own))) if all(own) else None
+        yield from self._of_parts(look, numbers)
+
+    def _of_entropy(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that an entropy is all that trains the outputs, or weighs too much."""
+        if "entropy" in numbers and _class_axis(look, numbers) is None:  # of a label that is sure, both slopes are alike
+            weights = self._so_far("entropy weight", value=numbers["entropy weight"])
+            firsts = self._so_far("entropy", value=numbers["entropy"])[:_OFTEN]
+            errors = self._so_far("entropy error", value=numbers["entropy error"])[:_LAST]
+            first = weights[:_LAST]
+            is_most = firsts[0] <= _HALF  # what is left of an entropy that has been raised is no measure of its weight
+            apart = max(_STEADY * abs(first[0]), _SURELY * max(errors) if is_most else 0.0)
+            is_steady = len(weights) >= _LAST and max(first) - min(first) <= apart
+            if is_steady and min(map(abs, first)) >= _DROWNS and min(first) * max(first) > 0:
+                yield self._chosen.judge("penalty_alone", 0.0, 0.0, first[0], is_entropy=True)
+            is_alone = len(firsts) == _OFTEN and statistics.median(firsts) <= _ENTROPY
+            alone = self._chosen.judge("penalty_alone", 0.0, max(firsts), is_entropy=True) if is_alone else None
+            yield alone and replace(alone, advice=_CUT_OFF)
+
+    def _of_parts(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that the gradients at outputs are of very different sizes."""
+        judge = self._chosen.judge
         parts = [numbers.get(f"part {at}", 0.0) for at in range(len(look.outputs))]
         largest, least = (each(range(len(parts)), key=parts.__getitem__) for each in (max, min))
         if look.number == 0 and parts[least] > 0 and math.isfinite(parts[largest]):

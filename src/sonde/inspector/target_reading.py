@@ -218,8 +218,8 @@ def column_gradients(output: Tensor, gradient: Tensor, nodes: Loss) -> dict[str,
     """Return which column of an *output*, of two to sixteen, is *idle*: the one without a *gradient*, or -1.
 
     Of one output for each sample, its gradient, if that is the *same gradient* for all of them, or 0; of logits that differ, whose
-    loss takes a softmax times what else they make, which share of it is not that of the *entropy* of that softmax, and the weight
-    of that in a mean (*entropy weight*).
+    loss takes a softmax times what else they make, which share of it is not that of the *entropy* of that softmax, the weight of
+    that in a mean (*entropy weight*), and by how much this is off, as far as all else is noise (*entropy error*).
     """
     columns = output.numel() // len(output)
     made, held = (each.reshape(len(output), -1).double() for each in (output, gradient))
@@ -243,6 +243,7 @@ def column_gradients(output: Tensor, gradient: Tensor, nodes: Loss) -> dict[str,
         **idle,
         "entropy": torch.where(is_open & is_own, across, 1.0),
         "entropy weight": torch.where(is_open & is_own, weight, 0.0),
+        "entropy error": (weight.square() * across / ((1 - across) * made.numel()).clamp(min=1e-300)).sqrt(),
     }
 
 
