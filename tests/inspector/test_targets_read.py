@@ -295,8 +295,8 @@ def test_a_deviation_that_nothing_holds_is_found(has_log: bool, is_told: bool) -
     assert not is_told or found["pushed_one_way"].message.startswith("each sample of each pass pushes the output 1 ")
 
 
-@pytest.mark.parametrize(("weight", "is_told"), [(1.0, False), (0.0, True)])
-def test_a_pass_whose_term_weighs_nothing_is_found(weight: float, is_told: bool) -> None:
+@pytest.mark.parametrize(("weight", "words"), [(1.0, ""), (1e-2, ""), (1e-7, "e+0"), (0.0, "is zero, and that")])
+def test_a_pass_whose_term_weighs_nothing_is_found(weight: float, words: str) -> None:
     torch.manual_seed(0)
     model = mlp(1)
 
@@ -305,8 +305,8 @@ def test_a_pass_whose_term_weighs_nothing_is_found(weight: float, is_told: bool)
         return functional.mse_loss(model(inside), inside[:, :1]) + weight * functional.mse_loss(model(border), border[:, 1:2])
 
     found = trained(model, loss, steps=60)
-    assert ("terms_uneven" in found) is is_told
-    assert not is_told or "pass 2 of each step is zero" in found["terms_uneven"].message
+    assert ("terms_uneven" in found) is bool(words)
+    assert all(each in found["terms_uneven"].message for each in (words, "pass 2 of each step") if words)
 
 
 @pytest.mark.parametrize(("kind", "is_told"), [("each", False), ("one", True)])
@@ -321,7 +321,74 @@ def test_a_column_that_no_gradient_reaches_is_found(kind: str, is_told: bool) ->
 
     found = trained(model, loss, steps=60)
     assert ("terms_uneven" in found) is is_told
-    assert not is_told or "column 1 of the output is zero" in found["terms_uneven"].message
+    assert not is_told or "column 1 of the output gets no gradient" in found["terms_uneven"].message
+
+
+@pytest.mark.parametrize(("kind", "is_told"), [("first", True), ("done", False), ("best", False)])
+def test_one_column_that_alone_is_read_is_found(kind: str, is_told: bool) -> None:
+    """As the value of one action, whatever was done."""
+    torch.manual_seed(0)
+    model = mlp(3)
+
+    def loss(_: int) -> Tensor:
+        x = drawn(32)
+        values, action = model(x), torch.randint(3, (32, 1))
+        value = {"first": values[:, 0], "done": values.gather(1, action)[:, 0], "best": values.max(1)[0]}[kind]
+        return functional.smooth_l1_loss(value, x[:, 0] * action[:, 0])
+
+    found = trained(model, loss, steps=25)
+    assert ("terms_uneven" in found) is is_told
+    assert not is_told or found["terms_uneven"].message.startswith("all columns of the output but 0 get no gradient")
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_told"),
+    [("first", True), ("last", False), ("second half", False), ("lengths", False), ("one", False), ("masked", False)],
+)
+def test_places_that_no_loss_reads_are_found(kind: str, is_told: bool) -> None:
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.layer, self.head = nn.Embedding(12, 16), nn.GRU(16, 16, batch_first=True), nn.Linear(16, 5)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            made: Tensor = self.head(self.layer(self.embedding(tokens))[0])
+            return made
+
+    torch.manual_seed(0)
+    model = Tagger()
+
+    def loss(_: int) -> Tensor:
+        tokens, place = torch.randint(12, (16, 12)), torch.arange(12)
+        is_read = {
+            "first": (place < 4).expand(16, 12),
+            "last": (place == 11).expand(16, 12),
+            "second half": (place > 5).expand(16, 12),
+            "lengths": place < torch.randint(3, 13, (16, 1)),
+            "one": (place == 0).expand(16, 12),  # a token of the class
+            "masked": torch.rand(16, 12) < 0.2,
+        }[kind]
+        labels = (tokens.cumsum(1) % 5).masked_fill(~is_read, -100)
+        return functional.cross_entropy(model(tokens).flatten(0, 1), labels.flatten())
+
+    found = trained(model, loss, steps=25)
+    assert ("terms_uneven" in found) is is_told
+    assert not is_told or found["terms_uneven"].message.startswith("the loss reads the first 4 of the 12 places of each output")
+
+
+@pytest.mark.parametrize(("kind", "is_told"), [("short", True), ("whole", False), ("padded", False)])
+def test_lengths_that_leave_out_most_of_the_frames_are_found(kind: str, is_told: bool) -> None:
+    torch.manual_seed(0)
+    model = mlp(6)
+
+    def loss(_: int) -> Tensor:
+        made = model(drawn(20 * 8).reshape(20, 8, 8)).log_softmax(2)  # time, samples, classes
+        lengths = {"short": torch.full((8,), 6), "whole": torch.full((8,), 20), "padded": torch.randint(6, 11, (8,))}[kind]
+        return functional.ctc_loss(made, torch.randint(1, 6, (8, 3)), lengths, torch.full((8,), 3), zero_infinity=True)
+
+    found = trained(model, loss, steps=25)
+    assert ("terms_uneven" in found) is is_told
+    assert not is_told or found["terms_uneven"].message.startswith("the loss reads the first 6 of the 20 places of each output")
 
 
 @pytest.mark.parametrize(("kind", "is_told"), [("each", False), ("mean", True), ("critic", False)])

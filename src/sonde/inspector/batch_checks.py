@@ -46,6 +46,7 @@ from sonde.inspector.target_reading import (
     nodes_of_loss,
     numbers_of,
     one_label,
+    places_read,
     scale_numbers,
     terms_with,
     way_numbers,
@@ -544,6 +545,7 @@ def _gradient_comes(
                     | _of_output(0, way_numbers(output, held, look.makers[0], nodes))
                 )
                 look.add(column_gradients(scores, slopes, nodes))
+                look.add(places_read(gradient, nodes))
                 if len(output) == len(gradient):
                     look.add(_of_output(0, regression_numbers(output, held, reaches, look.makers[0], nodes)))
                     chances = {} if reaches is None else chance_numbers(output, held, reaches, look.makers[0], nodes)

@@ -45,6 +45,10 @@ _SCALES = "look at what multiplies the outputs: a temperature, a scale, a missin
 _IDLE = (
     "look at what picks a column: an index that is always the same, a slice, a mask; and whether more columns are made than needed"
 )
+_PLACES_READ = (
+    "look at the lengths, the slice or the mask that picks what the loss reads (input_lengths of ctc_loss count the places of the "
+    "output): what the model returns at the others is never learnt"
+)
 _LOGITS = "leave the last activation out: the loss takes logits, and makes probabilities of them itself; or scale what it returns"
 _CUT_OFF = (
     "look whether what else is to train the outputs is cut off (log-probabilities behind a detach or no_grad), whether rewards or "
@@ -301,6 +305,7 @@ class BatchFindings:
             own = self._so_far("own", value=is_own)
             yield judge("target_own", float(len(own))) if all(own) else None
         yield from self._of_parts(look, numbers)
+        yield from self._of_passes(look, numbers)
 
     def _of_entropy(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that an entropy is all that trains the outputs, or weighs too much."""
@@ -333,6 +338,19 @@ class BatchFindings:
                 beside = f"and their gradient is {short(times)} x that at {_named(look, least)}"
                 site = f"{self._part}:output{look.outputs[largest] if largest else ''}"
                 yield found and replace(found, message=f"{found.message}, {beside}", site=site)
+
+    def _of_passes(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that the gradients in two passes of one loss are of very different sizes."""
+        now = (look.step, look.loss, numbers.get("part 0", 0.0))
+        if look.number == 0:
+            self._so_far("first part", value=now)
+            return
+        step, loss, first = (self._so_far("first part") or [(-1, None, 0.0)])[-1]
+        if now[:2] == (step, loss) and loss is not None and min(first, now[2]) > 0 and math.isfinite(first + now[2]):
+            times = self._so_far("times", look.number, value=first / now[2])[:EACH]
+            least = min(max(each, 1 / each) for each in times) if (max(times) < 1 or min(times) > 1) else 1.0
+            one, other = (_named(look, 0, number) for number in ((0, look.number) if times[0] > 1 else (look.number, 0)))
+            yield self._chosen.judge("terms_uneven", least, one=one, other=other) if len(times) >= _KEPT else None
 
     def _of_fading(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that an output has shrunk whose gradient is mostly that of a penalty: a further one, or that of a part."""
@@ -460,12 +478,20 @@ class BatchFindings:
 
     def _of_columns_idle(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that a column of the first output gets no gradient, or that the errors of samples cancel."""
-        if "idle" in numbers:
-            idle = self._so_far("idle", value=numbers["idle"])
-            if len(idle) > _SEEN and idle[0] >= 0 and len(set(idle)) == 1:
-                one = f"column {idle[0]:.0f} of the output"
-                found = self._chosen.judge("terms_uneven", math.inf, one="others", other=one)
-                yield found and replace(found, advice=_IDLE)
+        for name, what in (("idle", "column {:.0f} of the output gets"), ("alone", "all columns of the output but {:.0f} get")):
+            columns = self._so_far("columns", name, look.number, value=numbers.get(name))
+            if len(columns) > _SEEN and columns[0] >= 0 and len(set(columns)) == 1:
+                found = self._chosen.judge("terms_uneven", math.inf)
+                message = f"{what.format(columns[0])} no gradient, in {len(columns)} passes: what stands there is never learnt"
+                yield found and replace(found, message=message, advice=_IDLE)
+        for axis in (0, 1):
+            read = self._so_far("read places", axis, look.number, value=numbers.get(f"reads {axis}"))
+            if len(read) > _SEEN and read[0] and len(set(read)) == 1:
+                found = self._chosen.judge("terms_uneven", math.inf)
+                message = (
+                    f"the loss reads the first {read[0]:.0f} of the {look.shape[axis]} places of each output, in {len(read)} passes"
+                )
+                yield found and replace(found, message=message, advice=_PLACES_READ)
         if (
             "same gradient" in numbers and not look.number and not (look.taken is not None and any(look.taken[1:]))
         ):  # as a discriminator's

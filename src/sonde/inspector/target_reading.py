@@ -215,7 +215,7 @@ def one_label(output: Tensor, gradient: Tensor, nodes: Loss) -> dict[str, Tensor
 
 
 def column_gradients(output: Tensor, gradient: Tensor, nodes: Loss) -> dict[str, Tensor]:
-    """Return which column of an *output*, of two to sixteen, is *idle*: the one without a *gradient*, or -1.
+    """Return which column of an *output*, of two to sixteen, is *idle*: the one without a *gradient*, or -1; or *alone* has one.
 
     Of one output for each sample, its gradient, if that is the *same gradient* for all of them, or 0; of logits that differ, whose
     loss takes a softmax times what else they make, which share of it is not that of the *entropy* of that softmax, the weight of
@@ -230,6 +230,8 @@ def column_gradients(output: Tensor, gradient: Tensor, nodes: Loss) -> dict[str,
         return {}
     is_idle = (held == 0).all(0)
     idle = {"idle": torch.where(is_idle.sum() == 1, is_idle.long().argmax(), -1)}
+    if columns > 2:
+        idle["alone"] = torch.where(is_idle.sum() == columns - 1, (~is_idle).long().argmax(), -1)
     names = {graph_nodes.operation_of(each) for each in nodes}
     if names.isdisjoint(_SOFTMAX) or not any(_is_product(each) for each in nodes):
         return idle
@@ -245,6 +247,23 @@ def column_gradients(output: Tensor, gradient: Tensor, nodes: Loss) -> dict[str,
         "entropy weight": torch.where(is_open & is_own, weight, 0.0),
         "entropy error": (weight.square() * across / ((1 - across) * made.numel()).clamp(min=1e-300)).sqrt(),
     }
+
+
+def places_read(gradient: Tensor, nodes: Loss) -> dict[str, Tensor]:
+    """Return how many places a loss reads of each sample that it reads, if these are the first two or more, and half at most; or 0.
+
+    Places are the second axis of a *gradient* (*reads 1*), or the first (*reads 0*) where ``ctc_loss`` is among the *nodes*.
+    """
+    is_aligned = any(graph_nodes.operation_of(each) == "CtcLoss" for each in nodes)
+    has_any = (gradient != 0).flatten(2).any(2) if gradient.dim() > 2 else gradient[:0]
+    found: dict[str, Tensor] = {}
+    for axis, table in ((1, has_any), (0, has_any.T if is_aligned and has_any.dim() == 2 else gradient[:0])):
+        if table.dim() == 2 and len(table) > 1:
+            count = table.any(0).sum()
+            is_first = (table == (torch.arange(table.shape[1], device=table.device) < count)).all(1)
+            is_first = (is_first | ~table.any(1)).all()
+            found[f"reads {axis}"] = torch.where(is_first & (count > 1) & (2 * count <= table.shape[1]), count, 0)
+    return found
 
 
 def _is_product(node: graph_nodes.Node) -> bool:
