@@ -725,3 +725,85 @@ def test_what_is_added_and_leaves_nothing_of_the_other_side_is_told(how: str, si
         assert large.site == ("places.weight:param" if how == "table" else "places:param")
         assert "of size" in large.message
         assert not large.follows
+
+
+class Tagger(nn.Module):
+    """Reads tokens with a recurrent layer, samples first or second, and does something along an axis that *kind* names."""
+
+    def __init__(self, kind: str, axis: int, *, pools: bool) -> None:
+        super().__init__()
+        self.tokens, self.layer = nn.Embedding(VOCABULARY, 16), nn.GRU(16, 16, batch_first=axis == 0)
+        self.score, self.norm, self.head = nn.Linear(16, 1), nn.BatchNorm1d(16), nn.Linear(16, 5)
+        self.kind, self.axis, self.pools = kind, axis, pools  # the axis of samples
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.layer(self.tokens(tokens))[0]
+        weights = self.score(x)
+        axis, place = self.axis, 1 - self.axis
+        made: dict[str, Callable[[], Tensor]] = {
+            "each": lambda: x * weights.sigmoid(),
+            "softmax over places": lambda: x * weights.softmax(place),
+            "batch norm": lambda: self.norm((x * weights.sigmoid()).flatten(0, 1)).reshape(x.shape),
+            "softmax": lambda: x * weights.softmax(axis),
+            "cumsum": lambda: (x * weights).cumsum(axis),
+            "norm by hand": lambda: (x - x.mean((0, 1))) / x.std((0, 1)),
+            "sort": lambda: (x * weights).sort(axis)[0],
+        }
+        x = made[self.kind]()
+        found: Tensor = self.head(x.sum(place) if self.pools else x)
+        return found
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("pools", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "is_told"),
+    [
+        ("each", False),
+        ("softmax over places", False),
+        ("batch norm", False),
+        ("norm by hand", False),
+        ("softmax", True),
+        ("cumsum", True),
+        ("sort", True),
+    ],
+)
+def test_what_runs_over_samples_is_told_wherever_these_stand(kind: str, is_told: bool, axis: int, pools: bool) -> None:
+    torch.manual_seed(0)
+    model = Tagger(kind, axis, pools=pools)
+
+    def loss(_: int) -> Tensor:
+        given = torch.randint(VOCABULARY, (24, 9))
+        labels = given.sum(1) % 5 if pools else (given.cumsum(1) % 5)
+        labels = labels.T if axis and not pools else labels
+        made = model(given.T if axis else given)
+        return functional.cross_entropy(made if pools else made.flatten(0, 1), labels.flatten())
+
+    found = trained(model, loss, steps=26)
+    assert ("samples_mixed" in found) is is_told
+    words = "goes to others" if pools else "an output depends on tokens of other rows and columns of the"
+    assert not is_told or words in found["samples_mixed"].message
+
+
+def test_attention_over_places_that_come_first_reads_others() -> None:
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens, self.layer, self.head = (
+                nn.Embedding(VOCABULARY, 16),
+                nn.TransformerEncoderLayer(16, 2, 32),
+                nn.Linear(16, 5),
+            )
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            made: Tensor = self.head(self.layer(self.tokens(tokens)))
+            return made
+
+    torch.manual_seed(0)
+    model = Reader()
+
+    def loss(_: int) -> Tensor:
+        given = torch.randint(VOCABULARY, (9, 24))
+        return functional.cross_entropy(model(given).flatten(0, 1), (given.flip(0) % 5).flatten())
+
+    assert not trained(model, loss, steps=26)

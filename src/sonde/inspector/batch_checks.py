@@ -187,8 +187,10 @@ class BatchChecks:
                 )
                 if depends is not None:
                     inputs = [(tuple(each.given.shape), each.is_argument) for each in (*depends.tokens, *depends.inputs)]
-                    look.depends = Depends(inputs, sought, list(depends.mixed_by), depends.is_graph, depends.is_cut)
-                    mixes = {f"mixed {at}": each for at, each in enumerate(depends.mixed_by.values())}
+                    by = depends.mixed_by, depends.spread_by
+                    look.depends = Depends(inputs, sought, list(by[0]), list(by[1]), depends.is_graph, depends.is_cut)
+                    names_of = zip(("mixed", "spread"), by, strict=True)
+                    mixes = {f"{what} {at}": each for what, found in names_of for at, each in enumerate(found.values())}
                     look.add(dict(depends.numbers()) | mixes)
             if self._depended == 1:
                 look.add(_attention_numbers(nodes, names))
@@ -204,12 +206,12 @@ class BatchChecks:
             look.add(_distances(shown, given))
         look.add(self._repeats(shown, look.step))
         self._looks.append(look)
-        if graph_nodes.operation_of(graph_nodes.behind(output.grad_fn, _BEHIND)) in ("Cat", "Stack"):
-            return  # the labels of a positive in front of others, or of pairs, are alike
         tokens = [] if depends is None else [each.given for each in depends.tokens]
         if walks:  # of an embedding that is frozen, the arguments tell
             tokens += [each for each in given if _are_tokens(each, len(shown), tokens)]
         look.tokens = len(tokens)
+        if graph_nodes.operation_of(graph_nodes.behind(output.grad_fn, _BEHIND)) in ("Cat", "Stack"):
+            return  # the labels of a positive in front of others, or of pairs, are alike
         kept = shown if look.samples == len(shown) else shown[: look.samples].clone()  # which lets go of the others
         place = None if depends is None else (depends.sample, depends.place)
         features = [one for each in given if (one := _features_of(each, len(shown))) is not None]

@@ -16,7 +16,7 @@ from sonde.inspector.batch_look import EACH, PASSES, Depends, Look, Table, class
 from sonde.inspector.dependence import is_graph_operation, is_statistic
 from sonde.inspector.target_reading import AHEAD
 from sonde.rules import DEAD_SAMPLES, Chosen, Finding, among
-from sonde.words import percent, short
+from sonde.words import percent, shape_text, short
 
 _ALONG, _ACROSS, _TURNED = 0, 1, 2  # tokens as (samples, places), as (places, samples), and labels of outputs in the other order
 _OTHER_ORDER = "the loss compares the outputs of one place with the targets of another: one goes by samples, the other by places"
@@ -82,6 +82,10 @@ _STEPS = (
     "transposition before it"
 )
 _ALONE = "an output depends on the token at its own place alone, though the model has attention: no place reads another"
+_AXES = (
+    "look along which axis a softmax, a normalisation, a mean, a sum or a sort runs: of the two of what goes in one is that of "
+    "samples; at dim=, at batch_first, and at views between them"
+)
 _MASK = "look at the mask of the attention (which way round it is), and along which axis its softmax runs"
 _SOME = (
     "look at what stands between the input and the outputs: a mask, a place of padding that is read, units that are dead, an index "
@@ -626,6 +630,7 @@ class BatchFindings:
             if self._padded > 1 and is_apart:
                 yield self._chosen.judge("padding_alone", real, padding)
             yield from self._of_places(look, numbers, place)
+            yield self._told_crossed(look, numbers, place)
             if axis is None:
                 continue
             ways = {way: _ahead(numbers, axis, place, way) for way in (_ALONG, _ACROSS, _TURNED)}
@@ -658,7 +663,7 @@ class BatchFindings:
             yield found and replace(found, message=message, severity="warn")
         self._has_attention |= any(name.startswith("attended ") and size > 2 for name, size in numbers.items())
         places = [at for at in range(look.tokens) if f"read {at}" in numbers]
-        others = sum(numbers[f"{name} {at} 0"] for at in places for name in ("before", "next", "later"))
+        others = sum(numbers[f"{name} {at} {way}"] for at in places for way in (0, 1) for name in ("before", "next", "later"))
         here = numbers[f"here {place} 0"]
         is_alone = self._has_attention and len(look.shape) > 2 and others <= _NOTHING * here and here > 0
         alone = self._so_far("alone", place, value=float(is_alone))
@@ -723,6 +728,24 @@ class BatchFindings:
         elif look.activations[0] == "Relu" and numbers["size"] == 0:
             message, advice = "the relu that makes the outputs returns 0 for all samples", _LAST_RELU
         return found and replace(found, message=message, advice=advice)
+
+    def _told_crossed(self, look: Look, numbers: Mapping[str, float], place: int) -> Finding | None:
+        """Return that outputs depend on tokens of other rows and other columns: whichever are samples, they are mixed."""
+        depends = look.depends
+        if depends is None or f"cross {place}" not in numbers or len(look.shape) < 3:
+            return None
+        shape, is_argument = depends.inputs[place]
+        whole = numbers[f"own {place}"] + numbers[f"others {place}"]
+        ways = (("mixed", depends.operations, "rows"), ("spread", depends.spreading, "columns"))
+        by = [[each for at, each in enumerate(known) if numbers[f"{what} {at}"]] for what, known, _ in ways]
+        is_meant = any(all(is_statistic(name) or is_graph_operation(name) for name, *_ in each) for each in by)
+        is_same = is_argument and shape == look.shape[:2] and shape[0] != shape[1]
+        if not is_same or not depends.sought or is_meant or depends.is_graph:
+            return None
+        crossed = self._so_far("crossed", place, value=numbers[f"cross {place}"] > _NOTHING * whole > 0)
+        found = self._chosen.judge("samples_mixed", numbers[f"few {place}"] / whole, _NOTHING) if sum(crossed) > 1 else None
+        message = f"samples of a batch are mixed: an output depends on tokens of other rows and columns of the {shape_text(shape)}"
+        return found and replace(found, message=f"{message} that go in", advice=_AXES)
 
     def _told_mixed(self, place: int, depends: Depends, numbers: Mapping[str, float]) -> Finding | None:
         """Return that samples are mixed, by which operation and where, if two looks have found it so."""

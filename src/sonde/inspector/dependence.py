@@ -62,6 +62,7 @@ class Dependence:
         is_graph: the batch is a graph, whose samples belong together.
         is_cut: the output depends on no input, another one does.
         mixed_by: by an operation, and the modules it stands behind and before, whether it was one that mixed samples.
+        spread_by: the same of those that took places of tokens to others.
     """
 
     sample: Tensor
@@ -71,6 +72,7 @@ class Dependence:
     is_graph: bool = False
     is_cut: bool = False
     mixed_by: dict[tuple[str, str, str], Tensor] = field(default_factory=dict)
+    spread_by: dict[tuple[str, str, str], Tensor] = field(default_factory=dict)
 
     def numbers(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the numbers of each entry, tokens first, by their name and the number of the entry.
@@ -80,7 +82,8 @@ class Dependence:
         what is the same token at the end of its row; ``read``: how many times as much on one of these as on another one.
         ``before``, ``here``, ``next``, ``later``, ``beside``: on tokens before, at and behind its place, along the second axis (0)
         or the first (1), and on those of other samples. ``near``: how far samples that stand next to each other are apart, of what
-        any two are.
+        any two are. ``cross``: on tokens of another row and another column; ``few``: on those of other rows, or other columns,
+        whichever are less.
         """
         for number, entry in enumerate([*self.tokens, *self.inputs]):
             sizes, is_own = entry.sizes, torch.arange(len(entry.sizes), device=self.sample.device) == self.sample
@@ -100,6 +103,9 @@ class Dependence:
                 yield f"real {number}", real.sum() - real.max()
                 yield f"padding {number}", padding.sum()
                 yield f"read {number}", padding.sum() / is_padding.sum() / (real.sum() / (1 - is_padding).sum())
+                along, across = own.sum(), _row(sizes.T, at := self.place.clamp(max=sizes.shape[1] - 1)).sum()
+                yield f"cross {number}", (sizes.sum() - along - across + _row(own, at)).clamp(min=0)
+                yield f"few {number}", torch.minimum(whole.sum() - along, whole.sum() - across)
             for way, table, row, at in ((0, sizes, self.sample, self.place), (1, sizes.T, self.place, self.sample)):
                 line = _row(table, row.clamp(max=len(table) - 1))
                 ahead = torch.arange(len(line), device=at.device) - at
@@ -162,13 +168,19 @@ def dependence_of(
     if series is not None or (len(shape) > 2 and tokens):
         weight = weight * _one_of(place, weight, 1)
     weight = weight.permute([order.index(axis) for axis in range(len(order))]).reshape(output.shape)
-    mixes = _Mixes(model, sample, samples) if seeks else None
-    gradients = graph_nodes.gradients_at(output, weight, entries.keys(), mixes)
+    has_places = len(shape) > 2 and bool(tokens)
+    seekers = [_Mixes(model, sample, samples), *([_Mixes(model, place, ordered[1])] if has_places else [])] if seeks else []
+
+    def see(node: Any, passed: graph_nodes.Given) -> None:
+        for each in seekers:
+            each(node, passed)
+
+    gradients = graph_nodes.gradients_at(output, weight, entries.keys(), see)
     for node, (held, is_argument) in entries.items():
         places = 1 if series is None or held.dim() != 3 else shape[series[0]]
         entry = Entry(held, _sizes(gradients.get(node), held, samples, places), is_argument)
         (found.inputs if held.is_floating_point() else found.tokens).append(entry)
-    found.mixed_by = {} if mixes is None else mixes.found
+    found.mixed_by, found.spread_by, *_ = (*[each.found for each in seekers], {}, {})
     return found
 
 
@@ -337,13 +349,17 @@ def _entries(nodes: Iterable[Any], given: Sequence[Tensor], samples: int) -> dic
 
 
 def _entering(node: Any, given: Sequence[Tensor], samples: int) -> Tensor | None:
-    """Return what enters the graph at *node*, ``(samples, places, ...)``: token indices, or an argument of the model as it is."""
+    """Return what enters the graph at *node*, ``(samples, places, ...)``: token indices, or an argument of the model as it is.
+
+    Indices that come as ``(places, samples)`` are turned.
+    """
     name = graph_nodes.operation_of(node)
     if name not in _FIRST:
         return None
     for held in graph_nodes.taken_by(node):
         if name == "Embedding":
-            return held if held.dim() == 2 and held.shape[0] == samples and held.shape[1] > 1 else None
+            turned = held.T if held.dim() == 2 and samples not in held.shape[:1] else held
+            return turned if turned.dim() == 2 and turned.shape[0] == samples and turned.shape[1] > 1 else None
         for each in given:
             is_same = each.data_ptr() == held.data_ptr() and each.numel() == held.numel() and each.is_contiguous()
             if is_same and held.is_contiguous() and each.dim() > 1 and each.shape[0] == samples and each.is_floating_point():
@@ -427,6 +443,8 @@ def _sizes(gradient: Tensor | None, given: Tensor, samples: int, places: int = 1
         return torch.zeros(samples, places, dtype=torch.float64, device=given.device)
     if places > 1 and gradient.dim() == 3 and given.is_floating_point() and gradient.shape[2] >= places:  # of a convolution
         return gradient.detach().abs().double().sum(1)[:, :places]
+    if not given.is_floating_point() and gradient.shape[0] == given.shape[1] != samples:
+        gradient = gradient.transpose(0, 1)
     if gradient.numel() % (samples * places):
         places = 1
     return gradient.detach().abs().double().reshape(samples, places, -1).sum(2)
