@@ -209,6 +209,39 @@ def test_a_mask_the_wrong_way_round_is_told(is_inverted: bool) -> None:
     assert set(trained(model, loss, steps=8)) == ({"padding_alone"} if is_inverted else set())
 
 
+@pytest.mark.parametrize("is_inverted", [True, False])
+@pytest.mark.parametrize("pools", [True, False])
+def test_a_mask_the_wrong_way_round_is_told_of_frozen_embeddings(is_inverted: bool, pools: bool) -> None:
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens, self.places = nn.Embedding(20, 32), nn.Embedding(12, 32)
+            self.layers = nn.ModuleList(nn.TransformerEncoderLayer(32, 4, 64, 0.0, batch_first=True) for _ in range(2))
+            self.head = nn.Linear(32, 3)
+            self.tokens.requires_grad_(False)
+            self.places.requires_grad_(False)
+
+        def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+            x = self.tokens(tokens) + self.places.weight
+            for layer in self.layers:
+                x = layer(x, src_key_padding_mask=mask == 0)
+            pooled = (x * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True) if pools else x[:, 0]
+            made: Tensor = self.head(pooled)
+            return made
+
+    torch.manual_seed(0)
+    model = Pooled()
+
+    def loss(_: int) -> Tensor:
+        mask = (torch.arange(12) < torch.randint(5, 10, (16, 1))).long()
+        given = torch.randint(1, 20, (16, 12)) * mask
+        return functional.cross_entropy(model(given, 1 - mask if is_inverted else mask), given.sum(1) % 3)
+
+    found = trained(model, loss, steps=8)
+    assert ("padding_alone" in found) is is_inverted
+    assert not is_inverted or "reads the padding of a sample, and not its tokens" in found["padding_alone"].message
+
+
 def mlp(outputs: int, last: nn.Module | None = None) -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, outputs), *(() if last is None else (last,)))
 

@@ -82,6 +82,7 @@ _STEPS = (
     "transposition before it"
 )
 _ALONE = "an output depends on the token at its own place alone, though the model has attention: no place reads another"
+_PADDING_TRAINED = "what is trained of the model reads the padding of a sample, and not its tokens"
 _AXES = (
     "look along which axis a softmax, a normalisation, a mean, a sum or a sort runs: of the two of what goes in one is that of "
     "samples; at dim=, at batch_first, and at views between them"
@@ -628,7 +629,9 @@ class BatchFindings:
             is_apart = numbers.get(f"others {place}", 0.0) <= _NOTHING * padding  # where samples are mixed, that is what is wrong
             self._padded += is_apart and real <= _HARDLY * padding and padding > 0
             if self._padded > 1 and is_apart:
-                yield self._chosen.judge("padding_alone", real, padding)
+                found = self._chosen.judge("padding_alone", real, padding)
+                is_whole = look.depends is not None and look.depends.inputs[place][1]
+                yield found if is_whole or found is None else replace(found, message=_PADDING_TRAINED)
             yield from self._of_places(look, numbers, place)
             yield self._told_crossed(look, numbers, place)
             if axis is None:
@@ -654,7 +657,7 @@ class BatchFindings:
 
     def _of_places(self, look: Look, numbers: Mapping[str, float], place: int) -> Iterator[Finding | None]:
         """Yield that padding is read more than what is none, or that attention reads no other place."""
-        if look.depends is None or f"read {place}" not in numbers:
+        if look.depends is None or f"read {place}" not in numbers or not look.depends.inputs[place][1]:
             return
         times = self._so_far("read", place, value=numbers[f"read {place}"])
         if len(times) > 1 and all(_PADDING <= each < math.inf for each in times[-2:]):
@@ -662,7 +665,7 @@ class BatchFindings:
             message = f"what the model returns depends {short(times[-1])} x as much on a place of padding as on one of its tokens"
             yield found and replace(found, message=message, severity="warn")
         self._has_attention |= any(name.startswith("attended ") and size > 2 for name, size in numbers.items())
-        places = [at for at in range(look.tokens) if f"read {at}" in numbers]
+        places = [at for at, (_, is_argument) in enumerate(look.depends.inputs) if f"read {at}" in numbers and is_argument]
         others = sum(numbers[f"{name} {at} {way}"] for at in places for way in (0, 1) for name in ("before", "next", "later"))
         here = numbers[f"here {place} 0"]
         is_alone = self._has_attention and len(look.shape) > 2 and others <= _NOTHING * here and here > 0

@@ -17,6 +17,8 @@ NODES = 5_000
 _FIRST = ("Embedding", "Addmm", "Mm", "Convolution")  # operations that treat each sample, and each place in it, by itself
 _ELEMENTS = 1 << 18  # of outputs, of which the first samples are looked at
 _SERIES = 8  # places of a series, which no channels are
+_INDICES = (torch.int64, torch.int32)
+_COMPARED = 32  # samples, whose tokens are compared with what was made of them
 _MARGIN = 64  # places by which a series is longer that was padded
 _TOKENS = 3  # beside the padding of a sample, so that it is no other one that is read
 _NEAR = 40  # nodes behind an operation, among which a parameter is looked for
@@ -43,7 +45,7 @@ class Entry:
     Attributes:
         given: the input, ``(samples, places, ...)``.
         sizes: how much the output that is looked at depends on each place of each sample, ``(samples, places)``, float64.
-        is_argument: it is an argument of the model, and not made of one.
+        is_argument: it is an argument of the model, and not made of one, nor tokens of which only that is known.
     """
 
     given: Tensor
@@ -152,7 +154,9 @@ def dependence_of(
     entries = _entries(nodes, given, samples)
     is_cut = not entries and any(_entries(list(graph_nodes.nodes_before(each.grad_fn, NODES)), given, samples) for each in others)
     entries = entries if entries or is_cut else {node: (held, False) for node in nodes for held in _made_of_data(node, samples)}
-    tokens = [held for held, _ in entries.values() if not held.is_floating_point()]
+    is_made = bool(entries) and not any(is_argument for _, is_argument in entries.values())
+    behind = _tokens_in(given, samples) if is_made else None
+    tokens = [held for held, _ in entries.values() if not held.is_floating_point()] if behind is None else [behind]
     if len(shape) == 3 and tokens and not _fits(tokens, shape[order[1]]) and _fits(tokens, shape[2]):
         order = [order[0], 2, order[1]]  # classes before places
     series = None if tokens else _series_axes([held for held, _ in entries.values()], shape, order)
@@ -180,6 +184,9 @@ def dependence_of(
         places = 1 if series is None or held.dim() != 3 else shape[series[0]]
         entry = Entry(held, _sizes(gradients.get(node), held, samples, places), is_argument)
         (found.inputs if held.is_floating_point() else found.tokens).append(entry)
+    if behind is not None:
+        sizes = [_sizes_of_tokens(gradients.get(node), held, behind) for node, (held, _) in entries.items()]
+        found.tokens.append(Entry(behind, torch.stack(sizes).sum(0), is_argument=False))
     found.mixed_by, found.spread_by, *_ = (*[each.found for each in seekers], {}, {})
     return found
 
@@ -373,6 +380,37 @@ def _made_of_data(node: Any, samples: int) -> list[Tensor]:
         return []
     held = [each for each in graph_nodes.taken_by(node) if each.dim() > 1 and each.shape[0] % samples == 0]
     return [each for each in held if each.is_floating_point() and not each.requires_grad and samples not in each.shape[1:]][:1]
+
+
+def _tokens_in(given: Sequence[Tensor], samples: int) -> Tensor | None:
+    """Return the tokens, ``(samples, places)``, that were *given*: of arguments of one shape the one with the largest index."""
+    indices = [each for each in given if each.dim() == 2 and len(each) == samples and each.shape[1] > 1 and each.dtype in _INDICES]
+    if not indices or any(each.shape != indices[0].shape for each in indices):
+        return None
+    held = torch.stack([each.long() for each in indices])  # others are masks, and types
+    return _row(held, held.flatten(1).amax(1).argmax())
+
+
+def _sizes_of_tokens(gradient: Tensor | None, held: Tensor, tokens: Tensor) -> Tensor:
+    """Return how large a *gradient* is at each of the *tokens* of which what was *held* is made, each of one; else 0.
+
+    Then it is the same wherever a token stands at one place. Samples come first in it, or places.
+    """
+    samples, places = tokens.shape
+    found = torch.zeros(samples, places, dtype=torch.float64, device=held.device)
+    own = tokens[:_COMPARED]
+    same = (own[:, None] == own) & ~torch.eye(len(own), dtype=torch.bool, device=held.device)[:, :, None]
+    if gradient is None or held.shape[:-1].numel() != tokens.numel():
+        return found
+    for is_turned in (True, False):
+        order = (places, samples) if is_turned else (samples, places)
+        rows, slopes = (each.detach().reshape(*order, -1).double() for each in (held, gradient))
+        rows, slopes = (each.transpose(0, 1) if is_turned else each for each in (rows, slopes))
+        rows = rows[:_COMPARED]
+        sums = (rows * torch.arange(1, rows.shape[2] + 1, device=rows.device).double().cos()).sum(2)
+        differ = (sums[:, None] - sums).abs() > _NOTHING * rows.abs().sum(2).max()
+        found = torch.where(same.any() & ~(same & differ).any(), slopes.abs().sum(2), found)
+    return found
 
 
 def _looked_at(tokens: Sequence[Tensor], shape: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
