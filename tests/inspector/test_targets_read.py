@@ -104,7 +104,19 @@ def test_a_term_that_outweighs_the_others_is_found(weight: float, is_told: bool)
     assert not is_told or found["terms_uneven"].message.startswith("the gradient at the output 1 is")
 
 
-@pytest.mark.parametrize(("kind", "is_told"), [("usual", False), ("class", True), ("sign", True), ("noisy", False)])
+@pytest.mark.parametrize(
+    ("kind", "is_told"),
+    [
+        ("usual", False),
+        ("class", True),
+        ("sign", True),
+        ("one-hot", True),
+        ("noisy", True),
+        ("very noisy", False),
+        ("clusters", False),
+        ("parts of one column", False),
+    ],
+)
 def test_a_column_that_tells_the_label_is_found(kind: str, is_told: bool) -> None:
     torch.manual_seed(0)
     model = mlp(1 if kind == "sign" else 3)
@@ -115,8 +127,15 @@ def test_a_column_that_tells_the_label_is_found(kind: str, is_told: bool) -> Non
         if kind == "sign":
             x[:, 5] = (labels > 0) * 2.0
             return functional.binary_cross_entropy_with_logits(model(x)[:, 0], (labels > 0).float())
-        if kind != "usual":
-            x[:, 5] = labels * 2.0 + 0.1 * torch.randn(32) * (kind == "noisy")
+        if kind == "one-hot":
+            x[:, 5:] = functional.one_hot(labels, 3).float()
+        elif kind == "clusters":  # each column tells it
+            x = (torch.arange(24).reshape(3, 8) * 5 % 7)[labels] + 0.02 * x
+        elif kind == "parts of one column":
+            x[:, 5] = torch.rand(32)
+            labels = (3 * x[:, 5]).long()
+        elif kind != "usual":
+            x[:, 5] = labels * 2.0 + torch.randn(32) * {"class": 0.0, "noisy": 0.08, "very noisy": 0.4}[kind]
         return functional.cross_entropy(model(x), labels)
 
     found = trained(model, loss)
@@ -205,6 +224,39 @@ def recurrent() -> nn.Module:
             return made
 
     return Forecaster()
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("the target", "column 5 of the input is the target"),
+        ("a line of it", "column 5 of the input is the target, but for a factor and an offset"),
+        ("two of them", "column 5 of the input is the target"),
+        ("a line with noise", ""),
+        ("a sum", ""),
+        ("all", ""),
+    ],
+)
+def test_a_column_that_is_the_target_is_found(kind: str, told: str) -> None:
+    torch.manual_seed(0)
+    model = mlp({"two of them": 2, "all": 8}.get(kind, 1))
+
+    def loss(_: int) -> Tensor:
+        x = drawn(32)
+        noise = 0.1 * torch.randn(32, 1)
+        target = {
+            "the target": x[:, 5:6],
+            "a line of it": 3 * x[:, 5:6] - 2,
+            "two of them": x[:, 5:7],
+            "a line with noise": 3 * x[:, 5:6] - 2 + noise,
+            "a sum": x[:, 5:6] + x[:, 6:7],
+            "all": x,
+        }[kind]
+        return functional.mse_loss(model(x), target)
+
+    found = trained(model, loss)
+    assert ("label_seen" in found) is bool(told)
+    assert not told or found["label_seen"].message == told
 
 
 @pytest.mark.parametrize(("kind", "is_told"), [("ahead", False), ("last", True), ("first", False)])

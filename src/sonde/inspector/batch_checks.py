@@ -72,6 +72,7 @@ _SCORES = (*graph_nodes.KEEPS, "Div", "Mul", "MaskedFill", "Add", "Where", "Expa
 _NEAR, _HALF = 40, 0.5  # nodes behind an attention among which a layer is looked for; share of the rows that read one place
 _LINEAR = 3  # layers in a row
 _MOST_CLASSES = 256
+_COLUMNS_OF_TARGETS = 16  # that are looked for in what is given
 _OUTPUTS = 6  # of one pass
 _SLOW = 0.005  # momentum of running statistics: a tenth of them is new after 20 passes
 _SETTLED, _ELEMENTS = 50, 32  # logged steps after which running statistics have settled; elements of a channel
@@ -573,7 +574,7 @@ def _feature_numbers(output: Tensor, gradient: Tensor, features: Tensor) -> dict
     numbers: dict[str, Tensor] = {}
     if features.dim() == 2 and each <= _MOST_CLASSES and known <= _COLUMNS:
         numbers |= column_numbers(gradient, features)
-    if each == 1 and known > 1:
+    if each <= _COLUMNS_OF_TARGETS and known >= 2 * each:  # an autoencoder returns all that it is given
         numbers |= target_column_numbers(output, gradient, features)
     if features.dim() == 3 and output.dim() in (2, 3) and features.shape[-1] <= _COLUMNS:
         numbers |= series_numbers(output, gradient, features)

@@ -424,17 +424,20 @@ class BatchFindings:
     def _of_columns(self, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that a column of the input tells the label."""
         for at in itertools.takewhile(lambda at: f"within {at}" in numbers, itertools.count()):
-            is_told = numbers[f"within {at}"] <= _NOTHING and numbers[f"spare {at}"] >= _SPARE
-            columns = self._so_far("column", at, value=numbers[f"column {at}"] if is_told else math.nan)
-            if len(columns) >= _KEPT and all(each == columns[0] for each in columns):
-                yield self._chosen.judge("label_seen", numbers[f"within {at}"], columns[0])
-        for at in range(_INPUTS):
-            if f"off column {at}" in numbers:
-                off, column = (numbers[f"{name} column {at}"] for name in ("off", "target"))
+            read = [numbers[f"{name} {at}"] for name in ("within", "column", "second", "between")]
+            found = self._chosen.judge("label_seen", *read) if numbers[f"spare {at}"] >= _SPARE else None
+            columns = self._so_far("column", at, value=math.nan if found is None else read[1])
+            yield found if len(columns) >= _KEPT and all(each == columns[0] for each in columns) else None
+        for at, kind in itertools.product(range(_INPUTS), ("is", "scales")):
+            names = ("off column", "target column") if kind == "is" else ("scaled column", "column scaled")
+            if f"{names[0]} {at}" in numbers:
+                off, column = (numbers[f"{name} {at}"] for name in names)
                 is_told = off <= _EXACT and numbers["reached"] >= _SPARE
-                told = self._so_far("target column", at, value=column if is_told else math.nan)
+                told = self._so_far("target column", kind, at, value=column if is_told else math.nan)
                 if len(told) >= _KEPT and all(each == told[0] for each in told):
-                    yield self._chosen.judge("label_seen", 0.0, column, is_number=True)
+                    how = {"is_number": True, "is_scaled": kind == "scales", "is_last": bool(numbers[f"last column {at}"])}
+                    yield self._chosen.judge("label_seen", 0.0, column, **how)
+        for at in range(_INPUTS):
             given, target = (
                 numbers.get(f"given {at}", 0.0),
                 max(-numbers.get("least 0", -math.inf), numbers.get("largest 0", math.inf)),

@@ -27,6 +27,7 @@ _FAR = 10.0  # deviations of the others, as which a sentinel is at least away fr
 _VALUES = 16  # different ones, as numbers that are no counts have
 _EXACT, _READ = 1e-4, 1e-5  # of a number, as what is read off a gradient may differ from it, and deviations that are rounding
 _ELEMENTS = 1 << 12
+_CURVED = 1e-3  # of the squares of an output, or a gradient, that are no line of a column
 _RISING: dict[str, Callable[[Tensor], Tensor]] = {
     "Sigmoid": torch.sigmoid, "Tanh": torch.tanh, "Relu": torch.relu, "Softplus": functional.softplus, "Exp": torch.exp,
     "LogSigmoid": functional.logsigmoid, "Hardsigmoid": functional.hardsigmoid, "Elu": functional.elu, "Sqrt": torch.sqrt,
@@ -339,15 +340,36 @@ def sentinels_of(given: Tensor) -> dict[str, Tensor]:
 
 
 def target_column_numbers(output: Tensor, gradient: Tensor, given: Tensor) -> dict[str, Tensor]:
-    """Return which *column* of what was *given* is the target of an *output* of one number for each sample, and how far off it is.
+    """Return which *column* of what was *given* is the target of an *output* of few numbers for each sample, and how far off it is.
 
-    Of a squared error the *gradient* is a multiple of the output less its target: *off* is which share of it is none. Of
+    Of a squared error the *gradient* is a multiple of the output less its target: *off* is which share of it is none, of several
+    numbers the largest, and *scaled* of one number the same of a target that is a column times a number and another number. Of
     sequences those at the last place are asked, along the longer of the axes.
     """
-    made, held, rows = output.reshape(-1, 1).double(), gradient.reshape(-1, 1).double(), given.detach().double()
+    made, held = (each.reshape(len(output), -1).double() for each in (output, gradient))
+    rows = given.detach().double()
     columns = rows if rows.dim() == 2 else (rows[:, -1] if rows.shape[1] >= rows.shape[-1] else rows[..., -1]).flatten(1)
-    off, column = _off(made - columns, held).min(0)
-    return {"off column": off, "target column": column}
+    each = [_off(one[:, None] - columns, other[:, None]).min(0) for one, other in zip(made.T, held.T, strict=True)]
+    is_last = torch.full((), float(rows.dim() > 2), device=made.device)
+    found = {"off column": torch.stack([off for off, _ in each]).max(), "target column": each[0][1], "last column": is_last}
+    if made.shape[1] > 1:
+        return found
+    scaled, column = _scaled(made[:, 0], held[:, 0], columns).min(0)
+    return found | {"scaled column": scaled, "column scaled": column}
+
+
+def _scaled(made: Tensor, gradient: Tensor, columns: Tensor) -> Tensor:
+    """Return of each of *columns* how far a target that is a line of it is from explaining a *gradient*, as :func:`_across` does.
+
+    What is *made*, and its gradient, are compared as far as they are no line of the column themselves; 1 where they are one.
+    """
+    one, other, rows = (each - each.mean(0) for each in (made, gradient, columns))
+    size = rows.square().sum(0).clamp(min=1e-300)
+    of_one, of_other = one @ rows, other @ rows
+    left, held = one @ one - of_one.square() / size, other @ other - of_other.square() / size
+    along = one @ other - of_one * of_other / size
+    is_known = (left > _CURVED * (one @ one)) & (held > _CURVED * (other @ other)) & (along > 0) & (size > 1e-300)
+    return torch.where(is_known, 1 - along.square() / (left * held).clamp(min=1e-300), 1.0)
 
 
 def other_numbers(output: Tensor, gradient: Tensor, given: Tensor) -> dict[str, Tensor]:

@@ -18,6 +18,7 @@ Loss: TypeAlias = list[graph_nodes.Node]
 """Operations next to the loss whose backward pass runs, the nearest first."""
 ALIKE = 1e-3
 """Of a number that is the same for all samples, rounding."""
+_ALL = 1e-9  # rounding of a share
 _BINARY = 1 << 14  # elements that are compared with targets of 0 and 1
 _FIRST = 256  # rows, whose targets are one distribution if all are
 _FEW = 3  # of either kind, whose weights are not alike by chance
@@ -128,7 +129,8 @@ def column_numbers(gradient: Tensor, features: Tensor) -> dict[str, Tensor]:
     """Return how much the *column* of *features* that varies least *within* classes does so, of how it varies at all.
 
     Classes are read off the *gradient* at outputs, ``(samples, classes)``: that of a cross-entropy is least at the label. Of one
-    output for each sample its sign tells them apart. *spare*: samples more than there are classes.
+    output for each sample its sign tells them apart. *spare*: samples more than there are classes. *second*: the next least of
+    another column; *between*: how far the classes of that column are from each other at least, in deviations within them.
     """
     held = gradient.reshape(len(gradient), -1)
     labels = held.argmin(1) if held.shape[1] > 1 else (held[:, 0] < 0).long()
@@ -139,9 +141,19 @@ def column_numbers(gradient: Tensor, features: Tensor) -> dict[str, Tensor]:
     means = (is_of.T @ rows) / count.clamp(min=1)[:, None]
     whole = (rows - rows.mean(0)).square().sum(0)
     share = torch.where(whole > 0, (rows - is_of @ means).square().sum(0) / whole, 1.0)
-    within, column = share.min(0)
+    within, column = share.min(0)[0], (share <= share.min() + _ALL).long().argmax()  # of several that tell it the first
     is_several = (count > 0).sum() > 1
-    return {"within": torch.where(is_several, within, 1.0), "column": column, "spare": len(rows) - (count > 0).sum()}
+    own = column.reshape(1)
+    middles = torch.where(count > 0, means.index_select(1, own)[:, 0], math.nan).sort().values  # those of no sample stand last
+    gaps = (middles[1:] - middles[:-1]).nan_to_num(math.inf)
+    deviation = (within * whole.index_select(0, own)[0] / len(rows)).sqrt()
+    return {
+        "within": torch.where(is_several, within, 1.0),
+        "column": column,
+        "spare": len(rows) - (count > 0).sum(),
+        "second": share.index_fill(0, own, math.inf).min(),
+        "between": gaps.min() / deviation.clamp(min=1e-300),
+    }
 
 
 def way_numbers(output: Tensor, gradient: Tensor, number: int, nodes: Loss) -> dict[str, Tensor]:

@@ -300,20 +300,44 @@ def penalty_alone(
 
 
 @entry(
-    "a column of the input, or what it holds at its last place, is the target of a squared error, or the same for all samples of a "
-    "class, and another for other classes, in all of six training passes or more",
+    "a column of the input, or what it holds at its last place, is the target of a squared error (or of one number a line of it), "
+    "or the same for all samples of a class, and another for other classes, or nearly so (0.005 of how it varies is within "
+    "classes, these are 8 deviations apart, and a fifth of any other column or more is within them), in all of six training passes "
+    "or more",
     "Kaufman et al., Leakage in data mining, 2012",
     "leave that column out, if it is not known where the model is used",
     needs=("rms:output",),
     brings=("overfitting",),
     about=("setup", "lost"),
 )
-def label_seen(within: float, column: float, *, least: float = 1e-6, is_number: bool = False) -> Judged:
-    """Judge how much a *column* varies *within* classes, of how it varies at all; *is_number*: it is the target itself."""
-    yield within <= least
+def label_seen(
+    within: float,
+    column: float,
+    second: float = 0.0,
+    between: float = 0.0,
+    *,
+    least: float = 1e-6,
+    nearly: float = 0.005,
+    others: float = 0.2,
+    apart: float = 8.0,
+    is_number: bool = False,
+    is_scaled: bool = False,
+    is_last: bool = False,
+) -> Judged:
+    """Judge how much a *column* varies *within* classes, of how it varies at all, and the *second* of all columns.
+
+    *between*: by how many deviations within classes these are apart; *is_number*: the column is the target itself; *is_scaled*: or
+    that times a number, and another number; *is_last*: at the last place.
+    """
+    yield (within <= least) | ((within <= nearly) & (second >= others) & (between >= apart))
     yield column
-    where = f"column {column:.0f} of the input"
-    yield f"{where} is the target" if is_number else f"{where} tells the label: it is the same for all samples of a class"
+    where = f"the last place of the input (its column {column:.0f})" if is_last else f"column {column:.0f} of the input"
+    if is_number:
+        yield f"{where} is the target" + ", but for a factor and an offset" * is_scaled
+    elif within <= least:
+        yield f"{where} tells the label: it is the same for all samples of a class"
+    else:
+        yield f"{where} tells the label: {short(within)} of how it varies is within classes; of any other {short(second)} or more"
 
 
 @entry(
