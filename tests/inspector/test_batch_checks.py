@@ -209,6 +209,39 @@ def test_a_mask_the_wrong_way_round_is_told(is_inverted: bool) -> None:
     assert set(trained(model, loss, steps=8)) == ({"padding_alone"} if is_inverted else set())
 
 
+@pytest.mark.parametrize("is_inverted", [True, False])
+@pytest.mark.parametrize("pools", [True, False])
+def test_a_mask_the_wrong_way_round_is_told_of_frozen_embeddings(is_inverted: bool, pools: bool) -> None:
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens, self.places = nn.Embedding(20, 32), nn.Embedding(12, 32)
+            self.layers = nn.ModuleList(nn.TransformerEncoderLayer(32, 4, 64, 0.0, batch_first=True) for _ in range(2))
+            self.head = nn.Linear(32, 3)
+            self.tokens.requires_grad_(False)
+            self.places.requires_grad_(False)
+
+        def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+            x = self.tokens(tokens) + self.places.weight
+            for layer in self.layers:
+                x = layer(x, src_key_padding_mask=mask == 0)
+            pooled = (x * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True) if pools else x[:, 0]
+            made: Tensor = self.head(pooled)
+            return made
+
+    torch.manual_seed(0)
+    model = Pooled()
+
+    def loss(_: int) -> Tensor:
+        mask = (torch.arange(12) < torch.randint(5, 10, (16, 1))).long()
+        given = torch.randint(1, 20, (16, 12)) * mask
+        return functional.cross_entropy(model(given, 1 - mask if is_inverted else mask), given.sum(1) % 3)
+
+    found = trained(model, loss, steps=8)
+    assert ("padding_alone" in found) is is_inverted
+    assert not is_inverted or "reads the padding of a sample, and not its tokens" in found["padding_alone"].message
+
+
 def mlp(outputs: int, last: nn.Module | None = None) -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, outputs), *(() if last is None else (last,)))
 
@@ -285,6 +318,75 @@ def test_targets_beyond_the_last_activation_are_told(last: nn.Module, reach: tup
             return (model(x) - target).square().mean() if by_hand else functional.mse_loss(model(x), target)
 
         assert ("target_beyond" in trained(model, loss, steps=6)) is beyond
+
+
+class Ended(nn.Module):
+    """A perceptron whose logits go through what is its *last* operation."""
+
+    def __init__(self, last: Callable[[Tensor], Tensor], columns: int) -> None:
+        super().__init__()
+        self.layers, self.last = mlp(columns), last
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.layers(x))
+
+
+@pytest.mark.parametrize(
+    ("last", "columns", "told"),
+    [
+        (functional.relu, 1, "what the last relu returns goes into a cross-entropy: all probabilities are from 0.5 to 1, which"),
+        (torch.abs, 1, "what the last abs returns"),
+        (functional.gelu, 1, "what the last gelu returns"),
+        (
+            functional.logsigmoid,
+            1,
+            "what the last logsigmoid returns goes into a cross-entropy: all probabilities are from 0 to 0.5",
+        ),
+        (functional.relu6, 1, "what the last hardtanh returns"),
+        (
+            torch.tanh,
+            1,
+            "what the last tanh returns goes into a cross-entropy: all probabilities are from 0.27 to 0.73, which 100 %",
+        ),
+        (torch.tanh, 10, "what the last tanh returns goes into a cross-entropy: all probabilities are from 0 to 0.45, which 100 %"),
+        (nn.Identity(), 1, ""),
+        (functional.leaky_relu, 1, ""),
+        (lambda logits: logits.clamp(-10, 10), 1, ""),
+        (lambda logits: 30 * torch.tanh(logits / 30), 1, ""),
+        (lambda logits: 15 * torch.tanh(logits / 15), 10, ""),
+        (functional.relu, 10, ""),  # a softmax takes all differences of what is above zero
+        (lambda logits: functional.log_softmax(logits, 1), 10, ""),
+    ],
+)
+def test_logits_that_the_last_operation_keeps_from_the_labels_are_told(
+    last: Callable[[Tensor], Tensor], columns: int, told: str
+) -> None:
+    torch.manual_seed(0)
+    model, weight = Ended(last, columns), torch.randn(8, 10)
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(64, 8)
+        if columns == 1:
+            return functional.binary_cross_entropy_with_logits(model(x), (x[:, :1] > 0).float())
+        return functional.cross_entropy(model(x), (x @ weight).argmax(1))
+
+    found = trained(model, loss, steps=12).get("target_beyond")
+    assert (found is not None) is bool(told)
+    assert found is None or (found.message.startswith(told) and "takes logits" in found.advice)
+
+
+@pytest.mark.parametrize(("squash", "is_told"), [(functional.relu, True), (nn.Identity(), False)])
+@pytest.mark.parametrize("in_model", [True, False])
+def test_a_sigmoid_of_what_is_cut_is_told(squash: Callable[[Tensor], Tensor], is_told: bool, in_model: bool) -> None:
+    torch.manual_seed(0)
+    model = Ended((lambda logits: squash(logits).sigmoid()) if in_model else squash, 1)
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(64, 8)
+        made = model(x) if in_model else model(x).sigmoid()
+        return functional.binary_cross_entropy(made, (x[:, :1] > 0).float())
+
+    assert ("target_beyond" in trained(model, loss, steps=12)) is is_told
 
 
 @pytest.mark.parametrize(("weight", "is_told"), [(3.0, False), (5000.0, True)])
@@ -806,3 +908,85 @@ def test_a_term_of_derivatives_without_a_graph_is_told(kind: str) -> None:
     found = equation(kind, nn.Tanh())["gradient_zero"]
     assert found.message.startswith("a term of the loss has no graph")
     assert "create_graph=True" in found.advice
+
+
+class Tagger(nn.Module):
+    """Reads tokens with a recurrent layer, samples first or second, and does something along an axis that *kind* names."""
+
+    def __init__(self, kind: str, axis: int, *, pools: bool) -> None:
+        super().__init__()
+        self.tokens, self.layer = nn.Embedding(VOCABULARY, 16), nn.GRU(16, 16, batch_first=axis == 0)
+        self.score, self.norm, self.head = nn.Linear(16, 1), nn.BatchNorm1d(16), nn.Linear(16, 5)
+        self.kind, self.axis, self.pools = kind, axis, pools  # the axis of samples
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.layer(self.tokens(tokens))[0]
+        weights = self.score(x)
+        axis, place = self.axis, 1 - self.axis
+        made: dict[str, Callable[[], Tensor]] = {
+            "each": lambda: x * weights.sigmoid(),
+            "softmax over places": lambda: x * weights.softmax(place),
+            "batch norm": lambda: self.norm((x * weights.sigmoid()).flatten(0, 1)).reshape(x.shape),
+            "softmax": lambda: x * weights.softmax(axis),
+            "cumsum": lambda: (x * weights).cumsum(axis),
+            "norm by hand": lambda: (x - x.mean((0, 1))) / x.std((0, 1)),
+            "sort": lambda: (x * weights).sort(axis)[0],
+        }
+        x = made[self.kind]()
+        found: Tensor = self.head(x.sum(place) if self.pools else x)
+        return found
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("pools", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "is_told"),
+    [
+        ("each", False),
+        ("softmax over places", False),
+        ("batch norm", False),
+        ("norm by hand", False),
+        ("softmax", True),
+        ("cumsum", True),
+        ("sort", True),
+    ],
+)
+def test_what_runs_over_samples_is_told_wherever_these_stand(kind: str, is_told: bool, axis: int, pools: bool) -> None:
+    torch.manual_seed(0)
+    model = Tagger(kind, axis, pools=pools)
+
+    def loss(_: int) -> Tensor:
+        given = torch.randint(VOCABULARY, (24, 9))
+        labels = given.sum(1) % 5 if pools else (given.cumsum(1) % 5)
+        labels = labels.T if axis and not pools else labels
+        made = model(given.T if axis else given)
+        return functional.cross_entropy(made if pools else made.flatten(0, 1), labels.flatten())
+
+    found = trained(model, loss, steps=26)
+    assert ("samples_mixed" in found) is is_told
+    words = "goes to others" if pools else "an output depends on tokens of other rows and columns of the"
+    assert not is_told or words in found["samples_mixed"].message
+
+
+def test_attention_over_places_that_come_first_reads_others() -> None:
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens, self.layer, self.head = (
+                nn.Embedding(VOCABULARY, 16),
+                nn.TransformerEncoderLayer(16, 2, 32),
+                nn.Linear(16, 5),
+            )
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            made: Tensor = self.head(self.layer(self.tokens(tokens)))
+            return made
+
+    torch.manual_seed(0)
+    model = Reader()
+
+    def loss(_: int) -> Tensor:
+        given = torch.randint(VOCABULARY, (9, 24))
+        return functional.cross_entropy(model(given).flatten(0, 1), (given.flip(0) % 5).flatten())
+
+    assert not trained(model, loss, steps=26)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Distribution
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from sonde.engine import autograd_state, communicates, graph_nodes, hooks, raise_if_foreign, walk
@@ -30,6 +31,7 @@ from sonde.inspector.dependence import (
 from sonde.inspector.regression_targets import (
     Range,
     beyond_numbers,
+    chance_numbers,
     other_numbers,
     range_of,
     regression_numbers,
@@ -45,6 +47,7 @@ from sonde.inspector.target_reading import (
     nodes_of_loss,
     numbers_of,
     one_label,
+    places_read,
     scale_numbers,
     sent_loss,
     terms_with,
@@ -71,6 +74,7 @@ _SCORES = (*graph_nodes.KEEPS, "Div", "Mul", "MaskedFill", "Add", "Where", "Expa
 _NEAR, _HALF = 40, 0.5  # nodes behind an attention among which a layer is looked for; share of the rows that read one place
 _LINEAR = 3  # layers in a row
 _MOST_CLASSES = 256
+_COLUMNS_OF_TARGETS = 16  # that are looked for in what is given
 _OUTPUTS = 6  # of one pass
 _SLOW = 0.005  # momentum of running statistics: a tenth of them is new after 20 passes
 _SETTLED, _ELEMENTS = 50, 32  # logged steps after which running statistics have settled; elements of a channel
@@ -143,7 +147,7 @@ class BatchChecks:
     def look(self, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any, moment: tuple[int, int], number: int) -> None:
         """Look at what a training pass has returned, which is the one with this *number* of its step."""
         try:
-            returned = {name: each for name, each in walk(output) if _is_of_samples(each)}
+            returned = {name: each for name, each in _returned(output) if _is_of_samples(each)}
             given = [*walk(list(args)), *walk(dict(kwargs))]
             compared = {} if returned else _compared(output, [each for _, each in given])
             returned = returned or {name: each for name, (each, _) in compared.items()}
@@ -157,7 +161,10 @@ class BatchChecks:
                     nodes = [graph_nodes.behind(each.grad_fn, graph_nodes.KEEPS) for each in (held, *others)][:_OUTPUTS]
                     look = Look(*moment, shape, number, samples_of(shape), list(returned)[:_OUTPUTS])
                     look.makers = [autograd_state.sequence_of_node(each) for each in nodes]
-                    look.made = [(graph_nodes.operation_of(each), graph_nodes.axis_of(each)) for each in nodes]
+                    look.made = [
+                        graph_nodes.normalised_by(each) or (graph_nodes.operation_of(each), graph_nodes.axis_of(each))
+                        for each in nodes
+                    ]
                     look.is_turned, look.arranged = is_turned, arranged
                     ranges = [range_of(each) for each in (held, *others)][:_OUTPUTS]
                     look.activations = ["" if each is None else each.activation for each in ranges]
@@ -201,8 +208,10 @@ class BatchChecks:
                 )
                 if depends is not None:
                     inputs = [(tuple(each.given.shape), each.is_argument) for each in (*depends.tokens, *depends.inputs)]
-                    look.depends = Depends(inputs, sought, list(depends.mixed_by), depends.is_graph, depends.is_cut)
-                    mixes = {f"mixed {at}": each for at, each in enumerate(depends.mixed_by.values())}
+                    by = depends.mixed_by, depends.spread_by
+                    look.depends = Depends(inputs, sought, list(by[0]), list(by[1]), depends.is_graph, depends.is_cut)
+                    names_of = zip(("mixed", "spread"), by, strict=True)
+                    mixes = {f"{what} {at}": each for what, found in names_of for at, each in enumerate(found.values())}
                     look.add(dict(depends.numbers()) | mixes)
             if self._depended == 1:
                 look.add(_attention_numbers(nodes, names))
@@ -219,12 +228,12 @@ class BatchChecks:
             look.add(_distances(shown, given))
         look.add(self._repeats(shown, look.step))
         self._looks.append(look)
-        if graph_nodes.operation_of(graph_nodes.behind(output.grad_fn, _BEHIND)) in ("Cat", "Stack"):
-            return  # the labels of a positive in front of others, or of pairs, are alike
         tokens = [] if depends is None else [each.given for each in depends.tokens]
         if walks:  # of an embedding that is frozen, the arguments tell
             tokens += [each for each in given if _are_tokens(each, len(shown), tokens)]
         look.tokens = len(tokens)
+        if graph_nodes.operation_of(graph_nodes.behind(output.grad_fn, _BEHIND)) in ("Cat", "Stack"):
+            return  # the labels of a positive in front of others, or of pairs, are alike
         kept = shown if look.samples == len(shown) else shown[: look.samples].clone()  # which lets go of the others
         place = None if depends is None else (depends.sample, depends.place)
         features = [one for each in given if (one := _features_of(each, len(shown))) is not None]
@@ -305,6 +314,18 @@ class BatchChecks:
 def _without_recomputing() -> AbstractContextManager[None]:
     """Return a context in which what an activation checkpoint keeps cannot be read, since the checkpoint would run again."""
     return torch.autograd.graph.disable_saved_tensors_hooks("an activation checkpoint would run again")
+
+
+def _returned(output: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors that a model has returned, by their place, and of distributions what these were made of."""
+    if isinstance(output, Distribution):
+        held = vars(output)
+        output = {name: held[name] for name in (*output.arg_constraints, "base_dist") if name in held}
+    if type(output) in (dict, list, tuple):
+        for place, each in output.items() if isinstance(output, dict) else enumerate(output):
+            yield from _returned(each, f"{path}[{place!r}]")
+    else:
+        yield from ((path + name, each) for name, each in walk(output))
 
 
 def _is_of_samples(tensor: Tensor) -> bool:
@@ -598,8 +619,11 @@ def _gradient_comes(
                     | _of_output(0, way_numbers(output, held, look.makers[0], nodes))
                 )
                 look.add(column_gradients(scores, slopes, nodes))
+                look.add(places_read(gradient, nodes))
                 if len(output) == len(gradient):
                     look.add(_of_output(0, regression_numbers(output, held, reaches, look.makers[0], nodes)))
+                    chances = {} if reaches is None else chance_numbers(output, held, reaches, look.makers[0], nodes)
+                    look.add(_of_output(0, chances))
                     for at, each in enumerate(features):
                         look.add(_of_output(at, _feature_numbers(scores, slopes, each)))
     except Exception as error:
@@ -621,7 +645,7 @@ def _feature_numbers(output: Tensor, gradient: Tensor, features: Tensor) -> dict
     numbers: dict[str, Tensor] = {}
     if features.dim() == 2 and each <= _MOST_CLASSES and known <= _COLUMNS:
         numbers |= column_numbers(gradient, features)
-    if each == 1 and known > 1:
+    if each <= _COLUMNS_OF_TARGETS and known >= 2 * each:  # an autoencoder returns all that it is given
         numbers |= target_column_numbers(output, gradient, features)
     if features.dim() == 3 and output.dim() in (2, 3) and features.shape[-1] <= _COLUMNS:
         numbers |= series_numbers(output, gradient, features)
@@ -652,6 +676,9 @@ def _gradient_of_other(output: Tensor, number: int, reaches: Range | None, look:
             with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False):
                 held, nodes = gradient.detach(), nodes_of_loss()
                 look.terms[number] = terms_with(look.makers[number])
+                look.add(
+                    {} if reaches is None else _of_output(number, chance_numbers(output, held, reaches, look.makers[number], nodes))
+                )
                 look.add(_of_output(number, {"part": held.double().square().sum().sqrt()} | scale_numbers(output, held)))
                 look.add(
                     _of_output(

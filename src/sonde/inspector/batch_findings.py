@@ -16,7 +16,7 @@ from sonde.inspector.batch_look import EACH, PASSES, Depends, Look, Table, class
 from sonde.inspector.dependence import is_graph_operation, is_statistic
 from sonde.inspector.target_reading import AHEAD
 from sonde.rules import DEAD_SAMPLES, Chosen, Finding, among
-from sonde.words import percent, short
+from sonde.words import percent, shape_text, short
 
 _ALONG, _ACROSS, _TURNED = 0, 1, 2  # tokens as (samples, places), as (places, samples), and labels of outputs in the other order
 _OTHER_ORDER = "the loss compares the outputs of one place with the targets of another: one goes by samples, the other by places"
@@ -33,6 +33,7 @@ _NOTHING = 1e-6  # of a gradient, rounding
 _BOUNDED = ("Sigmoid", "Tanh")
 _DOMINATES = 100.0  # times as large as at another output is a gradient of targets that are not scaled
 _DROWNS, _STEADY = 2.0, 0.1  # weight of an entropy, beside rewards of size 1; by which it differs from pass to pass
+_SURELY = 3.0  # errors of a number that is read off a gradient with noise
 _ENTROPY = 0.1  # of a gradient that is no entropy's
 _MOST = 0.7  # of the passes
 _HARDLY = 1e-3  # of what an output depends on
@@ -43,6 +44,15 @@ _SCALED = ("Mm", "Mul", "Div", "Bmm", "UnsafeView", "Add", "Sub")  # by which lo
 _SCALES = "look at what multiplies the outputs: a temperature, a scale, a missing 1 / sqrt(size)"
 _IDLE = (
     "look at what picks a column: an index that is always the same, a slice, a mask; and whether more columns are made than needed"
+)
+_PLACES_READ = (
+    "look at the lengths, the slice or the mask that picks what the loss reads (input_lengths of ctc_loss count the places of the "
+    "output): what the model returns at the others is never learnt"
+)
+_LOGITS = "leave the last activation out: the loss takes logits, and makes probabilities of them itself; or scale what it returns"
+_CUT_OFF = (
+    "look whether what else is to train the outputs is cut off (log-probabilities behind a detach or no_grad), whether rewards or "
+    "advantages are zero, and at the weight of the entropy"
 )
 _LAST_RELU = "leave the last activation out: outputs below zero are cut, and get no gradient"
 _SHARP = (
@@ -85,6 +95,11 @@ _STEPS = (
     "transposition before it"
 )
 _ALONE = "an output depends on the token at its own place alone, though the model has attention: no place reads another"
+_PADDING_TRAINED = "what is trained of the model reads the padding of a sample, and not its tokens"
+_AXES = (
+    "look along which axis a softmax, a normalisation, a mean, a sum or a sort runs: of the two of what goes in one is that of "
+    "samples; at dim=, at batch_first, and at views between them"
+)
 _MASK = "look at the mask of the attention (which way round it is), and along which axis its softmax runs"
 _SOME = (
     "look at what stands between the input and the outputs: a mask, a place of padding that is read, units that are dead, an index "
@@ -312,6 +327,11 @@ class BatchFindings:
                 "target_beyond", *[numbers.get(f"{each} {at}", math.nan) for each in ("beyond", "least", "largest")], what=what
             )
             yield found if found is None else replace(found, site=site)
+            unlikely = self._so_far("unlikely", at, look.number, value=numbers.get(f"unlikely {at}"))
+            if len(unlikely) >= _KEPT:
+                chances = [numbers.get(f"{each} chance {at}", math.nan) for each in ("least", "most")]
+                found = judge("target_beyond", statistics.median(unlikely), *chances, what=what, is_chance=True)
+                yield found and replace(found, site=site, advice=_LOGITS)
             sides = self._so_far("side", at, look.number, value=numbers.get(f"side {at}", 0.0))
             if len(sides) > EACH and abs(sum(sides)) == len(sides):
                 found = judge("target_beyond", 1.0, math.nan, math.nan, what=what, side=-sides[0])
@@ -322,20 +342,34 @@ class BatchFindings:
         yield from self._of_columns(numbers)
         yield from self._of_fading(look, numbers)
         yield judge("all_linear", float(look.is_linear))
-        if "entropy" in numbers and _class_axis(look, numbers) is None:  # of a label that is sure, both slopes are alike
-            weights = self._so_far("entropy weight", value=numbers["entropy weight"])
-            firsts = self._so_far("entropy", value=numbers["entropy"])[:_OFTEN]
-            first = weights[:_LAST]
-            is_steady = len(weights) >= _LAST and max(first) - min(first) <= _STEADY * abs(first[0])
-            if is_steady and abs(first[0]) >= _DROWNS:
-                yield judge("penalty_alone", 0.0, 0.0, first[0], is_entropy=True)
-            is_alone = len(firsts) == _OFTEN and statistics.median(firsts) <= _ENTROPY
-            yield judge("penalty_alone", 0.0, max(firsts), is_entropy=True) if is_alone else None
+        yield from self._of_entropy(look, numbers)
         if "across" in numbers:
             is_own = numbers["across"] <= _OWN and bool(numbers.get("compares")) and look.made_by not in _DIFFERENCES
             is_own &= numbers.get("apart", math.inf) > _VARIED * numbers.get("size", 0.0)
             own = self._so_far("own", value=is_own)
             yield judge("target_own", float(len(own))) if all(own) else None
+        yield from self._of_parts(look, numbers)
+        yield from self._of_passes(look, numbers)
+
+    def _of_entropy(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that an entropy is all that trains the outputs, or weighs too much."""
+        if "entropy" in numbers and _class_axis(look, numbers) is None:  # of a label that is sure, both slopes are alike
+            weights = self._so_far("entropy weight", value=numbers["entropy weight"])
+            firsts = self._so_far("entropy", value=numbers["entropy"])[:_OFTEN]
+            errors = self._so_far("entropy error", value=numbers["entropy error"])[:_LAST]
+            first = weights[:_LAST]
+            is_most = firsts[0] <= _HALF  # what is left of an entropy that has been raised is no measure of its weight
+            apart = max(_STEADY * abs(first[0]), _SURELY * max(errors) if is_most else 0.0)
+            is_steady = len(weights) >= _LAST and max(first) - min(first) <= apart
+            if is_steady and min(map(abs, first)) >= _DROWNS and min(first) * max(first) > 0:
+                yield self._chosen.judge("penalty_alone", 0.0, 0.0, first[0], is_entropy=True)
+            is_alone = len(firsts) == _OFTEN and statistics.median(firsts) <= _ENTROPY
+            alone = self._chosen.judge("penalty_alone", 0.0, max(firsts), is_entropy=True) if is_alone else None
+            yield alone and replace(alone, advice=_CUT_OFF)
+
+    def _of_parts(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that the gradients at outputs are of very different sizes."""
+        judge = self._chosen.judge
         parts = [numbers.get(f"part {at}", 0.0) for at in range(len(look.outputs))]
         largest, least = (each(range(len(parts)), key=parts.__getitem__) for each in (max, min))
         if look.number == 0 and parts[least] > 0 and math.isfinite(parts[largest]):
@@ -348,6 +382,19 @@ class BatchFindings:
                 beside = f"and their gradient is {short(times)} x that at {_named(look, least)}"
                 site = f"{self._part}:output{look.outputs[largest] if largest else ''}"
                 yield found and replace(found, message=f"{found.message}, {beside}", site=site)
+
+    def _of_passes(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that the gradients in two passes of one loss are of very different sizes."""
+        now = (look.step, look.loss, numbers.get("part 0", 0.0))
+        if look.number == 0:
+            self._so_far("first part", value=now)
+            return
+        step, loss, first = (self._so_far("first part") or [(-1, None, 0.0)])[-1]
+        if now[:2] == (step, loss) and loss is not None and min(first, now[2]) > 0 and math.isfinite(first + now[2]):
+            times = self._so_far("times", look.number, value=first / now[2])[:EACH]
+            least = min(max(each, 1 / each) for each in times) if (max(times) < 1 or min(times) > 1) else 1.0
+            one, other = (_named(look, 0, number) for number in ((0, look.number) if times[0] > 1 else (look.number, 0)))
+            yield self._chosen.judge("terms_uneven", least, one=one, other=other) if len(times) >= _KEPT else None
 
     def _of_fading(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that an output has shrunk whose gradient is mostly that of a penalty: a further one, or that of a part."""
@@ -416,17 +463,20 @@ class BatchFindings:
     def _of_columns(self, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that a column of the input tells the label."""
         for at in itertools.takewhile(lambda at: f"within {at}" in numbers, itertools.count()):
-            is_told = numbers[f"within {at}"] <= _NOTHING and numbers[f"spare {at}"] >= _SPARE
-            columns = self._so_far("column", at, value=numbers[f"column {at}"] if is_told else math.nan)
-            if len(columns) >= _KEPT and all(each == columns[0] for each in columns):
-                yield self._chosen.judge("label_seen", numbers[f"within {at}"], columns[0])
-        for at in range(_INPUTS):
-            if f"off column {at}" in numbers:
-                off, column = (numbers[f"{name} column {at}"] for name in ("off", "target"))
+            read = [numbers[f"{name} {at}"] for name in ("within", "column", "second", "between")]
+            found = self._chosen.judge("label_seen", *read) if numbers[f"spare {at}"] >= _SPARE else None
+            columns = self._so_far("column", at, value=math.nan if found is None else read[1])
+            yield found if len(columns) >= _KEPT and all(each == columns[0] for each in columns) else None
+        for at, kind in itertools.product(range(_INPUTS), ("is", "scales")):
+            names = ("off column", "target column") if kind == "is" else ("scaled column", "column scaled")
+            if f"{names[0]} {at}" in numbers:
+                off, column = (numbers[f"{name} {at}"] for name in names)
                 is_told = off <= _EXACT and numbers["reached"] >= _SPARE
-                told = self._so_far("target column", at, value=column if is_told else math.nan)
+                told = self._so_far("target column", kind, at, value=column if is_told else math.nan)
                 if len(told) >= _KEPT and all(each == told[0] for each in told):
-                    yield self._chosen.judge("label_seen", 0.0, column, is_number=True)
+                    how = {"is_number": True, "is_scaled": kind == "scales", "is_last": bool(numbers[f"last column {at}"])}
+                    yield self._chosen.judge("label_seen", 0.0, column, **how)
+        for at in range(_INPUTS):
             given, target = (
                 numbers.get(f"given {at}", 0.0),
                 max(-numbers.get("least 0", -math.inf), numbers.get("largest 0", math.inf)),
@@ -475,12 +525,20 @@ class BatchFindings:
 
     def _of_columns_idle(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that a column of the first output gets no gradient, or that the errors of samples cancel."""
-        if "idle" in numbers:
-            idle = self._so_far("idle", value=numbers["idle"])
-            if len(idle) > _SEEN and idle[0] >= 0 and len(set(idle)) == 1:
-                one = f"column {idle[0]:.0f} of the output"
-                found = self._chosen.judge("terms_uneven", math.inf, one="others", other=one)
-                yield found and replace(found, advice=_IDLE)
+        for name, what in (("idle", "column {:.0f} of the output gets"), ("alone", "all columns of the output but {:.0f} get")):
+            columns = self._so_far("columns", name, look.number, value=numbers.get(name))
+            if len(columns) > _SEEN and columns[0] >= 0 and len(set(columns)) == 1:
+                found = self._chosen.judge("terms_uneven", math.inf)
+                message = f"{what.format(columns[0])} no gradient, in {len(columns)} passes: what stands there is never learnt"
+                yield found and replace(found, message=message, advice=_IDLE)
+        for axis in (0, 1):
+            read = self._so_far("read places", axis, look.number, value=numbers.get(f"reads {axis}"))
+            if len(read) > _SEEN and read[0] and len(set(read)) == 1:
+                found = self._chosen.judge("terms_uneven", math.inf)
+                message = (
+                    f"the loss reads the first {read[0]:.0f} of the {look.shape[axis]} places of each output, in {len(read)} passes"
+                )
+                yield found and replace(found, message=message, advice=_PLACES_READ)
         if (
             "same gradient" in numbers and not look.number and not (look.taken is not None and any(look.taken[1:]))
         ):  # as a discriminator's
@@ -613,8 +671,11 @@ class BatchFindings:
             is_apart = numbers.get(f"others {place}", 0.0) <= _NOTHING * padding  # where samples are mixed, that is what is wrong
             self._padded += is_apart and real <= _HARDLY * padding and padding > 0
             if self._padded > 1 and is_apart:
-                yield self._chosen.judge("padding_alone", real, padding)
+                found = self._chosen.judge("padding_alone", real, padding)
+                is_whole = look.depends is not None and look.depends.inputs[place][1]
+                yield found if is_whole or found is None else replace(found, message=_PADDING_TRAINED)
             yield from self._of_places(look, numbers, place)
+            yield self._told_crossed(look, numbers, place)
             if axis is None:
                 continue
             ways = {way: _ahead(numbers, axis, place, way) for way in (_ALONG, _ACROSS, _TURNED)}
@@ -638,7 +699,7 @@ class BatchFindings:
 
     def _of_places(self, look: Look, numbers: Mapping[str, float], place: int) -> Iterator[Finding | None]:
         """Yield that padding is read more than what is none, or that attention reads no other place."""
-        if look.depends is None or f"read {place}" not in numbers:
+        if look.depends is None or f"read {place}" not in numbers or not look.depends.inputs[place][1]:
             return
         times = self._so_far("read", place, value=numbers[f"read {place}"])
         if len(times) > 1 and all(_PADDING <= each < math.inf for each in times[-2:]):
@@ -646,8 +707,8 @@ class BatchFindings:
             message = f"what the model returns depends {short(times[-1])} x as much on a place of padding as on one of its tokens"
             yield found and replace(found, message=message, severity="warn")
         self._has_attention |= any(name.startswith("attended ") and size > 2 for name, size in numbers.items())
-        places = [at for at in range(look.tokens) if f"read {at}" in numbers]
-        others = sum(numbers[f"{name} {at} 0"] for at in places for name in ("before", "next", "later"))
+        places = [at for at, (_, is_argument) in enumerate(look.depends.inputs) if f"read {at}" in numbers and is_argument]
+        others = sum(numbers[f"{name} {at} {way}"] for at in places for way in (0, 1) for name in ("before", "next", "later"))
         here = numbers[f"here {place} 0"]
         is_alone = self._has_attention and len(look.shape) > 2 and others <= _NOTHING * here and here > 0
         alone = self._so_far("alone", place, value=float(is_alone))
@@ -712,6 +773,24 @@ class BatchFindings:
         elif look.activations[0] == "Relu" and numbers["size"] == 0:
             message, advice = "the relu that makes the outputs returns 0 for all samples", _LAST_RELU
         return found and replace(found, message=message, advice=advice)
+
+    def _told_crossed(self, look: Look, numbers: Mapping[str, float], place: int) -> Finding | None:
+        """Return that outputs depend on tokens of other rows and other columns: whichever are samples, they are mixed."""
+        depends = look.depends
+        if depends is None or f"cross {place}" not in numbers or len(look.shape) < 3:
+            return None
+        shape, is_argument = depends.inputs[place]
+        whole = numbers[f"own {place}"] + numbers[f"others {place}"]
+        ways = (("mixed", depends.operations, "rows"), ("spread", depends.spreading, "columns"))
+        by = [[each for at, each in enumerate(known) if numbers[f"{what} {at}"]] for what, known, _ in ways]
+        is_meant = any(all(is_statistic(name) or is_graph_operation(name) for name, *_ in each) for each in by)
+        is_same = is_argument and shape == look.shape[:2] and shape[0] != shape[1]
+        if not is_same or not depends.sought or is_meant or depends.is_graph:
+            return None
+        crossed = self._so_far("crossed", place, value=numbers[f"cross {place}"] > _NOTHING * whole > 0)
+        found = self._chosen.judge("samples_mixed", numbers[f"few {place}"] / whole, _NOTHING) if sum(crossed) > 1 else None
+        message = f"samples of a batch are mixed: an output depends on tokens of other rows and columns of the {shape_text(shape)}"
+        return found and replace(found, message=f"{message} that go in", advice=_AXES)
 
     def _told_mixed(self, place: int, depends: Depends, numbers: Mapping[str, float]) -> Finding | None:
         """Return that samples are mixed, by which operation and where, if two looks have found it so."""

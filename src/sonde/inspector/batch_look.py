@@ -25,12 +25,14 @@ class Depends:
         inputs: of each whose part in the output was measured, tokens first: its shape, and whether it is an argument as it is.
         sought: it was asked which operation mixes samples.
         operations: those that may have: their name, and the modules they stand behind and before.
+        spreading: the same of those that may have taken places to others.
         is_graph, is_cut: as :class:`~sonde.inspector.dependence.Dependence` has them.
     """
 
     inputs: list[tuple[tuple[int, ...], bool]]
     sought: bool
     operations: list[tuple[str, str, str]]
+    spreading: list[tuple[str, str, str]]
     is_graph: bool
     is_cut: bool
 

@@ -17,6 +17,8 @@ NODES = 5_000
 _FIRST = ("Embedding", "Addmm", "Mm", "Convolution")  # operations that treat each sample, and each place in it, by itself
 _ELEMENTS = 1 << 18  # of outputs, of which the first samples are looked at
 _SERIES = 8  # places of a series, which no channels are
+_INDICES = (torch.int64, torch.int32)
+_COMPARED = 32  # samples, whose tokens are compared with what was made of them
 _MARGIN = 64  # places by which a series is longer that was padded
 _TOKENS = 3  # beside the padding of a sample, so that it is no other one that is read
 _NEAR = 40  # nodes behind an operation, among which a parameter is looked for
@@ -44,7 +46,7 @@ class Entry:
     Attributes:
         given: the input, ``(samples, places, ...)``.
         sizes: how much the output that is looked at depends on each place of each sample, ``(samples, places)``, float64.
-        is_argument: it is an argument of the model, and not made of one.
+        is_argument: it is an argument of the model, and not made of one, nor tokens of which only that is known.
     """
 
     given: Tensor
@@ -63,6 +65,7 @@ class Dependence:
         is_graph: the batch is a graph, whose samples belong together.
         is_cut: the output depends on no input, another one does.
         mixed_by: by an operation, and the modules it stands behind and before, whether it was one that mixed samples.
+        spread_by: the same of those that took places of tokens to others.
     """
 
     sample: Tensor
@@ -72,6 +75,7 @@ class Dependence:
     is_graph: bool = False
     is_cut: bool = False
     mixed_by: dict[tuple[str, str, str], Tensor] = field(default_factory=dict)
+    spread_by: dict[tuple[str, str, str], Tensor] = field(default_factory=dict)
 
     def numbers(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the numbers of each entry, tokens first, by their name and the number of the entry.
@@ -81,7 +85,8 @@ class Dependence:
         what is the same token at the end of its row; ``read``: how many times as much on one of these as on another one.
         ``before``, ``here``, ``next``, ``later``, ``beside``: on tokens before, at and behind its place, along the second axis (0)
         or the first (1), and on those of other samples. ``near``: how far samples that stand next to each other are apart, of what
-        any two are.
+        any two are. ``cross``: on tokens of another row and another column; ``few``: on those of other rows, or other columns,
+        whichever are less.
         """
         for number, entry in enumerate([*self.tokens, *self.inputs]):
             sizes, is_own = entry.sizes, torch.arange(len(entry.sizes), device=self.sample.device) == self.sample
@@ -101,6 +106,9 @@ class Dependence:
                 yield f"real {number}", real.sum() - real.max()
                 yield f"padding {number}", padding.sum()
                 yield f"read {number}", padding.sum() / is_padding.sum() / (real.sum() / (1 - is_padding).sum())
+                along, across = own.sum(), _row(sizes.T, at := self.place.clamp(max=sizes.shape[1] - 1)).sum()
+                yield f"cross {number}", (sizes.sum() - along - across + _row(own, at)).clamp(min=0)
+                yield f"few {number}", torch.minimum(whole.sum() - along, whole.sum() - across)
             for way, table, row, at in ((0, sizes, self.sample, self.place), (1, sizes.T, self.place, self.sample)):
                 line = _row(table, row.clamp(max=len(table) - 1))
                 ahead = torch.arange(len(line), device=at.device) - at
@@ -147,7 +155,9 @@ def dependence_of(
     entries = _entries(nodes, given, samples)
     is_cut = not entries and any(_entries(list(graph_nodes.nodes_before(each.grad_fn, NODES)), given, samples) for each in others)
     entries = entries if entries or is_cut else {node: (held, False) for node in nodes for held in _made_of_data(node, samples)}
-    tokens = [held for held, _ in entries.values() if not held.is_floating_point()]
+    is_made = bool(entries) and not any(is_argument for _, is_argument in entries.values())
+    behind = _tokens_in(given, samples) if is_made else None
+    tokens = [held for held, _ in entries.values() if not held.is_floating_point()] if behind is None else [behind]
     if len(shape) == 3 and tokens and not _fits(tokens, shape[order[1]]) and _fits(tokens, shape[2]):
         order = [order[0], 2, order[1]]  # classes before places
     series = None if tokens else _series_axes([held for held, _ in entries.values()], shape, order)
@@ -163,13 +173,22 @@ def dependence_of(
     if series is not None or (len(shape) > 2 and tokens):
         weight = weight * _one_of(place, weight, 1)
     weight = weight.permute([order.index(axis) for axis in range(len(order))]).reshape(output.shape)
-    mixes = _Mixes(model, sample, samples) if seeks else None
-    gradients = graph_nodes.gradients_at(output, weight, entries.keys(), mixes)
+    has_places = len(shape) > 2 and bool(tokens)
+    seekers = [_Mixes(model, sample, samples), *([_Mixes(model, place, ordered[1])] if has_places else [])] if seeks else []
+
+    def see(node: Any, passed: graph_nodes.Given) -> None:
+        for each in seekers:
+            each(node, passed)
+
+    gradients = graph_nodes.gradients_at(output, weight, entries.keys(), see)
     for node, (held, is_argument) in entries.items():
         places = 1 if series is None or held.dim() != 3 else shape[series[0]]
         entry = Entry(held, _sizes(gradients.get(node), held, samples, places), is_argument)
         (found.inputs if held.is_floating_point() else found.tokens).append(entry)
-    found.mixed_by = {} if mixes is None else mixes.found
+    if behind is not None:
+        sizes = [_sizes_of_tokens(gradients.get(node), held, behind) for node, (held, _) in entries.items()]
+        found.tokens.append(Entry(behind, torch.stack(sizes).sum(0), is_argument=False))
+    found.mixed_by, found.spread_by, *_ = (*[each.found for each in seekers], {}, {})
     return found
 
 
@@ -344,13 +363,17 @@ def _entries(nodes: Iterable[Any], given: Sequence[Tensor], samples: int) -> dic
 
 
 def _entering(node: Any, given: Sequence[Tensor], samples: int) -> Tensor | None:
-    """Return what enters the graph at *node*, ``(samples, places, ...)``: token indices, or an argument of the model as it is."""
+    """Return what enters the graph at *node*, ``(samples, places, ...)``: token indices, or an argument of the model as it is.
+
+    Indices that come as ``(places, samples)`` are turned.
+    """
     name = graph_nodes.operation_of(node)
     if name not in _FIRST:
         return None
     for held in graph_nodes.taken_by(node):
         if name == "Embedding":
-            return held if held.dim() == 2 and held.shape[0] == samples and held.shape[1] > 1 else None
+            turned = held.T if held.dim() == 2 and samples not in held.shape[:1] else held
+            return turned if turned.dim() == 2 and turned.shape[0] == samples and turned.shape[1] > 1 else None
         for each in given:
             is_same = each.data_ptr() == held.data_ptr() and each.numel() == held.numel() and each.is_contiguous()
             if is_same and held.is_contiguous() and each.dim() > 1 and each.shape[0] == samples and each.is_floating_point():
@@ -364,6 +387,37 @@ def _made_of_data(node: Any, samples: int) -> list[Tensor]:
         return []
     held = [each for each in graph_nodes.taken_by(node) if each.dim() > 1 and each.shape[0] % samples == 0]
     return [each for each in held if each.is_floating_point() and not each.requires_grad and samples not in each.shape[1:]][:1]
+
+
+def _tokens_in(given: Sequence[Tensor], samples: int) -> Tensor | None:
+    """Return the tokens, ``(samples, places)``, that were *given*: of arguments of one shape the one with the largest index."""
+    indices = [each for each in given if each.dim() == 2 and len(each) == samples and each.shape[1] > 1 and each.dtype in _INDICES]
+    if not indices or any(each.shape != indices[0].shape for each in indices):
+        return None
+    held = torch.stack([each.long() for each in indices])  # others are masks, and types
+    return _row(held, held.flatten(1).amax(1).argmax())
+
+
+def _sizes_of_tokens(gradient: Tensor | None, held: Tensor, tokens: Tensor) -> Tensor:
+    """Return how large a *gradient* is at each of the *tokens* of which what was *held* is made, each of one; else 0.
+
+    Then it is the same wherever a token stands at one place. Samples come first in it, or places.
+    """
+    samples, places = tokens.shape
+    found = torch.zeros(samples, places, dtype=torch.float64, device=held.device)
+    own = tokens[:_COMPARED]
+    same = (own[:, None] == own) & ~torch.eye(len(own), dtype=torch.bool, device=held.device)[:, :, None]
+    if gradient is None or held.shape[:-1].numel() != tokens.numel():
+        return found
+    for is_turned in (True, False):
+        order = (places, samples) if is_turned else (samples, places)
+        rows, slopes = (each.detach().reshape(*order, -1).double() for each in (held, gradient))
+        rows, slopes = (each.transpose(0, 1) if is_turned else each for each in (rows, slopes))
+        rows = rows[:_COMPARED]
+        sums = (rows * torch.arange(1, rows.shape[2] + 1, device=rows.device).double().cos()).sum(2)
+        differ = (sums[:, None] - sums).abs() > _NOTHING * rows.abs().sum(2).max()
+        found = torch.where(same.any() & ~(same & differ).any(), slopes.abs().sum(2), found)
+    return found
 
 
 def _looked_at(tokens: Sequence[Tensor], shape: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -436,6 +490,8 @@ def _sizes(gradient: Tensor | None, given: Tensor, samples: int, places: int = 1
         return torch.zeros(samples, places, dtype=torch.float64, device=given.device)
     if places > 1 and gradient.dim() == 3 and given.is_floating_point() and gradient.shape[2] >= places:  # of a convolution
         return gradient.detach().abs().double().sum(1)[:, :places]
+    if not given.is_floating_point() and gradient.shape[0] == given.shape[1] != samples:
+        gradient = gradient.transpose(0, 1)
     if gradient.numel() % (samples * places):
         places = 1
     return gradient.detach().abs().double().reshape(samples, places, -1).sum(2)

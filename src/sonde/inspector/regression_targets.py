@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from sonde.engine import autograd_state, graph_nodes
-from sonde.inspector.target_reading import ALIKE, BEYOND, BOUNDS, CHOICES, ERRORS, Loss, is_alike, sent_loss
+from sonde.inspector.target_reading import ALIKE, BEYOND, BOUNDS, CHOICES, ERRORS, Loss, is_alike, sent_loss, spread
 
 _SERIES, _SERIES_AHEAD = 8, (0, 1)  # places of a series; how far ahead of an output a target is looked for
+_WAYS = (graph_nodes.KEEPS, (*graph_nodes.KEEPS, "Select", "Slice"))  # of a part, the order of elements, if none is left out
 _SCALES = ("Mul", "Div", "Add", "Sub", "Neg", "Rsub")
 _WEIGHS = ("Mul", "Div")
 _REDUCES = ("Mean", "Sum")
@@ -25,6 +27,19 @@ _FAR = 10.0  # deviations of the others, as which a sentinel is at least away fr
 _VALUES = 16  # different ones, as numbers that are no counts have
 _EXACT, _READ = 1e-4, 1e-5  # of a number, as what is read off a gradient may differ from it, and deviations that are rounding
 _ELEMENTS = 1 << 12
+_CURVED = 1e-3  # of the squares of an output, or a gradient, that are no line of a column
+_RISING: dict[str, Callable[[Tensor], Tensor]] = {
+    "Sigmoid": torch.sigmoid, "Tanh": torch.tanh, "Relu": torch.relu, "Softplus": functional.softplus, "Exp": torch.exp,
+    "LogSigmoid": functional.logsigmoid, "Hardsigmoid": functional.hardsigmoid, "Elu": functional.elu, "Sqrt": torch.sqrt,
+}  # fmt: skip
+_ENDS = {  # of activations that do not rise throughout: those that let most through below zero end near it
+    "Abs": (0.0, math.inf), "Gelu": (-0.17, math.inf), "Silu": (-0.28, math.inf), "Mish": (-0.31, math.inf),
+    "Hardswish": (-0.38, math.inf),
+}  # fmt: skip
+_SHARES = ("Softmax", "LogSoftmax")
+_LABELLED = ("BinaryCrossEntropyWithLogits", "BinaryCrossEntropy", "NllLoss", "NllLoss2D")
+_CHANCES = ("Softmax", "Sigmoid")  # what these make is no logit: see softmax_twice
+_UNLIKELY = 0.2  # a label is by which it is more likely, or less, than outputs can say
 
 
 class Range(NamedTuple):
@@ -57,8 +72,8 @@ class Errors(NamedTuple):
 def range_of(output: Tensor) -> Range | None:
     """Return what an *output* can be, if an activation has made it, or one whose result was scaled by numbers; else None."""
     node = graph_nodes.behind(output.grad_fn, graph_nodes.KEEPS)
-    if (name := graph_nodes.operation_of(node)) in BOUNDS:
-        return Range(name, name, *BOUNDS[name])
+    if (known := _ends_of(node)) is not None:
+        return Range(name := graph_nodes.operation_of(node), name, *known)
     before = graph_nodes.behind(output.grad_fn, (*graph_nodes.KEEPS, *_SCALES))
     name, result = graph_nodes.operation_of(before), graph_nodes.result_of(before)
     if name not in BOUNDS or result is None or result.numel() != output.numel():
@@ -72,6 +87,78 @@ def range_of(output: Tensor) -> Range | None:
     reached = torch.stack([slope * each + start for each in BOUNDS[name]])
     low, high = (torch.where(fits, each, end) for each, end in ((reached.min(), -math.inf), (reached.max(), math.inf)))
     return Range(name, graph_nodes.operation_of(node), low, high)
+
+
+def _ends_of(node: graph_nodes.Node) -> tuple[float, float] | None:
+    """Return between which numbers an operation keeps what it returns, given what it was given; None for one that keeps nothing."""
+    name, before = graph_nodes.operation_of(node), graph_nodes.sources_of(node)
+    limits = graph_nodes.limits_of(node)
+    if limits is not None or name in _ENDS or graph_nodes.is_square(node):
+        return limits or _ENDS.get(name, (0.0, math.inf))
+    if not before or name not in (*_RISING, *_SHARES):
+        return None
+    low, high = _ends_of(graph_nodes.behind(before[0], graph_nodes.KEEPS)) or (-math.inf, math.inf)
+    if name in _SHARES:
+        others = graph_nodes.shape_of(node)[graph_nodes.axis_of(node) or 0] - 1
+        ends = (1 / (1 + others * torch.tensor((high - low, low - high), dtype=torch.float64, device="cpu").exp())).clamp(0, 1)
+        ends = ends.log() if name == "LogSoftmax" else ends
+    else:
+        given = torch.tensor((low, high), dtype=torch.float64, device="cpu")
+        ends = _RISING[name](given.clamp(min=0) if name == "Sqrt" else given)
+    low, high = ends.tolist()
+    return low, high
+
+
+def chance_numbers(output: Tensor, gradient: Tensor, reaches: Range, number: int, nodes: Loss) -> dict[str, Tensor]:
+    """Return the share of the labels that an output which has a range cannot make likely (*unlikely*), and the ends of its chances.
+
+    The *least chance* and the *most* are what a cross-entropy makes of the ends of the range: by a sigmoid, or by a softmax over
+    classes, where it takes logits. Nothing of other losses.
+
+    Args:
+        output, gradient: of one shape.
+        reaches: what the output can be.
+        number: that of the operation which has made the output.
+        nodes: the operations next to the loss.
+    """
+    for node in nodes:
+        if (name := graph_nodes.operation_of(node)) not in _LABELLED:
+            continue
+        taken = graph_nodes.behind(graph_nodes.sources_of(node)[0], CHOICES)
+        is_own = autograd_state.sequence_of_node(taken) == number
+        is_class, of_logits = name in _LABELLED[2:], name == _LABELLED[0]
+        if not is_own:  # what the loss takes may be a sigmoid or softmax of it
+            is_made = graph_nodes.operation_of(taken) == ("LogSoftmax" if is_class else "Sigmoid") and not of_logits
+            before = graph_nodes.behind(graph_nodes.sources_of(taken)[0], CHOICES) if is_made else taken
+            if autograd_state.sequence_of_node(before) != number:
+                continue
+        if (of_logits or not is_own) and reaches.activation in _CHANCES:
+            continue
+        low, high = (torch.as_tensor(each, dtype=torch.float64, device=output.device) for each in (reaches.low, reaches.high))
+        if is_class and not is_own:
+            others = graph_nodes.shape_of(taken)[graph_nodes.axis_of(taken) or 0] - 1
+            low, high = torch.zeros_like(low), 1 / (1 + others * (low - high).exp())
+        elif is_class:
+            low, high = low.exp(), high.exp()
+        elif of_logits or not is_own:
+            low, high = low.sigmoid(), high.sigmoid()
+        unlikely = (
+            high < 1 - _UNLIKELY if is_class else _share_beyond(output, gradient, low, high, is_logit=of_logits or not is_own)
+        )
+        return {"unlikely": unlikely, "least chance": low, "most chance": high}
+    return {}
+
+
+def _share_beyond(output: Tensor, gradient: Tensor, low: Tensor, high: Tensor, *, is_logit: bool) -> Tensor:
+    """Return the share of the labels 0 and 1 of a binary cross-entropy that are off by far from chances of *low* to *high*.
+
+    It is 0 where the *gradient* is not that of such labels, each kind of which weighs the same.
+    """
+    made, held = output.double(), gradient.double()
+    chance, held = (made.sigmoid(), held) if is_logit else (made, held * made * (1 - made))
+    weights = torch.where(held < 0, held / (chance - 1), math.nan), torch.where(held > 0, held / chance, math.nan)
+    are_labels = torch.stack([spread(each).nan_to_num(0.0) <= ALIKE for each in weights]).all()
+    return are_labels * (((held > 0) & (low > _UNLIKELY)) | ((held < 0) & (high < 1 - _UNLIKELY))).double().mean()
 
 
 def regression_numbers(output: Tensor, gradient: Tensor, reaches: Range | None, number: int, nodes: Loss) -> dict[str, Tensor]:
@@ -160,7 +247,7 @@ def _squares(term: graph_nodes.Node, number: int) -> Iterator[tuple[float, tuple
         sides = graph_nodes.sources_of(sides[0])
     else:
         return
-    own = [each for each in sides if autograd_state.sequence_of_node(graph_nodes.behind(each, graph_nodes.KEEPS)) == number]
+    own = [each for each in sides if number in {autograd_state.sequence_of_node(graph_nodes.behind(each, by)) for by in _WAYS}]
     if len(own) == 1:
         yield slope, graph_nodes.shape_of(own[0])
 
@@ -194,7 +281,9 @@ def _side(output: Tensor, gradient: Tensor, reaches: Range, nodes: Loss) -> Tens
     )
     is_read = torch.ones_like(size[:0].sum(), dtype=torch.bool) if is_squared else is_alike(size)
     is_one_sided = is_read & (size.max() > 0) & (gradient.sign().sum().abs() == gradient.numel())
-    return is_one_sided * gradient.sign().flatten()[0]
+    low, high = (torch.as_tensor(each, device=size.device).isfinite() for each in (reaches.low, reaches.high))
+    way = gradient.sign().flatten()[0]
+    return is_one_sided * torch.where(way > 0, low, high) * way
 
 
 def beyond_numbers(targets: Tensor, low: Tensor | float, high: Tensor | float) -> dict[str, Tensor]:
@@ -251,15 +340,36 @@ def sentinels_of(given: Tensor) -> dict[str, Tensor]:
 
 
 def target_column_numbers(output: Tensor, gradient: Tensor, given: Tensor) -> dict[str, Tensor]:
-    """Return which *column* of what was *given* is the target of an *output* of one number for each sample, and how far off it is.
+    """Return which *column* of what was *given* is the target of an *output* of few numbers for each sample, and how far off it is.
 
-    Of a squared error the *gradient* is a multiple of the output less its target: *off* is which share of it is none. Of
+    Of a squared error the *gradient* is a multiple of the output less its target: *off* is which share of it is none, of several
+    numbers the largest, and *scaled* of one number the same of a target that is a column times a number and another number. Of
     sequences those at the last place are asked, along the longer of the axes.
     """
-    made, held, rows = output.reshape(-1, 1).double(), gradient.reshape(-1, 1).double(), given.detach().double()
+    made, held = (each.reshape(len(output), -1).double() for each in (output, gradient))
+    rows = given.detach().double()
     columns = rows if rows.dim() == 2 else (rows[:, -1] if rows.shape[1] >= rows.shape[-1] else rows[..., -1]).flatten(1)
-    off, column = _off(made - columns, held).min(0)
-    return {"off column": off, "target column": column}
+    each = [_off(one[:, None] - columns, other[:, None]).min(0) for one, other in zip(made.T, held.T, strict=True)]
+    is_last = torch.full((), float(rows.dim() > 2), device=made.device)
+    found = {"off column": torch.stack([off for off, _ in each]).max(), "target column": each[0][1], "last column": is_last}
+    if made.shape[1] > 1:
+        return found
+    scaled, column = _scaled(made[:, 0], held[:, 0], columns).min(0)
+    return found | {"scaled column": scaled, "column scaled": column}
+
+
+def _scaled(made: Tensor, gradient: Tensor, columns: Tensor) -> Tensor:
+    """Return of each of *columns* how far a target that is a line of it is from explaining a *gradient*, as :func:`_across` does.
+
+    What is *made*, and its gradient, are compared as far as they are no line of the column themselves; 1 where they are one.
+    """
+    one, other, rows = (each - each.mean(0) for each in (made, gradient, columns))
+    size = rows.square().sum(0).clamp(min=1e-300)
+    of_one, of_other = one @ rows, other @ rows
+    left, held = one @ one - of_one.square() / size, other @ other - of_other.square() / size
+    along = one @ other - of_one * of_other / size
+    is_known = (left > _CURVED * (one @ one)) & (held > _CURVED * (other @ other)) & (along > 0) & (size > 1e-300)
+    return torch.where(is_known, 1 - along.square() / (left * held).clamp(min=1e-300), 1.0)
 
 
 def other_numbers(output: Tensor, gradient: Tensor, given: Tensor) -> dict[str, Tensor]:

@@ -18,6 +18,7 @@ Loss: TypeAlias = list[graph_nodes.Node]
 """Operations next to the loss whose backward pass runs, the nearest first."""
 ALIKE = 1e-3
 """Of a number that is the same for all samples, rounding."""
+_ALL = 1e-9  # rounding of a share
 _BINARY = 1 << 14  # elements that are compared with targets of 0 and 1
 _FIRST = 256  # rows, whose targets are one distribution if all are
 _FEW = 3  # of either kind, whose weights are not alike by chance
@@ -128,7 +129,8 @@ def column_numbers(gradient: Tensor, features: Tensor) -> dict[str, Tensor]:
     """Return how much the *column* of *features* that varies least *within* classes does so, of how it varies at all.
 
     Classes are read off the *gradient* at outputs, ``(samples, classes)``: that of a cross-entropy is least at the label. Of one
-    output for each sample its sign tells them apart. *spare*: samples more than there are classes.
+    output for each sample its sign tells them apart. *spare*: samples more than there are classes. *second*: the next least of
+    another column; *between*: how far the classes of that column are from each other at least, in deviations within them.
     """
     held = gradient.reshape(len(gradient), -1)
     labels = held.argmin(1) if held.shape[1] > 1 else (held[:, 0] < 0).long()
@@ -139,9 +141,19 @@ def column_numbers(gradient: Tensor, features: Tensor) -> dict[str, Tensor]:
     means = (is_of.T @ rows) / count.clamp(min=1)[:, None]
     whole = (rows - rows.mean(0)).square().sum(0)
     share = torch.where(whole > 0, (rows - is_of @ means).square().sum(0) / whole, 1.0)
-    within, column = share.min(0)
+    within, column = share.min(0)[0], (share <= share.min() + _ALL).long().argmax()  # of several that tell it the first
     is_several = (count > 0).sum() > 1
-    return {"within": torch.where(is_several, within, 1.0), "column": column, "spare": len(rows) - (count > 0).sum()}
+    own = column.reshape(1)
+    middles = torch.where(count > 0, means.index_select(1, own)[:, 0], math.nan).sort().values  # those of no sample stand last
+    gaps = (middles[1:] - middles[:-1]).nan_to_num(math.inf)
+    deviation = (within * whole.index_select(0, own)[0] / len(rows)).sqrt()
+    return {
+        "within": torch.where(is_several, within, 1.0),
+        "column": column,
+        "spare": len(rows) - (count > 0).sum(),
+        "second": share.index_fill(0, own, math.inf).min(),
+        "between": gaps.min() / deviation.clamp(min=1e-300),
+    }
 
 
 def way_numbers(output: Tensor, gradient: Tensor, number: int, nodes: Loss) -> dict[str, Tensor]:
@@ -215,11 +227,11 @@ def one_label(output: Tensor, gradient: Tensor, nodes: Loss) -> dict[str, Tensor
 
 
 def column_gradients(output: Tensor, gradient: Tensor, nodes: Loss) -> dict[str, Tensor]:
-    """Return which column of an *output*, of two to sixteen, is *idle*: the one without a *gradient*, or -1.
+    """Return which column of an *output*, of two to sixteen, is *idle*: the one without a *gradient*, or -1; or *alone* has one.
 
     Of one output for each sample, its gradient, if that is the *same gradient* for all of them, or 0; of logits that differ, whose
-    loss takes a softmax times what else they make, which share of it is not that of the *entropy* of that softmax, and the weight
-    of that in a mean (*entropy weight*).
+    loss takes a softmax times what else they make, which share of it is not that of the *entropy* of that softmax, the weight of
+    that in a mean (*entropy weight*), and by how much this is off, as far as all else is noise (*entropy error*).
     """
     columns = output.numel() // len(output)
     made, held = (each.reshape(len(output), -1).double() for each in (output, gradient))
@@ -230,6 +242,8 @@ def column_gradients(output: Tensor, gradient: Tensor, nodes: Loss) -> dict[str,
         return {}
     is_idle = (held == 0).all(0)
     idle = {"idle": torch.where(is_idle.sum() == 1, is_idle.long().argmax(), -1)}
+    if columns > 2:
+        idle["alone"] = torch.where(is_idle.sum() == columns - 1, (~is_idle).long().argmax(), -1)
     names = {graph_nodes.operation_of(each) for each in nodes}
     if names.isdisjoint(_SOFTMAX) or not any(_is_product(each) for each in nodes):
         return idle
@@ -243,7 +257,25 @@ def column_gradients(output: Tensor, gradient: Tensor, nodes: Loss) -> dict[str,
         **idle,
         "entropy": torch.where(is_open & is_own, across, 1.0),
         "entropy weight": torch.where(is_open & is_own, weight, 0.0),
+        "entropy error": (weight.square() * across / ((1 - across) * made.numel()).clamp(min=1e-300)).sqrt(),
     }
+
+
+def places_read(gradient: Tensor, nodes: Loss) -> dict[str, Tensor]:
+    """Return how many places a loss reads of each sample that it reads, if these are the first two or more, and half at most; or 0.
+
+    Places are the second axis of a *gradient* (*reads 1*), or the first (*reads 0*) where ``ctc_loss`` is among the *nodes*.
+    """
+    is_aligned = any(graph_nodes.operation_of(each) == "CtcLoss" for each in nodes)
+    has_any = (gradient != 0).flatten(2).any(2) if gradient.dim() > 2 else gradient[:0]
+    found: dict[str, Tensor] = {}
+    for axis, table in ((1, has_any), (0, has_any.T if is_aligned and has_any.dim() == 2 else gradient[:0])):
+        if table.dim() == 2 and len(table) > 1:
+            count = table.any(0).sum()
+            is_first = (table == (torch.arange(table.shape[1], device=table.device) < count)).all(1)
+            is_first = (is_first | ~table.any(1)).all()
+            found[f"reads {axis}"] = torch.where(is_first & (count > 1) & (2 * count <= table.shape[1]), count, 0)
+    return found
 
 
 def _is_product(node: graph_nodes.Node) -> bool:
@@ -263,12 +295,12 @@ def _binary_numbers(made: Tensor, held: Tensor, nodes: Loss) -> dict[str, Tensor
     ones = is_alike(held / (1 - chance)) | (is_share & is_alike(held * made))
     is_one = held < 0
     of_one, of_zero = torch.where(is_one, held / (chance - 1), math.nan), torch.where(is_one, math.nan, held / chance)
-    is_each = varies & (_spread(of_one) <= ALIKE) & (_spread(of_zero) <= ALIKE)
+    is_each = varies & (spread(of_one) <= ALIKE) & (spread(of_zero) <= ALIKE)
     are_several = torch.minimum(is_one.sum(), (~is_one).sum()) >= _FEW
     times = torch.where(is_each & are_several, of_one.nanmean() / of_zero.nanmean(), 0.0).nan_to_num(0.0)
     target = torch.where(is_one, chance - held / of_zero.nanmean(), math.nan)  # of the others, as those of 0 say
-    is_other = varies & (_spread(of_zero) <= ALIKE) & (_spread(target) <= ALIKE) & (target.nanmean() > 1 + BEYOND)
-    is_other &= _spread(of_one) > 10 * ALIKE  # a weight of ones would look alike, but for that
+    is_other = varies & (spread(of_zero) <= ALIKE) & (spread(target) <= ALIKE) & (target.nanmean() > 1 + BEYOND)
+    is_other &= spread(of_one) > 10 * ALIKE  # a weight of ones would look alike, but for that
     given, is_binary = _binary_targets(made, held, is_share, nodes)
     is_beyond = is_binary & ((given < -BEYOND) | (given > 1 + BEYOND))
     far, other = torch.where(is_beyond, given, math.nan), torch.where(is_other, target.nanmean(), 0.0).nan_to_num(0.0)
@@ -303,7 +335,7 @@ def _is_logistic(node: graph_nodes.Node) -> bool:
     return graph_nodes.operation_of(node).startswith("BinaryCrossEntropy")
 
 
-def _spread(numbers: Tensor) -> Tensor:
+def spread(numbers: Tensor) -> Tensor:
     """Return the deviation of *numbers* that are no NaN, as a share of their mean."""
     middle = numbers.nanmean()
     return (numbers - middle).square().nanmean().sqrt() / middle.abs()
@@ -404,10 +436,10 @@ def _weight_numbers(likely: Tensor, gradient: Tensor, labels: Tensor, is_counted
     weight = -gradient.double().gather(-1, labels[..., None])[..., 0] / slope
     is_top, is_other = is_counted & (labels == usual), is_counted & (labels != usual)
     of_top, of_other = ((weight * each).sum() / each.sum().clamp(min=1) for each in (is_top, is_other))
-    is_each = _spread(torch.where(is_top, weight, math.nan)) <= 10 * ALIKE  # one of all samples of a class, as no reward is
+    is_each = spread(torch.where(is_top, weight, math.nan)) <= 10 * ALIKE  # one of all samples of a class, as no reward is
     times = torch.where((of_other > 0) & is_other.any() & is_each, of_top / of_other, 1.0)
     count = weight.new_zeros(gradient.shape[-1]).index_add(0, labels.flatten(), is_counted.flatten().double())
-    is_plain = _spread(torch.where(is_counted, weight, math.nan)) <= 10 * ALIKE
+    is_plain = spread(torch.where(is_counted, weight, math.nan)) <= 10 * ALIKE
     return {
         "top": is_top.sum() / is_counted.sum().clamp(min=1),
         "times": times,
@@ -419,7 +451,7 @@ def _heaviest(weight: Tensor, labels: Tensor, is_counted: Tensor, count: Tensor)
     """Return of the class with the most *weight* its part of it (*heavy*), and of the samples (*often*); 0 where these differ."""
     sums = torch.zeros_like(count).index_add(0, labels.flatten(), weight.flatten())
     heavy = sums.argmax()
-    is_each = _spread(torch.where(is_counted & (labels == heavy), weight, math.nan)) <= 10 * ALIKE
+    is_each = spread(torch.where(is_counted & (labels == heavy), weight, math.nan)) <= 10 * ALIKE
     found = {"heavy": sums.max() / sums.sum().clamp(min=1e-300), "often": count.index_select(0, heavy.reshape(1))[0] / count.sum()}
     return {name: torch.where(is_each, each, 0.0) for name, each in found.items()}
 

@@ -145,24 +145,47 @@ def outputs_alike(apart: float, size: float, first: float, *, spread: float = 0.
 
 @entry(
     "5 % of the targets of a mean squared error or more are beyond what the activation that makes the outputs can return, or all "
-    "of an absolute error are on one side of it in 16 passes (or of another error, of a sigmoid or tanh), or those of a binary "
-    "cross-entropy are beyond 0 to 1",
+    "of an absolute error are on one side of it in 16 passes (or of another error, of a sigmoid or tanh), or those of a "
+    "binary cross-entropy are beyond 0 to 1, or 5 % of its labels or more off by 0.2 from all probabilities that the activation "
+    "leaves it, in six passes or more",
     "the range of the activation: sigmoid and softmax 0 to 1, tanh -1 to 1, ReLU and softplus 0 and more",
     "leave the last activation out, or scale the targets into its range",
     needs=("rms:output",),
-    brings=("bounded", "loss_stuck", "dead", "flat", "loss_unbounded", "overfitting"),
+    brings=(
+        "bounded",
+        "loss_stuck",
+        "dead",
+        "flat",
+        "loss_unbounded",
+        "overfitting",
+        "input_unused",
+        "gradient_zero",
+        "outputs_alike",
+        "all_zero",
+    ),
     about=("setup", "lost"),
 )
 def target_beyond(
-    share: float, least: float, largest: float, *, most: float = 0.05, what: str = "activation", side: float = 0.0
+    share: float,
+    least: float,
+    largest: float,
+    *,
+    most: float = 0.05,
+    what: str = "activation",
+    side: float = 0.0,
+    is_chance: bool = False,
 ) -> Judged:
     """Judge the *share* of the targets, from the *least* to the *largest*, that outputs cannot reach; *what* makes them.
 
-    *side*: of an absolute error, whether all targets are above the outputs (1) or below (-1).
+    *side*: of an absolute error, whether all targets are above the outputs (1) or below (-1). *is_chance*: the targets are labels,
+    and the others the ends of the probabilities that the activation leaves a cross-entropy.
     """
     yield (share >= most) & ((side != 0) | np.not_equal(largest, 0))
     yield share
-    if side:
+    if is_chance:
+        ends = f"all probabilities are from {short(least)} to {short(largest)}"
+        yield f"what the last {what} returns goes into a cross-entropy: {ends}, which {percent(share)} of the labels are far beyond"
+    elif side:
         where = "above" if side > 0 else "below"
         yield f"all targets, in all passes, are {where} what the last {what} returns"
     elif what == "binary cross-entropy":
@@ -221,7 +244,8 @@ def target_own(passes: float, *, often: float = 10.0) -> Judged:
 
 @entry(
     "the gradient at one output, or in one pass of a step, is 3,000 x that at another or more, in the first six training passes or "
-    "more, or that at another is zero in 18 and more",
+    "more, or that at another is zero in 18 and more; or that at one column of the output is, or at all but one of three or more, "
+    "or at all places of each sample but the first two or more, half of them at most",
     "Kendall et al., Multi-task learning using uncertainty to weigh losses, 2018: the weights of terms; the factor is our own",
     "weigh the terms of the loss so that their gradients are of one size: look at a weight, a sum for a mean, units of a target",
     needs=("rms:output",),
@@ -276,20 +300,44 @@ def penalty_alone(
 
 
 @entry(
-    "a column of the input, or what it holds at its last place, is the target of a squared error, or the same for all samples of a "
-    "class, and another for other classes, in all of six training passes or more",
+    "a column of the input, or what it holds at its last place, is the target of a squared error (or of one number a line of it), "
+    "or the same for all samples of a class, and another for other classes, or nearly so (0.005 of how it varies is within "
+    "classes, these are 8 deviations apart, and a fifth of any other column or more is within them), in all of six training passes "
+    "or more",
     "Kaufman et al., Leakage in data mining, 2012",
     "leave that column out, if it is not known where the model is used",
     needs=("rms:output",),
     brings=("overfitting",),
     about=("setup", "lost"),
 )
-def label_seen(within: float, column: float, *, least: float = 1e-6, is_number: bool = False) -> Judged:
-    """Judge how much a *column* varies *within* classes, of how it varies at all; *is_number*: it is the target itself."""
-    yield within <= least
+def label_seen(
+    within: float,
+    column: float,
+    second: float = 0.0,
+    between: float = 0.0,
+    *,
+    least: float = 1e-6,
+    nearly: float = 0.005,
+    others: float = 0.2,
+    apart: float = 8.0,
+    is_number: bool = False,
+    is_scaled: bool = False,
+    is_last: bool = False,
+) -> Judged:
+    """Judge how much a *column* varies *within* classes, of how it varies at all, and the *second* of all columns.
+
+    *between*: by how many deviations within classes these are apart; *is_number*: the column is the target itself; *is_scaled*: or
+    that times a number, and another number; *is_last*: at the last place.
+    """
+    yield (within <= least) | ((within <= nearly) & (second >= others) & (between >= apart))
     yield column
-    where = f"column {column:.0f} of the input"
-    yield f"{where} is the target" if is_number else f"{where} tells the label: it is the same for all samples of a class"
+    where = f"the last place of the input (its column {column:.0f})" if is_last else f"column {column:.0f} of the input"
+    if is_number:
+        yield f"{where} is the target" + ", but for a factor and an offset" * is_scaled
+    elif within <= least:
+        yield f"{where} tells the label: it is the same for all samples of a class"
+    else:
+        yield f"{where} tells the label: {short(within)} of how it varies is within classes; of any other {short(second)} or more"
 
 
 @entry(

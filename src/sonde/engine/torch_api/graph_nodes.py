@@ -67,6 +67,21 @@ def axis_of(node: Node) -> int | None:
     return axis if axis < 1 << 32 else axis - (1 << 64) + len(shape_of(node))  # one below zero was kept without its sign
 
 
+def normalised_by(node: Node) -> tuple[str, int] | None:
+    """Return which softmax an operation completes, as a distribution makes it of logits or of what it takes for shares; its axis.
+
+    None for another operation.
+    """
+    name, before = operation_of(node), sources_of(node)
+    if name not in ("Sub", "Div") or len(before) != 2:
+        return None
+    last = len(shape_of(node)) - 1
+    if name == "Sub" and operation_of(before[1]) == "Logsumexp" and sources_of(before[1]) == before[:1]:
+        return "LogSoftmax", last
+    is_of_shares = operation_of(before[0]) == "Softmax" and axis_of(before[0]) == last
+    return ("Softmax", last) if is_of_shares and sources_of(behind(before[1], (*KEEPS, "Expand"))) == before[:1] else None
+
+
 def leaf_of(node: Node) -> Tensor | None:
     """Return the leaf whose ``.grad`` the node writes; None for an operation."""
     held = getattr(node, "variable", None)
@@ -95,6 +110,16 @@ def result_of(node: Node) -> Tensor | None:
     """Return the result that an activation keeps for its backward pass; None for another operation."""
     held = getattr(node, "_saved_result", None)
     return held if isinstance(held, Tensor) else None
+
+
+def limits_of(node: Node) -> tuple[float, float] | None:
+    """Return between which numbers the operation cuts what it takes; None for one that cuts at none, or at those of a tensor."""
+    low, high = (
+        getattr(node, "_saved_min", getattr(node, "_saved_min_val", None)),
+        getattr(node, "_saved_max", getattr(node, "_saved_max_val", None)),
+    )
+    are_numbers = not any(isinstance(each, Tensor) for each in (low, high)) and (low, high) != (None, None)
+    return (-math.inf if low is None else float(low), math.inf if high is None else float(high)) if are_numbers else None
 
 
 def target_of(node: Node) -> Tensor | None:
