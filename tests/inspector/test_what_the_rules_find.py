@@ -636,6 +636,31 @@ def test_a_normalisation_without_a_weight_stands_before_the_units_behind_it_that
     assert (every[0].rule, every[0].site) == ("all_zero", "1:output")
 
 
+class Ratings(nn.Module):
+    """Users and items, whose offsets begin at zero, as usual."""
+
+    def __init__(self, *, is_cut: bool) -> None:
+        super().__init__()
+        self.user, self.item = nn.Embedding(30, 8), nn.Embedding(40, 8)
+        self.of_user, self.of_item, self.is_cut = nn.Embedding(30, 1), nn.Embedding(40, 1), is_cut
+        for each in (self.of_user, self.of_item):
+            nn.init.zeros_(each.weight)
+
+    def forward(self, user: Tensor, item: Tensor) -> Tensor:
+        made = (self.user(user) * self.item(item)).sum(1) / 8 + self.of_user(user)[:, 0] + self.of_item(item)[:, 0]
+        return torch.relu(made - 9) if self.is_cut else made
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_offsets_that_begin_at_zero_are_not_why_nothing_is_learnt(is_cut: bool) -> None:
+    torch.manual_seed(0)
+    model = Ratings(is_cut=is_cut)
+    loss: Loss = lambda _: (model(torch.randint(30, (64,)), torch.randint(40, (64,))) - torch.rand(64)).square().mean()  # noqa: E731
+    every = {each.rule for each in roots(model, Adam(model.parameters(), 1e-2), loss, steps=80)}
+    assert "all_zero" not in every
+    assert not is_cut or every & {"gradient_zero", "input_unused"}
+
+
 class Player(nn.Module):
     def __init__(self) -> None:
         super().__init__()
