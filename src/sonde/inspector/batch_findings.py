@@ -580,7 +580,7 @@ class BatchFindings:
                 continue
             ways = {way: _ahead(numbers, axis, place, way) for way in (_ALONG, _ACROSS, _TURNED)}
             for way, ahead in ways.items():
-                if ahead is not None and way != _TURNED:
+                if ahead is not None and way != _TURNED and not self._viewed:  # a view that mixes places lets later ones be seen
                     yield from self._of_sequence(numbers, axis, place, way, ahead, look.depends)
                 elif ahead is not None and ways[_ALONG] is None:
                     turned = self._chosen.judge("samples_mixed", math.inf, 0.0)
