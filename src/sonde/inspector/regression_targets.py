@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sonde.engine import autograd_state, graph_nodes
-from sonde.inspector.target_reading import ALIKE, BEYOND, BOUNDS, CHOICES, ERRORS, Loss, is_alike, sent_loss
+from sonde.inspector.target_reading import ALIKE, BEYOND, BOUNDS, ERRORS, Loss, is_alike, is_picked_of, sent_loss
 
 _SERIES, _SERIES_AHEAD = 8, (0, 1)  # places of a series; how far ahead of an output a target is looked for
 _SCALES = ("Mul", "Div", "Add", "Sub", "Neg", "Rsub")
@@ -177,8 +177,8 @@ def _error_size(number: int) -> Tensor | None:
     is_absolute = names[:-1] == _ABSOLUTE[:-1] and names[-1] in _DIFFERENCES
     if not is_absolute and (names[0] not in ERRORS or not graph_nodes.is_mean(path[0])):
         return None
-    sides = [graph_nodes.behind(each, CHOICES) for each in graph_nodes.sources_of(path[-1] if is_absolute else path[0])]
-    if [autograd_state.sequence_of_node(each) for each in sides] != [number]:
+    sides = graph_nodes.sources_of(path[-1] if is_absolute else path[0])
+    if len(sides) != 1 or not is_picked_of(sides[0], number):
         return None
     loss = sent.detach().double()
     return loss.sqrt() if names[0] == "MseLoss" else loss
