@@ -57,8 +57,9 @@ class Errors(NamedTuple):
 def range_of(output: Tensor) -> Range | None:
     """Return what an *output* can be, if an activation has made it, or one whose result was scaled by numbers; else None."""
     node = graph_nodes.behind(output.grad_fn, graph_nodes.KEEPS)
-    if (name := graph_nodes.operation_of(node)) in BOUNDS:
-        return Range(name, name, *BOUNDS[name])
+    name = graph_nodes.operation_of(node)
+    if (bounds := graph_nodes.ends_of(node) or BOUNDS.get(name)) is not None:
+        return Range(name, name, *bounds)
     before = graph_nodes.behind(output.grad_fn, (*graph_nodes.KEEPS, *_SCALES))
     name, result = graph_nodes.operation_of(before), graph_nodes.result_of(before)
     if name not in BOUNDS or result is None or result.numel() != output.numel():
@@ -218,11 +219,11 @@ def _are_classes(targets: Tensor) -> Tensor:
 def sentinel_numbers(values: Tensor, rounding: float = 0.0) -> dict[str, Tensor]:
     """Return the number (*code*) that some of *values* are, ``(samples, columns)``, and that is far from all others; else NaN.
 
-    *coded*: their share of the column; *nearest*: the value of that column that is the least far away. *rounding*, of the number,
-    is by how much values may differ that are one.
+    *coded*: their share of the column; *nearest*: the value of that column that is the least far away; *alone*: there is one of
+    them. *rounding*, of the number, is by how much values may differ that are one.
     """
     held = values.detach()[:, :_COLUMNS].double()
-    number, share, near, gap = [], [], [], []
+    number, share, near, gap, once = [], [], [], [], []
     for code in (held.amin(0), held.amax(0)):
         is_code = (held - code).abs() <= _EXACT * code.abs()
         rest = torch.where(is_code, math.nan, held)
@@ -236,12 +237,13 @@ def sentinel_numbers(values: Tensor, rounding: float = 0.0) -> dict[str, Tensor]
         )
         number.append(code)
         share.append(is_code.double().mean(0))
+        once.append(is_code.sum(0) == 1)
         near.append(held.gather(0, away.argmin(0, keepdim=True))[0])
         gap.append(torch.where(is_far, away.amin(0) / deviation, 0.0))
-    numbers, shares, nearest, gaps = (torch.cat(each) for each in (number, share, near, gap))
+    numbers, shares, nearest, gaps, alone = (torch.cat(each) for each in (number, share, near, gap, once))
     best = gaps.argmax().reshape(1)
     is_so = gaps.max() > 0
-    known = {"code": numbers, "coded": shares, "nearest": nearest}
+    known = {"code": numbers, "coded": shares, "nearest": nearest, "alone": alone.double()}
     return {name: torch.where(is_so, each.index_select(0, best)[0], math.nan) for name, each in known.items()}
 
 

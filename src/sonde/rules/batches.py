@@ -147,7 +147,7 @@ def outputs_alike(apart: float, size: float, first: float, *, spread: float = 0.
     "5 % of the targets of a mean squared error or more are beyond what the activation that makes the outputs can return, or all "
     "of an absolute error are on one side of it in 16 passes (or of another error, of a sigmoid or tanh), or those of a binary "
     "cross-entropy are beyond 0 to 1",
-    "the range of the activation: sigmoid and softmax 0 to 1, tanh -1 to 1, ReLU and softplus 0 and more",
+    "the range of the activation: sigmoid and softmax 0 to 1, tanh -1 to 1, ReLU and softplus 0 and more, clamp as it is given",
     "leave the last activation out, or scale the targets into its range",
     needs=("rms:output",),
     brings=("bounded", "loss_stuck", "dead", "flat", "loss_unbounded", "overfitting"),

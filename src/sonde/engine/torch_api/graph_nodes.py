@@ -97,6 +97,17 @@ def result_of(node: Node) -> Tensor | None:
     return held if isinstance(held, Tensor) else None
 
 
+def ends_of(node: Node) -> tuple[float, float] | None:
+    """Return between which numbers an operation cuts what it takes; None for another operation, and where tensors say it."""
+    if operation_of(node) not in ("Clamp", "ClampMin", "ClampMax", "Hardtanh"):
+        return None
+    low, high = ([getattr(node, name, None) for name in (f"_saved_{end}", f"_saved_{end}_val")] for end in ("min", "max"))
+    ends = [next((each for each in found if each is not None), None) for found in (low, high)]
+    if any(isinstance(each, Tensor) for each in ends):
+        return None
+    return tuple(usual if each is None else float(each) for each, usual in zip(ends, (-math.inf, math.inf), strict=True))  # type: ignore[return-value]
+
+
 def target_of(node: Node) -> Tensor | None:
     """Return the target that a loss function keeps for its backward pass; None for another operation."""
     held = getattr(node, "_saved_target", None)
