@@ -28,6 +28,12 @@ _TAKES = ("Split", "Unbind", "Slice", "Select", "Index")
 _SQUARES = ("MseLoss", "SmoothL1Loss", "HuberLoss")
 _LINEAR = ("Addmm", "Mm", "Bmm", "Convolution")
 _OF_LOGARITHMS = {"NllLoss": "nll_loss", "NllLoss2D": "nll_loss", "CtcLoss": "ctc_loss"}
+_OF_LOGITS = {
+    "LogSoftmax": "cross_entropy",
+    "BinaryCrossEntropyWithLogits": "binary_cross_entropy_with_logits",
+    "LogSigmoid": "logsigmoid",
+    "SoftMarginLoss": "soft_margin_loss",
+}
 _ELEMENTS = 1 << 20  # of what a softmax is given, whose places are followed
 _MOVE = "move the classes to the last axis before the view: permute(0, 2, 3, 1) or transpose(1, 2), then reshape(-1, classes)"
 _SHORT = (
@@ -39,7 +45,10 @@ _ROUNDED = (
     "leave it out of the loss, or let gradients pass as if it were not there: x + (x.round() - x).detach(); what is counted or "
     "chosen so is a metric, beside a loss that has a slope"
 )
-_LISTED = "register what is made of layers: nn.ModuleList, nn.ModuleDict or nn.ParameterList in the place of a list or a dict"
+_LISTED = (
+    "register what is made of layers: nn.ModuleList, nn.ModuleDict or nn.ParameterList in the place of a list or a dict; and make "
+    "layers in __init__, not in forward"
+)
 
 
 class LossGraph:
@@ -110,8 +119,8 @@ class LossGraph:
                 yield from self._aligned(before[0])
             source = _behind_moves(before[0]) if len(before) == 1 else None
             made = "" if source is None else graph_nodes.operation_of(source)
-            if name in ("LogSoftmax", _COMPARES[-1]) and made in ("Softmax", "Sigmoid"):
-                what = "cross_entropy" if name == "LogSoftmax" else "binary_cross_entropy_with_logits"
+            if name in _OF_LOGITS and made in ("Softmax", "Sigmoid"):
+                what = _OF_LOGITS[name]
                 twice = self._chosen.judge("softmax_twice", math.prod(graph_nodes.shape_of(source)[:1]), math.nan)
                 if twice is not None:
                     yield replace(twice, message=f"{what} is given what a {made.lower()} has made, of shape {_of(source)}")
