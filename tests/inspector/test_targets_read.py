@@ -384,6 +384,20 @@ def test_another_loss_of_outputs_that_are_all_alike_is_no_entropy(kind: str) -> 
     assert "penalty_alone" not in trained(model, loss)
 
 
+@pytest.mark.parametrize("last", [nn.Softmax(1), nn.Sigmoid()])
+@pytest.mark.parametrize("labels", [1, 3])
+def test_several_labels_of_a_sample_whose_probabilities_are_those_of_one_softmax_are_found(last: nn.Module, labels: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(mlp(6), last)
+
+    def loss(_: int) -> Tensor:
+        x = drawn(32)
+        marked = torch.zeros(32, 6).scatter(1, x[:, :6].topk(labels).indices, 1.0)
+        return functional.binary_cross_entropy(model(x), marked)
+
+    assert ("labels_several" in trained(model, loss)) is (isinstance(last, nn.Softmax) and labels > 1)
+
+
 @pytest.mark.parametrize("picks", [lambda made: made[:, 0], lambda made: made.squeeze(1), lambda made: made.flatten()])
 def test_a_value_on_its_way_to_a_far_return_is_held_by_its_target(picks: Callable[[Tensor], Tensor]) -> None:
     """As of a critic whose one column the model picks itself."""

@@ -45,6 +45,7 @@ from sonde.inspector.target_reading import (
     numbers_of,
     one_label,
     scale_numbers,
+    shared_numbers,
     terms_with,
     way_numbers,
 )
@@ -528,6 +529,8 @@ def _gradient_comes(
                 )
                 look.add(column_gradients(scores, slopes, nodes))
                 if len(output) == len(gradient):
+                    if look.made[0][0] == "Softmax" and (axis := look.made[0][1]) is not None:
+                        look.add(shared_numbers(output, held, axis, nodes))
                     look.add(_of_output(0, regression_numbers(output, held, reaches, look.makers[0], nodes)))
                     for at, each in enumerate(features):
                         look.add(_of_output(at, _feature_numbers(scores, slopes, each)))

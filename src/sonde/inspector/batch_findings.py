@@ -27,6 +27,7 @@ _UNUSED = (
 )
 _SAME_ORDER = "look for a transposition before a view that is made of outputs and not of targets, or the other way round"
 _MATCHES, _DIFFERS = 0.99, 0.9  # share of the labels that are tokens at one place, and that are not at any other
+_SEVERAL = 1.5  # labels of a sample, beside one of its softmax
 _LABELS = 16  # of a pass, with fewer no place is known
 _OFF = 0.02  # of a gradient in half precision, rounding of its sum
 _NOTHING = 1e-6  # of a gradient, rounding
@@ -157,7 +158,8 @@ class BatchFindings:
         axis, labels_of_pass = _class_axis(look, numbers), self._so_far("labels", look.number)
         yield from self._of_all_classes(look, numbers)
         labels = numbers.get(f"labels {len(look.shape) - 1}", 0.0)
-        several = self._so_far("several", value=labels or None)
+        shared = numbers.get("shared", 0.0)
+        several = self._so_far("several", value=labels or (shared if shared >= _SEVERAL else None))
         if len(several) >= _OFTEN:
             yield self._chosen.judge("labels_several", statistics.mean(several), 1.0, math.inf, 0.0, is_read=True)
         if axis is not None:

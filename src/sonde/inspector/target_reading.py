@@ -308,6 +308,15 @@ def _binary_targets(made: Tensor, held: Tensor, is_share: Tensor, nodes: Loss) -
     return targets, is_mean & has_one  # where logits are near zero, whatever targets fit
 
 
+def shared_numbers(output: Tensor, gradient: Tensor, axis: int, nodes: Loss) -> dict[str, Tensor]:
+    """Return what targets of a binary cross-entropy of a softmax along *axis* add up to there, on average (*shared*); else 0."""
+    if output.numel() > _BINARY:
+        return {}
+    made, held = (each.flatten().double() for each in (output, gradient))
+    targets, is_binary = _binary_targets(made, held, torch.ones_like(made[:1].sum(), dtype=torch.bool), nodes)
+    return {"shared": torch.where(is_binary, targets.reshape(output.shape).sum(axis).mean(), 0.0)}
+
+
 def _is_logistic(node: graph_nodes.Node) -> bool:
     return graph_nodes.operation_of(node).startswith("BinaryCrossEntropy")
 

@@ -321,7 +321,7 @@ def loss_summed(
 @entry(
     f"the first loss and its gradient at the outputs, of size {PLAIN_OUTPUT:g} or less, are those of one softmax against several "
     f"labels of a sample, {SEVERAL:g} or more on average: as many times a guess, and a gradient of size sqrt(labels x (classes - "
-    "labels)) / outputs; and the loss has not fallen by half in 100 steps",
+    "labels)) / outputs; and the loss has not fallen by half in 100 steps; or of a binary cross-entropy of one softmax",
     "the gradient of a cross-entropy against targets that add up to more than 1: torch.nn.functional.cross_entropy takes "
     "probabilities, whose sum is 1",
     "use binary_cross_entropy_with_logits, which judges each label by itself; or divide the targets by their sum",
