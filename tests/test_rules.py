@@ -432,6 +432,10 @@ AT_ITS_LIMIT: list[tuple[Finding | None, bool]] = [
     (rules.judge("overfitting", 1.4, 1.35, 1.4, 1.2, 1.3, 1.39, 4.0), False),
     (rules.judge("overfitting", 1.4, 1.35, 3.0, 1.2, 1.3, 1.39, 5.0), False),  # no cross-entropy, as its first value says
     (rules.judge("overfitting", 1.4, 1.3, 1.4, 1.2, 1.3, 1.39, 5.0), False),
+    (rules.judge("overfitting", 6.7, 6.7, 8.4, 0.2, 0.2, math.nan, 5.0), True),  # where it began
+    (rules.judge("overfitting", 6.7, 6.7, 8.4, 0.2, 0.2, math.nan, 4.0), False),
+    (rules.judge("overfitting", 6.7, 6.7, 8.4, 2.2, 2.2, math.nan, 5.0), False),
+    (rules.judge("overfitting", 6.1, 6.1, 8.4, 0.2, 0.2, math.nan, 5.0), False),
     (rules.judge("weight_of_ones", 20.0, 20.0), True),
     (rules.judge("weight_of_ones", 20.0, 19.0), False),
     (rules.judge("weight_of_ones", 19.0, 20.0), False),

@@ -91,6 +91,34 @@ def test_a_model_that_sees_the_next_token_is_told(kind: str, told: str) -> None:
         assert found["future_seen"].site == "(root):output"
 
 
+class Heads(nn.Module):
+    """Attention by hand, whose heads are put together by a transposition or by a view of what is none."""
+
+    def __init__(self, *, is_turned: bool) -> None:
+        super().__init__()
+        self.qkv, self.last, self.is_turned = nn.Linear(32, 96), nn.Linear(32, 32), is_turned
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = (each.unflatten(-1, (4, 8)).transpose(1, 2) for each in self.qkv(x).chunk(3, -1))
+        scores = (query @ key.transpose(-1, -2) / 8**0.5).masked_fill(torch.ones(len(x[0]), len(x[0])).triu(1).bool(), -1e9)
+        made = scores.softmax(-1) @ value
+        made = (made.transpose(1, 2) if self.is_turned else made).reshape(x.shape)
+        return x + self.last(made)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("is_turned", "told"), [(True, set()), (False, {"samples_mixed"})])
+def test_a_view_that_mixes_places_is_told_and_not_that_later_ones_are_seen_by_it(is_turned: bool, told: set[str]) -> None:
+    torch.manual_seed(0)
+    heads = [Heads(is_turned=is_turned) for _ in range(2)]
+    model = nn.Sequential(nn.Embedding(VOCABULARY, 32), *heads, nn.Linear(32, VOCABULARY))
+
+    def loss(_: int) -> Tensor:
+        given = text()[:, :13]
+        return against(model(given[:, :-1]), given[:, 1:])
+
+    assert set(trained(model, loss)) == told
+
+
 @pytest.mark.parametrize("ahead", [-1, 0, 1, 2, 3])
 def test_targets_at_another_place_than_the_next_are_told(ahead: int) -> None:
     torch.manual_seed(0)

@@ -96,6 +96,14 @@ LOSSES: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor], str, str]] = {
         3, lambda y, x: functional.binary_cross_entropy_with_logits(y.softmax(-1), (x[:, :3] > 0).float()), "softmax_twice",
         "binary_cross_entropy_with_logits is given what a softmax has made, of shape 12×3",
     ),
+    "a sigmoid, and one loss for each of several labels": (
+        3, lambda y, x: functional.multilabel_soft_margin_loss(y.sigmoid(), (x[:, :3] > 0).float()), "softmax_twice",
+        "logsigmoid is given what a sigmoid has made, of shape 12×3",
+    ),
+    "a sigmoid, and a loss of margins": (
+        1, lambda y, x: functional.soft_margin_loss(y.sigmoid(), x[:, :1].sign()), "softmax_twice",
+        "soft_margin_loss is given what a sigmoid has made, of shape 12×1",
+    ),
     "two parts of one output": (4, lambda y, x: (y[:6] - y[6:]).square().mean(), "target_trained", BOTH),
     "a softmax over the samples": (
         3, lambda y, x: functional.nll_loss(functional.log_softmax(y, 0), classes(x)), "samples_mixed",
@@ -146,6 +154,8 @@ SOUND: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor]]] = {
     "classes in front": (3, lambda y, x: functional.cross_entropy(turned(y), torch.arange(12).reshape(4, 3) % 3)),
     "positions that are pointed at": (3, lambda y, x: functional.cross_entropy(turned(y).reshape(12, 3), torch.arange(12) % 3)),
     "the same shape": (1, lambda y, x: functional.mse_loss(y, x[:, :1])),
+    "several labels": (3, lambda y, x: functional.multilabel_soft_margin_loss(y, (x[:, :3] > 0).float())),
+    "pairs in an order": (1, lambda y, x: -functional.logsigmoid((y[:6] - y[6:]) * (x[:6, :1] - x[6:, :1]).sign()).mean()),
     "distillation": (3, lambda y, x: functional.kl_div(y.log_softmax(-1), x[:, :3].softmax(-1), reduction="batchmean")),
 }  # fmt: skip
 

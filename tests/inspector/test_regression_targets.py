@@ -95,6 +95,68 @@ def test_a_code_for_what_is_missing_is_found(where: str) -> None:
     assert where == "none" or f"of {where} are -999" in found["sentinel"].message
 
 
+@pytest.mark.parametrize(("times", "is_told"), [(1, False), (3, True)])
+def test_one_sample_far_off_of_data_that_are_the_same_in_each_step_is_no_code(times: int, is_told: bool) -> None:
+    torch.manual_seed(0)
+    model = mlp(1)
+    x = torch.randn(48, 8)
+    x[:times, 3] = -300.0
+    assert ("sentinel" in trained(model, lambda _: functional.mse_loss(model(x), x[:, :1].tanh()), steps=30)) is is_told
+
+
+class Cut(nn.Module):
+    """A regression whose outputs are cut in the forward."""
+
+    def __init__(self, low: float | None, high: float | None, *, is_tanh: bool = False) -> None:
+        super().__init__()
+        self.body, self.ends, self.is_tanh = mlp(1), (low, high), is_tanh
+        nn.init.constant_(self.body[-1].bias, 1.5)  # type: ignore[index]
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.body(x)
+        return functional.hardtanh(made) if self.is_tanh else made.clamp(*self.ends)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        (Cut(0.0, 1.0), "clamp"),
+        (Cut(2.0, None), "clamp"),
+        (Cut(None, None, is_tanh=True), "hardtanh"),
+        (Cut(0.5, 5.5), ""),
+        (Cut(1e-6, None), ""),
+    ],
+)
+def test_targets_beyond_what_outputs_are_cut_to_are_found(model: Cut, told: str) -> None:
+    torch.manual_seed(0)
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(48, 8)
+        return functional.mse_loss(model(x), (x[:, :1] + 3).clamp(1, 5))
+
+    found = trained(model, loss, steps=30, lr=1e-2)
+    assert ("target_beyond" in found) is bool(told)
+    assert not told or f"are beyond what the last {told} can return" in found["target_beyond"].message
+
+
+@pytest.mark.parametrize(("low", "told"), [(40.0, "the clampmin that makes the outputs returns the same for "), (-40.0, "")])
+def test_outputs_that_are_nearly_all_cut_are_told_by_what_cuts_them(low: float, told: str) -> None:
+    torch.manual_seed(0)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = mlp(1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (100 * self.body(x)).clamp_min(low)  # type: ignore[no-any-return]
+
+    model = Model()
+    found = trained(model, lambda _: functional.smooth_l1_loss(model(x := torch.randn(48, 8)), low + 1 + x[:, :1].relu()), 60)
+    assert ("input_unused" in found) is bool(told)
+    assert not told or found["input_unused"].message.startswith(told)
+
+
 @pytest.mark.parametrize("loss_fn", [functional.mse_loss, functional.smooth_l1_loss, functional.l1_loss])
 @pytest.mark.parametrize(("scale", "is_told"), [(1.0, False), (20_000.0, True)])
 def test_targets_that_outputs_do_not_come_near_are_found(loss_fn: Loss, scale: float, is_told: bool) -> None:

@@ -509,6 +509,43 @@ def test_another_loss_of_outputs_that_are_all_alike_is_no_entropy(kind: str) -> 
     assert "penalty_alone" not in trained(model, loss)
 
 
+@pytest.mark.parametrize("last", [nn.Softmax(1), nn.Sigmoid()])
+@pytest.mark.parametrize("labels", [1, 3])
+def test_several_labels_of_a_sample_whose_probabilities_are_those_of_one_softmax_are_found(last: nn.Module, labels: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(mlp(6), last)
+
+    def loss(_: int) -> Tensor:
+        x = drawn(32)
+        marked = torch.zeros(32, 6).scatter(1, x[:, :6].topk(labels).indices, 1.0)
+        return functional.binary_cross_entropy(model(x), marked)
+
+    assert ("labels_several" in trained(model, loss)) is (isinstance(last, nn.Softmax) and labels > 1)
+
+
+@pytest.mark.parametrize("picks", [lambda made: made[:, 0], lambda made: made.squeeze(1), lambda made: made.flatten()])
+def test_a_value_on_its_way_to_a_far_return_is_held_by_its_target(picks: Callable[[Tensor], Tensor]) -> None:
+    """As of a critic whose one column the model picks itself."""
+
+    class Critic(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.policy, self.value = mlp(4), mlp(1)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.policy(x), picks(self.value(x))
+
+    torch.manual_seed(0)
+    model = Critic()
+
+    def loss(_: int) -> Tensor:
+        x = drawn(32)
+        scores, value = model(x)
+        return functional.cross_entropy(scores, x[:, :4].argmax(1)) + (value - 40 - x[:, 0]).square().mean()
+
+    assert "pushed_one_way" not in trained(model, loss, steps=130, lr=1e-2)
+
+
 @pytest.mark.parametrize(("largest", "is_told"), [(1.0, False), (5.0, True)])
 def test_ratings_as_targets_of_a_binary_cross_entropy_are_found(largest: float, is_told: bool) -> None:
     torch.manual_seed(0)

@@ -644,6 +644,56 @@ def test_a_normalisation_without_a_weight_stands_before_the_units_behind_it_that
     assert (every[0].rule, every[0].site) == ("all_zero", "1:output")
 
 
+@pytest.mark.parametrize("decay", [0.9999, 0.9])
+def test_a_validation_loss_that_stays_where_it_began_is_of_other_weights(decay: float) -> None:
+    """As of an average that hardly moves; one that moves comes down with the training."""
+    torch.manual_seed(0)
+    model = mlp(outputs=1)
+    mean = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(decay))
+    optimizer, held_out = Adam(model.parameters(), 1e-2), torch.randn(256, 8)
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False) as inspector:
+        for step in range(160):
+            x = torch.randn(64, 8)
+            value = functional.mse_loss(model(x), x[:, :1] + 2)
+            optimizer.zero_grad()
+            value.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            mean.update_parameters(model)
+            inspector.push_loss(value, train=True)
+            if step % 20 == 19:
+                with torch.no_grad():
+                    inspector.push_loss(functional.mse_loss(mean(held_out), held_out[:, :1] + 2), train=False)
+    found = {each.rule: each for each in inspector.findings}
+    assert ("overfitting" in found) is (decay > 0.99)
+    assert decay < 0.99 or "the validation loss stays at" in found["overfitting"].message
+    assert decay < 0.99 or "an average" in found["overfitting"].advice
+
+
+class Ratings(nn.Module):
+    """Users and items, whose offsets begin at zero, as usual."""
+
+    def __init__(self, *, is_cut: bool) -> None:
+        super().__init__()
+        self.user, self.item = nn.Embedding(30, 8), nn.Embedding(40, 8)
+        self.of_user, self.of_item, self.is_cut = nn.Embedding(30, 1), nn.Embedding(40, 1), is_cut
+        for each in (self.of_user, self.of_item):
+            nn.init.zeros_(each.weight)
+
+    def forward(self, user: Tensor, item: Tensor) -> Tensor:
+        made = (self.user(user) * self.item(item)).sum(1) / 8 + self.of_user(user)[:, 0] + self.of_item(item)[:, 0]
+        return torch.relu(made - 9) if self.is_cut else made
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_offsets_that_begin_at_zero_are_not_why_nothing_is_learnt(is_cut: bool) -> None:
+    torch.manual_seed(0)
+    model = Ratings(is_cut=is_cut)
+    loss: Loss = lambda _: (model(torch.randint(30, (64,)), torch.randint(40, (64,))) - torch.rand(64)).square().mean()  # noqa: E731
+    every = {each.rule for each in roots(model, Adam(model.parameters(), 1e-2), loss, steps=80)}
+    assert "all_zero" not in every
+    assert not is_cut or every & {"gradient_zero", "input_unused"}
+
+
 class Player(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Distribution
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from sonde.engine import autograd_state, communicates, graph_nodes, hooks, raise_if_foreign, walk
@@ -50,6 +49,7 @@ from sonde.inspector.target_reading import (
     places_read,
     scale_numbers,
     sent_loss,
+    shared_numbers,
     terms_with,
     way_numbers,
 )
@@ -147,7 +147,7 @@ class BatchChecks:
     def look(self, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any, moment: tuple[int, int], number: int) -> None:
         """Look at what a training pass has returned, which is the one with this *number* of its step."""
         try:
-            returned = {name: each for name, each in _returned(output) if _is_of_samples(each)}
+            returned = {name: each for name, each in walk(output) if _is_of_samples(each)}
             given = [*walk(list(args)), *walk(dict(kwargs))]
             compared = {} if returned else _compared(output, [each for _, each in given])
             returned = returned or {name: each for name, (each, _) in compared.items()}
@@ -314,18 +314,6 @@ class BatchChecks:
 def _without_recomputing() -> AbstractContextManager[None]:
     """Return a context in which what an activation checkpoint keeps cannot be read, since the checkpoint would run again."""
     return torch.autograd.graph.disable_saved_tensors_hooks("an activation checkpoint would run again")
-
-
-def _returned(output: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors that a model has returned, by their place, and of distributions what these were made of."""
-    if isinstance(output, Distribution):
-        held = vars(output)
-        output = {name: held[name] for name in (*output.arg_constraints, "base_dist") if name in held}
-    if type(output) in (dict, list, tuple):
-        for place, each in output.items() if isinstance(output, dict) else enumerate(output):
-            yield from _returned(each, f"{path}[{place!r}]")
-    else:
-        yield from ((path + name, each) for name, each in walk(output))
 
 
 def _is_of_samples(tensor: Tensor) -> bool:
@@ -621,6 +609,8 @@ def _gradient_comes(
                 look.add(column_gradients(scores, slopes, nodes))
                 look.add(places_read(gradient, nodes))
                 if len(output) == len(gradient):
+                    if look.made[0][0] == "Softmax" and (axis := look.made[0][1]) is not None:
+                        look.add(shared_numbers(output, held, axis, nodes))
                     look.add(_of_output(0, regression_numbers(output, held, reaches, look.makers[0], nodes)))
                     chances = {} if reaches is None else chance_numbers(output, held, reaches, look.makers[0], nodes)
                     look.add(_of_output(0, chances))

@@ -27,6 +27,7 @@ _UNUSED = (
 )
 _SAME_ORDER = "look for a transposition before a view that is made of outputs and not of targets, or the other way round"
 _MATCHES, _DIFFERS = 0.99, 0.9  # share of the labels that are tokens at one place, and that are not at any other
+_SEVERAL = 1.5  # labels of a sample, beside one of its softmax
 _LABELS = 16  # of a pass, with fewer no place is known
 _OFF = 0.02  # of a gradient in half precision, rounding of its sum
 _NOTHING = 1e-6  # of a gradient, rounding
@@ -55,6 +56,8 @@ _CUT_OFF = (
     "advantages are zero, and at the weight of the entropy"
 )
 _LAST_RELU = "leave the last activation out: outputs below zero are cut, and get no gradient"
+_LAST_CUT = "leave it out while training: what is cut off gets no gradient; cut predictions where they are used"
+_CUTS = ("Relu", "Clamp", "ClampMin", "ClampMax", "Hardtanh")
 _SHARP = (
     "look at what multiplies the scores of the attention (a missing 1 / sqrt(size), a temperature), at initial weights, and at a "
     "missing normalisation"
@@ -109,7 +112,7 @@ _EVEN = "look at label_smoothing, at a temperature, and at what makes the target
 _SIGN = "look at the sign of the loss, and at maximize=True of the optimizer"
 _NO_LOSS = (math.nan,) * 4  # of which the gradient tells
 _PADDING = 10.0  # times as much as on a token depends on a place of padding what reads it
-_SENTINEL = ("code", "coded", "nearest")
+_SENTINEL = ("code", "coded", "nearest", "alone")
 _ROUNDING = 1e-3  # of a number that is read off gradients
 _HALF, _HARDLY_LESS = 0.5, 0.9  # of the samples; of the first error, as is left where a loss of squares has not fallen by a fifth
 _TRIED = 100  # steps in which outputs have come nearer to their targets
@@ -185,7 +188,8 @@ class BatchFindings:
         axis, labels_of_pass = _class_axis(look, numbers), self._so_far("labels", look.number)
         yield from self._of_all_classes(look, numbers)
         labels = numbers.get(f"labels {len(look.shape) - 1}", 0.0)
-        several = self._so_far("several", value=labels or None)
+        shared = numbers.get("shared", 0.0)
+        several = self._so_far("several", value=labels or (shared if shared >= _SEVERAL else None))
         if len(several) >= _OFTEN:
             yield self._chosen.judge("labels_several", statistics.mean(several), 1.0, math.inf, 0.0, is_read=True)
         if axis is not None:
@@ -312,8 +316,14 @@ class BatchFindings:
             if is_known and len(same) >= _KEPT and all(each >= _HALF for each in same[:_KEPT]) and not are_one:
                 found = self._chosen.judge("input_unused", 2, 1, name="what it is given", has_layers=True)
                 share = percent(statistics.mean(same[:_KEPT]))
-                message = f"what the model returns is the same for {share} of the samples, though what they are given differs"
-                yield found and replace(found, message=message, advice=_SOME)
+                message, advice = (
+                    f"what the model returns is the same for {share} of the samples, though what they are given differs",
+                    _SOME,
+                )
+                if look.activations[0] in _CUTS:
+                    what = look.activations[0].lower()
+                    message, advice = f"the {what} that makes the outputs returns the same for {share} of the samples", _LAST_CUT
+                yield found and replace(found, message=message, advice=advice)
             if is_known and (are_one or self._unread > 1):
                 yield self._told_unused(look, numbers, is_cut=self._is_cut)
 
@@ -449,12 +459,19 @@ class BatchFindings:
         return found and replace(found, message=message)
 
     def _told_sentinel(self, what: str, read: Sequence[float | None]) -> Finding | None:
-        """Return that one number, far from all others, stands in *what* of most passes; *read*: it, its share, and the nearest."""
-        code, share, nearest = read
+        """Return that one number, far from all others, stands in *what* of most passes.
+
+        *read*: that number, its share, the nearest other, and whether it is there once. One that is there once in each of all
+        passes is a sample far off the others, of data that are the same in each.
+        """
+        code, share, nearest, alone = read
         shares = [each for each in self._so_far("coded", what, value=share) if not math.isnan(each)]
         codes = [each for each in self._so_far("code", what, value=code) if not math.isnan(each)]
         is_one = len(codes) >= _KEPT and max(codes) - min(codes) <= _ROUNDING * abs(codes[0])
+        once = [each for each in self._so_far("alone", what, value=alone) if not math.isnan(each)]
         if not is_one or 2 * len(codes) < len(self._so_far("code", what)) or code is None or math.isnan(code):
+            return None
+        if len(codes) == len(self._so_far("code", what)) and all(once):
             return None
         return self._chosen.judge(
             "sentinel", statistics.mean(shares), codes[0], float(nearest or 0.0), what=what.rpartition(" ")[0]
@@ -680,7 +697,7 @@ class BatchFindings:
                 continue
             ways = {way: _ahead(numbers, axis, place, way) for way in (_ALONG, _ACROSS, _TURNED)}
             for way, ahead in ways.items():
-                if ahead is not None and way != _TURNED:
+                if ahead is not None and way != _TURNED and not self._viewed:  # a view that mixes places lets later ones be seen
                     yield from self._of_sequence(numbers, axis, place, way, ahead, look.depends)
                 elif ahead is not None and ways[_ALONG] is None:
                     turned = self._chosen.judge("samples_mixed", math.inf, 0.0)
@@ -772,6 +789,9 @@ class BatchFindings:
             message = "no gradient comes from what the model returns first to what it is given, but for other outputs"
         elif look.activations[0] == "Relu" and numbers["size"] == 0:
             message, advice = "the relu that makes the outputs returns 0 for all samples", _LAST_RELU
+        elif look.activations[0] in _CUTS:
+            message = f"the {look.activations[0].lower()} that makes the outputs returns the same for all samples"
+            advice = _LAST_CUT
         return found and replace(found, message=message, advice=advice)
 
     def _told_crossed(self, look: Look, numbers: Mapping[str, float], place: int) -> Finding | None:

@@ -29,6 +29,12 @@ _TAKES = ("Split", "Unbind", "Slice", "Select", "Index")
 _SQUARES = ("MseLoss", "SmoothL1Loss", "HuberLoss")
 _LINEAR = ("Addmm", "Mm", "Bmm", "Convolution")
 _OF_LOGARITHMS = {"NllLoss": "nll_loss", "NllLoss2D": "nll_loss", "CtcLoss": "ctc_loss"}
+_OF_LOGITS = {
+    "LogSoftmax": "cross_entropy",
+    "BinaryCrossEntropyWithLogits": "binary_cross_entropy_with_logits",
+    "LogSigmoid": "logsigmoid",
+    "SoftMarginLoss": "soft_margin_loss",
+}
 _ELEMENTS = 1 << 20  # of what a softmax is given, whose places are followed
 _MOVE = "move the classes to the last axis before the view: permute(0, 2, 3, 1) or transpose(1, 2), then reshape(-1, classes)"
 _SHORT = (
@@ -45,7 +51,10 @@ _UNSCALED = (
     "clip behind scaler.unscale_(optimizer); else take the factor out of the loss, or divide the learning rate by it"
 )
 _ONE_FACTOR = 2.0  # between two steps, of a loss that is the mean of several passes
-_LISTED = "register what is made of layers: nn.ModuleList, nn.ModuleDict or nn.ParameterList in the place of a list or a dict"
+_LISTED = (
+    "register what is made of layers: nn.ModuleList, nn.ModuleDict or nn.ParameterList in the place of a list or a dict; and make "
+    "layers in __init__, not in forward"
+)
 
 
 class LossGraph:
@@ -142,8 +151,8 @@ class LossGraph:
                 yield from self._aligned(before[0])
             source = _behind_moves(before[0]) if len(before) == 1 else None
             made = "" if source is None else graph_nodes.operation_of(source)
-            if name in ("LogSoftmax", _COMPARES[-1]) and made in ("Softmax", "Sigmoid"):
-                what = "cross_entropy" if name == "LogSoftmax" else "binary_cross_entropy_with_logits"
+            if name in _OF_LOGITS and made in ("Softmax", "Sigmoid"):
+                what = _OF_LOGITS[name]
                 twice = self._chosen.judge("softmax_twice", math.prod(graph_nodes.shape_of(source)[:1]), math.nan)
                 if twice is not None:
                     yield replace(twice, message=f"{what} is given what a {made.lower()} has made, of shape {_of(source)}")

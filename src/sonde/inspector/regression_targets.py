@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sonde.engine import autograd_state, graph_nodes
-from sonde.inspector.target_reading import ALIKE, BEYOND, BOUNDS, CHOICES, ERRORS, Loss, is_alike, sent_loss, spread
+from sonde.inspector.target_reading import ALIKE, BEYOND, BOUNDS, CHOICES, ERRORS, Loss, is_alike, is_picked_of, sent_loss, spread
 
 _SERIES, _SERIES_AHEAD = 8, (0, 1)  # places of a series; how far ahead of an output a target is looked for
 _WAYS = (graph_nodes.KEEPS, (*graph_nodes.KEEPS, "Select", "Slice"))  # of a part, the order of elements, if none is left out
@@ -264,8 +264,8 @@ def _error_size(number: int) -> Tensor | None:
     is_absolute = names[:-1] == _ABSOLUTE[:-1] and names[-1] in _DIFFERENCES
     if not is_absolute and (names[0] not in ERRORS or not graph_nodes.is_mean(path[0])):
         return None
-    sides = [graph_nodes.behind(each, CHOICES) for each in graph_nodes.sources_of(path[-1] if is_absolute else path[0])]
-    if [autograd_state.sequence_of_node(each) for each in sides] != [number]:
+    sides = graph_nodes.sources_of(path[-1] if is_absolute else path[0])
+    if len(sides) != 1 or not is_picked_of(sides[0], number):
         return None
     loss = sent.detach().double()
     return loss.sqrt() if names[0] == "MseLoss" else loss
@@ -307,11 +307,11 @@ def _are_classes(targets: Tensor) -> Tensor:
 def sentinel_numbers(values: Tensor, rounding: float = 0.0) -> dict[str, Tensor]:
     """Return the number (*code*) that some of *values* are, ``(samples, columns)``, and that is far from all others; else NaN.
 
-    *coded*: their share of the column; *nearest*: the value of that column that is the least far away. *rounding*, of the number,
-    is by how much values may differ that are one.
+    *coded*: their share of the column; *nearest*: the value of that column that is the least far away; *alone*: there is one of
+    them. *rounding*, of the number, is by how much values may differ that are one.
     """
     held = values.detach()[:, :_COLUMNS].double()
-    number, share, near, gap = [], [], [], []
+    number, share, near, gap, once = [], [], [], [], []
     for code in (held.amin(0), held.amax(0)):
         is_code = (held - code).abs() <= _EXACT * code.abs()
         rest = torch.where(is_code, math.nan, held)
@@ -325,12 +325,13 @@ def sentinel_numbers(values: Tensor, rounding: float = 0.0) -> dict[str, Tensor]
         )
         number.append(code)
         share.append(is_code.double().mean(0))
+        once.append(is_code.sum(0) == 1)
         near.append(held.gather(0, away.argmin(0, keepdim=True))[0])
         gap.append(torch.where(is_far, away.amin(0) / deviation, 0.0))
-    numbers, shares, nearest, gaps = (torch.cat(each) for each in (number, share, near, gap))
+    numbers, shares, nearest, gaps, alone = (torch.cat(each) for each in (number, share, near, gap, once))
     best = gaps.argmax().reshape(1)
     is_so = gaps.max() > 0
-    known = {"code": numbers, "coded": shares, "nearest": nearest}
+    known = {"code": numbers, "coded": shares, "nearest": nearest, "alone": alone.double()}
     return {name: torch.where(is_so, each.index_select(0, best)[0], math.nan) for name, each in known.items()}
 
 

@@ -172,10 +172,9 @@ def way_numbers(output: Tensor, gradient: Tensor, number: int, nodes: Loss) -> d
     way = torch.where(
         (signs.sum(0).abs() == count) & ((2 * count > len(held)) | (count >= _PUSHED)) & varies, signs.sum(0).sign(), 0.0
     )
-    compared = [graph_nodes.behind(one, CHOICES) for each in nodes if _compares(each) for one in graph_nodes.sources_of(each)]
-    toward = any(autograd_state.sequence_of_node(each) == number for each in compared)
-    taken = [graph_nodes.behind(one, CHOICES) for each in nodes if _is_logistic(each) for one in graph_nodes.sources_of(each)]
-    is_taken = any(autograd_state.sequence_of_node(each) == number for each in taken)
+    toward = any(is_picked_of(one, number) for each in nodes if _compares(each) for one in graph_nodes.sources_of(each))
+    taken = [one for each in nodes if _is_logistic(each) for one in graph_nodes.sources_of(each)]
+    is_taken = any(is_picked_of(each, number) for each in taken)
     is_logistic = bool(taken) and (is_taken or output.numel() == len(output))
     known = {"toward": toward, "logistic": is_logistic, "taken": is_taken}
     numbers = {f"{name} {at}": each[at] for name, each in (("way", way), ("level", made.mean(0))) for at in range(columns)}
@@ -193,6 +192,16 @@ def terms_with(number: int) -> frozenset[int]:
         return frozenset()
     terms = graph_nodes.terms_of(graph_nodes.behind(loss.grad_fn, _WEIGHS))
     return frozenset(place for place, term in enumerate(terms) if _has(term, number))
+
+
+def is_picked_of(node: graph_nodes.Node, number: int) -> bool:
+    """Return whether a *node* is the operation with this *number*, or picks from what it has made, which may be a pick itself."""
+    while autograd_state.sequence_of_node(node) != number:
+        before = graph_nodes.sources_of(node)
+        if graph_nodes.operation_of(node) not in CHOICES or len(before) != 1:
+            return False
+        (node,) = before
+    return True
 
 
 def _has(term: graph_nodes.Node, number: int) -> bool:
@@ -329,6 +338,15 @@ def _binary_targets(made: Tensor, held: Tensor, is_share: Tensor, nodes: Loss) -
     taken = [one for each in nodes if _is_logistic(each) for one in graph_nodes.sources_of(each)]
     has_one = any(math.prod(graph_nodes.shape_of(each)) == len(made) for each in taken)
     return targets, is_mean & has_one  # where logits are near zero, whatever targets fit
+
+
+def shared_numbers(output: Tensor, gradient: Tensor, axis: int, nodes: Loss) -> dict[str, Tensor]:
+    """Return what targets of a binary cross-entropy of a softmax along *axis* add up to there, on average (*shared*); else 0."""
+    if output.numel() > _BINARY:
+        return {}
+    made, held = (each.flatten().double() for each in (output, gradient))
+    targets, is_binary = _binary_targets(made, held, torch.ones_like(made[:1].sum(), dtype=torch.bool), nodes)
+    return {"shared": torch.where(is_binary, targets.reshape(output.shape).sum(axis).mean(), 0.0)}
 
 
 def _is_logistic(node: graph_nodes.Node) -> bool:

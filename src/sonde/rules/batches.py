@@ -148,7 +148,7 @@ def outputs_alike(apart: float, size: float, first: float, *, spread: float = 0.
     "of an absolute error are on one side of it in 16 passes (or of another error, of a sigmoid or tanh), or those of a "
     "binary cross-entropy are beyond 0 to 1, or 5 % of its labels or more off by 0.2 from all probabilities that the activation "
     "leaves it, in six passes or more",
-    "the range of the activation: sigmoid and softmax 0 to 1, tanh -1 to 1, ReLU and softplus 0 and more",
+    "the range of the activation: sigmoid and softmax 0 to 1, tanh -1 to 1, ReLU and softplus 0 and more, clamp as it is given",
     "leave the last activation out, or scale the targets into its range",
     needs=("rms:output",),
     brings=(

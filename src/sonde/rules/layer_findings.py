@@ -971,9 +971,11 @@ class LayerFindings:
         return bool(np.count_nonzero(self.history.recent[-_RETURNED:, column] > 0) > _RETURNED // 2)
 
     def _judged(self, rule: str, column: int, numbers: list[float]) -> Finding | None:
-        """Return what *rule* says of *numbers*; a ReLU whose output is all zero is dead."""
+        """Return what *rule* says of *numbers*; a ReLU whose output is all zero is dead, and offsets may begin at zero."""
         if rule == "all_zero" and self.history.facts[column].kind in _RELU:
             return self._chosen.judge("dead", numbers[0] / numbers[1])
+        if rule == "all_zero" and self.history.facts[column].kind in _TABLES and self._table_of(column).is_offset:
+            return None
         found = self._chosen.judge(rule, *numbers)
         if rule == "gradient_zero" and found is not None and self._learns_beside(column):
             return replace(found, message=f"{found.message}{_FIRST_STEPS}", advice=_ONE_STEP)
@@ -989,6 +991,11 @@ class LayerFindings:
             message = f"{found.message}, and that of its bias is not: what comes to the loss through it is made of zeros"
             return replace(found, message=message, advice=_ZEROS, quantity="input")
         return found
+
+    def _table_of(self, column: int) -> Fact:
+        """Return what is known of the weight of an embedding whose output a *column* is of."""
+        site = self.history.sites[column]
+        return self._facts.parameters.get((site.model, f"{site.path}.weight"), Fact())
 
     def _gradient_of_bias(self, column: int) -> float:
         """Return the size of the gradient of the bias beside a weight without one, at the last logged step; else 0."""

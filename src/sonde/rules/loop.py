@@ -59,6 +59,7 @@ outputs at which a cross-entropy is near that of a guess."""
 OVERFIT = 1.15
 METRIC_VALUES, METRIC_MEAN = 30, 10
 """The fewest values of a metric that falls, and how many of the first and of the last are compared."""
+STANDS, FALLS, LEVEL = 0.75, 0.25, 1.1  # of the first value, and of the smallest validation loss, at which one stands still
 BELOW, LIKE_GUESS, EVALUATED = 0.05, 0.3, 5  # of a guess, what a loss is below it by chance, and a first one off it; evaluations
 """Validation loss against its smallest value."""
 
@@ -344,7 +345,7 @@ def loss_summed(
 @entry(
     f"the first loss and its gradient at the outputs, of size {PLAIN_OUTPUT:g} or less, are those of one softmax against several "
     f"labels of a sample, {SEVERAL:g} or more on average: as many times a guess, and a gradient of size sqrt(labels x (classes - "
-    "labels)) / outputs; and the loss has not fallen by half in 100 steps",
+    "labels)) / outputs; and the loss has not fallen by half in 100 steps; or of a binary cross-entropy of one softmax",
     "the gradient of a cross-entropy against targets that add up to more than 1: torch.nn.functional.cross_entropy takes "
     "probabilities, whose sum is 1",
     "use binary_cross_entropy_with_logits, which judges each label by itself; or divide the targets by their sum",
@@ -371,7 +372,8 @@ def labels_several(
 
 @entry(
     f"the validation loss is {OVERFIT:g} x its smallest value in 2 of 3 evaluations, and the training loss has fallen since; or it "
-    f"was never {percent(BELOW)} below the cross-entropy of a guess, from {EVALUATED} evaluations on, and the training loss is",
+    f"was never {percent(BELOW)} below the cross-entropy of a guess, from {EVALUATED} evaluations on, and the training loss is; or "
+    f"it stays at {STANDS:g} of the first value or more, and so of the training loss at first, while that falls to {FALLS:g}",
     "smdebug, Overfit, has 0.1 (validation - training) / training",
     "stop at the smallest validation loss; more data, weight decay, dropout; look at what differs in evaluation (running "
     "statistics)",
@@ -393,15 +395,19 @@ def overfitting(
     """Judge the validation loss *held_out*, its *lowest* and the *first* value; the training *loss* was *then* at the lowest.
 
     A rise of less than a twentieth of the first value, that of the training if it is larger, is none. *guess* is the cross-entropy
-    of a guess, near which the first value is, and *count* how often was evaluated.
+    of a guess, near which the first value is, and *count* how often was evaluated. Where it stays where it began, and the
+    loss falls far, it is of something else, as of weights that are not trained.
     """
     begins = (count >= EVALUATED) & (abs(first - guess) <= LIKE_GUESS * guess)
     is_guess = begins & (lowest > (1 - BELOW) * guess) & (held_out > guess) & (loss < (1 - BELOW) * guess)
     rises = (lowest > 0) & (held_out >= np.maximum(factor * lowest, lowest + 0.05 * first))
-    yield (rises & (held_out > loss) & (loss <= then)) | is_guess
+    is_still = (count >= EVALUATED) & (lowest >= STANDS * first) & (held_out <= LEVEL * lowest) & (loss <= FALLS * first)
+    yield (rises & (held_out > loss) & (loss <= then)) | is_guess | is_still
     yield held_out / lowest
     times = short(held_out / lowest)
-    if is_guess:
+    if is_still and not is_guess:
+        yield f"the validation loss stays at {short(held_out)}, where it began, and the loss falls to {short(loss)}"
+    elif is_guess:
         never = f"and was never below that of a guess, {short(guess)}"
         yield f"the validation loss is {short(held_out)}, {never}; the loss is {short(loss)}"
     else:

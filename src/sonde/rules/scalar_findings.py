@@ -26,6 +26,7 @@ from sonde.rules.loop import (
     SMOOTH,
     SPIKE_FEW,
     SPIKE_VALUES,
+    STANDS,
     STUCK_FAR,
     STUCK_LONG,
     STUCK_STEPS,
@@ -623,11 +624,14 @@ class _HeldOut:
             self.found = None
         if self._held.add_one(step, holds=found is not None) and found is not None and self.found is None:
             message = f"{self._name}: {found.message}, at step {step:,}"
-            if self._lowest > _FELL * self._begin:  # it never fell with the other loss: what is evaluated is something else
+            if self._lowest > min(
+                _FELL * self._begin, STANDS * begin
+            ):  # it never fell with the other loss: what is evaluated is something else
                 first = (
-                    "nothing recorded says why: look first at what differs in evaluation (running statistics, a mode, how "
-                    "its data are made), and at what the training can learn in place of the task (labels of one class, or of other "
-                    "samples; targets that are in the inputs, or are made by what is trained; masks or edges that are wrong)"
+                    "nothing recorded says why: look first at what differs in evaluation (running statistics, a mode, how its data "
+                    "are made; weights that are an average, or a copy of earlier ones), and at what the training can learn in place "
+                    "of the task (labels of one class, or of other samples; targets that are in the inputs, or are made by what is "
+                    "trained; masks or edges that are wrong)"
                 )
                 found = replace(found, advice=f"{first}; else {found.advice.partition('; look')[0]}")
             self.found = replace(found, message=message, epoch=epoch, step=step, first_step=int(self._held.since[0]))
