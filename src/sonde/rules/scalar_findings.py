@@ -629,7 +629,7 @@ class _HeldOut:
             ):  # it never fell with the other loss: what is evaluated is something else
                 first = (
                     "nothing recorded says why: look first at what differs in evaluation (running statistics, a mode, how its data "
-                    "are made; weights that are an average, or a copy of earlier ones), and at what the training can learn in place "
+                    "are made; weights that are an average, or a copy of earlier ones), and what the training can learn in place "
                     "of the task (labels of one class, or of other samples; targets that are in the inputs, or are made by what is "
                     "trained; masks or edges that are wrong)"
                 )
