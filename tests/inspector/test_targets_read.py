@@ -34,6 +34,32 @@ def test_targets_of_a_binary_cross_entropy_beyond_one_are_found(one: float, is_t
     assert not is_told or "are 255, and not 0 or 1" in found["target_beyond"].message
 
 
+def test_a_scale_of_a_flow_that_its_likelihood_adds_has_no_target() -> None:
+    """All samples push it the same way, by one number, as the targets of an absolute error would that are beyond its range."""
+
+    class Coupling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 2))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            scale, shift = self.net(x[:, :1]).chunk(2, -1)
+            scale = scale.tanh()
+            return torch.cat([x[:, 1:] * scale.exp() + shift, x[:, :1]], 1), scale.squeeze(1)
+
+    torch.manual_seed(0)
+    model = nn.ModuleList([Coupling(), Coupling()])
+
+    def loss(_: int) -> Tensor:
+        x, logarithm = 0.3 * torch.randn(24, 2), torch.zeros(())
+        for part in model:
+            x, scale = part(x)
+            logarithm = logarithm + scale
+        return (0.5 * x.square().sum(1) - logarithm).mean()
+
+    assert "target_beyond" not in trained(model, loss, steps=40)
+
+
 @pytest.mark.parametrize(("scale", "is_told"), [(1.0, False), (16.0, True)])
 def test_targets_of_an_absolute_error_on_one_side_are_found_at_any_output(scale: float, is_told: bool) -> None:
     class Detector(nn.Module):

@@ -458,3 +458,14 @@ def test_what_a_loss_excuses_waits_for_the_loss_of_its_step() -> None:
         writer.run().send_to(Judge())
         findings.end()
         assert ("gradient_zero" in {each.rule for each in findings.judged()}) is (lost > 0)
+
+
+@pytest.mark.parametrize("falls", [True, False])
+def test_a_loss_that_stood_still_and_falls_after_all_is_taken_back(falls: bool) -> None:
+    """As on a plateau at the beginning of a long training, behind which it is learnt."""
+    noise = np.random.default_rng(0).normal(0.0, 0.01, 1_500)
+    with memory_run({"model": [{"name": "0", "type": "Linear", "shapes": {"weight": [9, 9]}}]}) as writer:
+        for step in range(1_500):
+            value = 1.0 + noise[step] - falls * 0.6 * max(0.0, (step - 1_100) / 400)
+            writer.scalar("loss", value, step=step)
+    assert [each.rule for each in sonde.check(writer.run()).findings] == ([] if falls else ["loss_stuck"])

@@ -524,7 +524,7 @@ class BatchFindings:
         for (at, column), ways in one_way.items():
             levels = [level for _, level in ways]
             is_alone = len(one_way) == 1  # where several move, they may be on the way to targets that are far off
-            if len(ways) > _SEEN and look.activations[at] in _BOUNDED and numbers.get("compares"):
+            if len(ways) > _SEEN and look.activations[at] in _BOUNDED and numbers.get(f"toward {at}"):
                 found = self._chosen.judge(
                     "target_beyond", 1.0, math.nan, math.nan, what=look.activations[at].lower(), side=-ways[0][0]
                 )

@@ -11,7 +11,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from sonde.engine import autograd_state, graph_nodes
-from sonde.inspector.target_reading import ALIKE, BEYOND, BOUNDS, CHOICES, ERRORS, Loss, is_alike, is_picked_of, sent_loss, spread
+from sonde.inspector.target_reading import (
+    ALIKE,
+    BEYOND,
+    BOUNDS,
+    CHOICES,
+    ERRORS,
+    Loss,
+    is_alike,
+    is_compared,
+    is_picked_of,
+    sent_loss,
+    spread,
+)
 
 _SERIES, _SERIES_AHEAD = 8, (0, 1)  # places of a series; how far ahead of an output a target is looked for
 _WAYS = (graph_nodes.KEEPS, (*graph_nodes.KEEPS, "Select", "Slice"))  # of a part, the order of elements, if none is left out
@@ -176,7 +188,7 @@ def regression_numbers(output: Tensor, gradient: Tensor, reaches: Range | None, 
     """
     found = {} if (size := _error_size(number)) is None else {"error": size}
     if reaches is not None:
-        found["side"] = _side(output, gradient, reaches, nodes)
+        found["side"] = _side(output, gradient, reaches, number, nodes)
     errors = squared_errors(gradient, number)
     if errors is None:
         return found
@@ -271,7 +283,7 @@ def _error_size(number: int) -> Tensor | None:
     return loss.sqrt() if names[0] == "MseLoss" else loss
 
 
-def _side(output: Tensor, gradient: Tensor, reaches: Range, nodes: Loss) -> Tensor:
+def _side(output: Tensor, gradient: Tensor, reaches: Range, number: int, nodes: Loss) -> Tensor:
     """Return on which side of an *output* that has a range all targets are, of an absolute error; 0 where that is not known."""
     size = gradient.abs()
     before = [one for node in nodes if graph_nodes.operation_of(node) in ERRORS for one in graph_nodes.sources_of(node)]
@@ -279,7 +291,7 @@ def _side(output: Tensor, gradient: Tensor, reaches: Range, nodes: Loss) -> Tens
         graph_nodes.operation_of(one) == reaches.made_by and math.prod(graph_nodes.shape_of(one)) == output.numel()
         for one in before
     )
-    is_read = torch.ones_like(size[:0].sum(), dtype=torch.bool) if is_squared else is_alike(size)
+    is_read = torch.ones_like(size[:0].sum(), dtype=torch.bool) if is_squared else is_alike(size) & is_compared(number, nodes)
     is_one_sided = is_read & (size.max() > 0) & (gradient.sign().sum().abs() == gradient.numel())
     low, high = (torch.as_tensor(each, device=size.device).isfinite() for each in (reaches.low, reaches.high))
     way = gradient.sign().flatten()[0]
@@ -369,7 +381,9 @@ def _scaled(made: Tensor, gradient: Tensor, columns: Tensor) -> Tensor:
     of_one, of_other = one @ rows, other @ rows
     left, held = one @ one - of_one.square() / size, other @ other - of_other.square() / size
     along = one @ other - of_one * of_other / size
-    is_known = (left > _CURVED * (one @ one)) & (held > _CURVED * (other @ other)) & (along > 0) & (size > 1e-300)
+    factor = left / along  # of the gradient, which makes it what the output is off by
+    varies = (of_one - factor * of_other).square() / size > _CURVED * (one @ one)  # the target, with the column
+    is_known = (left > _CURVED * (one @ one)) & (held > _CURVED * (other @ other)) & (along > 0) & (size > 1e-300) & varies
     return torch.where(is_known, 1 - along.square() / (left * held).clamp(min=1e-300), 1.0)
 
 

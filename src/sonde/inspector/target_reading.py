@@ -172,7 +172,7 @@ def way_numbers(output: Tensor, gradient: Tensor, number: int, nodes: Loss) -> d
     way = torch.where(
         (signs.sum(0).abs() == count) & ((2 * count > len(held)) | (count >= _PUSHED)) & varies, signs.sum(0).sign(), 0.0
     )
-    toward = any(is_picked_of(one, number) for each in nodes if _compares(each) for one in graph_nodes.sources_of(each))
+    toward = is_compared(number, nodes)
     taken = [one for each in nodes if _is_logistic(each) for one in graph_nodes.sources_of(each)]
     is_taken = any(is_picked_of(each, number) for each in taken)
     is_logistic = bool(taken) and (is_taken or output.numel() == len(output))
@@ -192,6 +192,11 @@ def terms_with(number: int) -> frozenset[int]:
         return frozenset()
     terms = graph_nodes.terms_of(graph_nodes.behind(loss.grad_fn, _WEIGHS))
     return frozenset(place for place, term in enumerate(terms) if _has(term, number))
+
+
+def is_compared(number: int, nodes: Loss) -> bool:
+    """Return whether the loss compares what the operation with this *number* has made, or a pick of it, with something."""
+    return any(is_picked_of(one, number) for each in nodes if _compares(each) for one in graph_nodes.sources_of(each))
 
 
 def is_picked_of(node: graph_nodes.Node, number: int) -> bool:

@@ -384,7 +384,7 @@ class WatchedTraining:
         if each.rule == "loss_summed":
             divides = any(watched.rows.divides for watched in self.watched if watched.name in ("", each.model))
             return self._writer.findings.is_left_scaled(each, divides=divides)
-        if each.rule == "loss_stuck" and not self._writer.findings.should_have_learnt(each):
+        if not self._writer.findings.bears_out(each):
             return False
         if each.rule == "decay_large" and each.severity == "warn":
             told = {other.rule for other in others if other.severity != "note"}

@@ -257,7 +257,7 @@ _LOOK_WHY = (
     needs=("loss",),
     least=STUCK_VALUES,
     about=("loss", "still"),
-    unless=("in turns",),
+    unless=("in turns", "low"),
     symptom=True,
 )
 def loss_stuck(

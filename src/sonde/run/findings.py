@@ -48,7 +48,7 @@ _OF_FADING: set[object] = {
 }  # what weights that begin too small can do
 _GROWN = (("output", "large"), ("weight", "large"))  # what a loss that falls without bound makes grow
 # rules whose findings are taken back where the loss comes down again
-_PASSING = ("loss_rising", "overfitting", "output_growth")
+_PASSING = ("loss_rising", "loss_stuck", "overfitting", "output_growth", "weight_growth")
 _BY_OTHERS = (
     "rate_grown",
     "momentum_large",
@@ -366,6 +366,11 @@ class _Judges:
         """Whether the steps of a *model* have moved its weights far, behind a warm-up or within it."""
         return self._scalars.loss_of(model).has_gone_far
 
+    def may_learn(self, model: str) -> bool:
+        """Whether the loss of a *model* has come down, if only a little, or is not known."""
+        loss = self._scalars.loss_of(model)
+        return loss.smooth < loss.first or not loss.count
+
     def has_helped(self, each: Finding) -> bool | None:
         """Whether *each* is about a step that is too large, and the loss fell behind that; None while no later loss is known."""
         return "helped" in RULES[each.rule].unless and self._scalars.loss_of(each.model).has_helped(each.step)
@@ -639,15 +644,20 @@ class Findings:
         found = [grown(each, every[identity]) if identity in every else each for identity, each in self._opened.items()]
         return sorted(found, key=gravity)
 
-    def should_have_learnt(self, each: Finding) -> bool:
-        """Return whether steps have moved the weights far enough for a loss to fall, and no finding says yet that it stands still.
+    def bears_out(self, each: Finding) -> bool:
+        """Return whether the loss bears out what batches show: that nothing is won of what should be, or that a label is seen.
+
+        The first, where steps have moved the weights far and no finding says yet that the loss stands still; the second, where it
+        has come down.
 
         >>> from sonde.run import Findings
         >>> from sonde.types import Finding
-        >>> Findings().should_have_learnt(Finding("loss_stuck", "the loss does not fall"))
+        >>> Findings().bears_out(Finding("loss_stuck", "the loss does not fall"))
         False
         """
-        return self._judges.should_have_learnt(each.model) and all(known.rule != each.rule for known in self._opened.values())
+        if each.rule == "loss_stuck":
+            return self._judges.should_have_learnt(each.model) and all(known.rule != each.rule for known in self._opened.values())
+        return each.rule != "label_seen" or self._judges.may_learn(each.model)
 
     def is_left_scaled(self, each: Finding, *, divides: bool) -> bool:
         """Return whether steps are made of gradients of a loss that was multiplied, as *each* says, and do harm.
