@@ -270,6 +270,36 @@ def test_a_mask_the_wrong_way_round_is_told_of_frozen_embeddings(is_inverted: bo
     assert not is_inverted or "reads the padding of a sample, and not its tokens" in found["padding_alone"].message
 
 
+@pytest.mark.parametrize("kind", ["inverted", "right", "none"])
+def test_attention_to_the_states_of_padding_alone_is_told_though_these_hold_some_of_the_tokens(kind: str) -> None:
+    """As of a recurrent encoder, whose states of padding come behind those of tokens; attention without a mask reads both."""
+
+    class Translator(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens = nn.Embedding(20, 32, padding_idx=0)
+            self.encoder, self.decoder = nn.GRU(32, 16, batch_first=True, bidirectional=True), nn.GRU(32, 32, batch_first=True)
+            self.head = nn.Linear(64, 20)
+
+        def forward(self, source: Tensor, before: Tensor) -> Tensor:
+            states = self.encoder(self.tokens(source))[0]
+            asked = self.decoder(self.tokens(before))[0]
+            left_out = {"inverted": source != 0, "right": source == 0, "none": source < 0}[kind]
+            scores = (asked @ states.transpose(1, 2)).masked_fill(left_out[:, None], -1e9)
+            made: Tensor = self.head(torch.cat([asked, scores.softmax(-1) @ states], -1))
+            return made
+
+    torch.manual_seed(0)
+    model = Translator()
+
+    def loss(_: int) -> Tensor:
+        source = torch.randint(1, 20, (16, 9)) * (torch.arange(9) < torch.randint(4, 8, (16, 1)))
+        target = torch.randint(1, 20, (16, 7))
+        return functional.cross_entropy(model(source, target[:, :-1]).flatten(0, 1), target[:, 1:].flatten())
+
+    assert ("padding_alone" in trained(model, loss, steps=10)) is (kind == "inverted")
+
+
 def mlp(outputs: int, last: nn.Module | None = None) -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, outputs), *(() if last is None else (last,)))
 

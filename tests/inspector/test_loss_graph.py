@@ -335,3 +335,38 @@ def test_nothing_of_the_program_is_held() -> None:
                 assert [each() for each in lives] == [None, None]
     finally:
         gc.enable()
+
+
+def distances(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """Losses of outputs, by what they are."""
+    made, target = model(x), x.roll(1, 1)
+    shares, others = made.softmax(-1), target.log_softmax(-1)
+    divergence = functional.kl_div(made.log_softmax(-1), target.softmax(-1), reduction="batchmean")
+    rewards = target[:, 0] - 3
+    return {
+        "squared": -functional.mse_loss(made, target),
+        "scaled": functional.huber_loss(made, target) * -4,
+        "turned round": -functional.kl_div(others, shares, reduction="batchmean"),
+        "right": functional.mse_loss(made, target),
+        "right, turned round": functional.kl_div(others, shares, reduction="batchmean"),
+        "a divergence": divergence,
+        "a term": divergence - 0.5 * functional.mse_loss(made, target),
+        "rewarded": (functional.mse_loss(made, target, reduction="none").mean(1) * rewards).mean(),
+    }
+
+
+@pytest.mark.parametrize("kind", distances(nn.Linear(4, 4), torch.ones(2, 4)))
+def test_a_distance_that_is_maximised_is_told_from_its_sign(kind: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False) as inspector:
+        for _ in range(5):
+            optimizer.zero_grad()
+            distances(model, torch.randn(16, 4))[kind].backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    found = {each.rule: each for each in inspector.findings}
+    is_told = kind in ("squared", "scaled", "turned round")
+    assert ("loss_unbounded" in found) is is_told
+    assert not is_told or found["loss_unbounded"].message.startswith("a distance of outputs and targets is maximised")
+    assert "target_trained" not in found

@@ -63,7 +63,10 @@ _SHARP = (
     "missing normalisation"
 )
 _ONE_LABEL = "all targets of the first {passes:,} training passes are {label}: each of them pushes the output the same way"
-_WEIGHTLESS = "look for a weight of zero, a mask that holds nothing, a bound that all samples keep, a clamp"
+_WEIGHTLESS = (
+    "look for a weight of zero, a mask that holds nothing, an argmax or a detach() in that term, a bound that all samples keep, a "
+    "clamp"
+)
 _ADDED = "scale it to the size of what it is added to: its initial values, a missing division, a normalisation of each side"
 _FEW = 0.1  # of the samples of a pass
 _PICKED = "look at the mask or index that picks what the loss reads: some classes are never learnt"
@@ -111,7 +114,7 @@ _SOME = (
 _EVEN = "look at label_smoothing, at a temperature, and at what makes the targets: a teacher or a labeller that is sure of nothing"
 _SIGN = "look at the sign of the loss, and at maximize=True of the optimizer"
 _NO_LOSS = (math.nan,) * 4  # of which the gradient tells
-_PADDING = 10.0  # times as much as on a token depends on a place of padding what reads it
+_PADDING = (10.0, 3.0)  # times as much as on a token depends on a place of padding what reads it; where attention can leave it out
 _SENTINEL = ("code", "coded", "nearest", "alone")
 _ROUNDING = 1e-3  # of a number that is read off gradients
 _HALF, _HARDLY_LESS = 0.5, 0.9  # of the samples; of the first error, as is left where a loss of squares has not fallen by a fifth
@@ -719,11 +722,11 @@ class BatchFindings:
         if look.depends is None or f"read {place}" not in numbers or not look.depends.inputs[place][1]:
             return
         times = self._so_far("read", place, value=numbers[f"read {place}"])
-        if len(times) > 1 and all(_PADDING <= each < math.inf for each in times[-2:]):
+        self._has_attention |= any(name.startswith("attended ") and size > 2 for name, size in numbers.items())
+        if len(times) > 1 and all(_PADDING[self._has_attention] <= each < math.inf for each in times[-2:]):
             found = self._chosen.judge("padding_alone", 0.0, 1.0)
             message = f"what the model returns depends {short(times[-1])} x as much on a place of padding as on one of its tokens"
             yield found and replace(found, message=message, severity="warn")
-        self._has_attention |= any(name.startswith("attended ") and size > 2 for name, size in numbers.items())
         places = [at for at, (_, is_argument) in enumerate(look.depends.inputs) if f"read {at}" in numbers and is_argument]
         others = sum(numbers[f"{name} {at} {way}"] for at in places for way in (0, 1) for name in ("before", "next", "later"))
         here = numbers[f"here {place} 0"]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sonde.engine import communicates, graph_nodes, raise_if_foreign, version_of
 from sonde.rules import Chosen, Finding
 from sonde.stats import HostCopy
-from sonde.words import many, shape_text
+from sonde.words import many, shape_text, short
 
 Node = graph_nodes.Node
 
@@ -77,6 +77,7 @@ class LossGraph:
         self._pushed: list[tuple[HostCopy, int, int]] = []  # such losses, with those that the loop gives, and the moment
         self._aligned_losses: list[HostCopy] = []  # what a ctc_loss has made
         self._began = (0, 0)  # epoch and step of the first of these
+        self._distances: list[tuple[HostCopy, int, int]] = []  # losses that are a multiple of a distance, and the moment
 
     def look(self, epoch: int, step: int) -> None:
         """Look at what the backward pass that runs, of a logged step, was begun from."""
@@ -97,6 +98,8 @@ class LossGraph:
             if any(graph_nodes.operation_of(node) == "CtcLoss" for node in nodes[:_OF_LOSS]):
                 self._began = self._began if self._aligned_losses else (epoch, step)
                 self._aligned_losses.append(HostCopy.of([sent[0].detach().abs().double().sum()]))
+            if self._sent is not None and _is_distance(nodes[0]):
+                self._distances.append((HostCopy.of([self._sent.double().reshape(())]), epoch, step))
             if not (self._strangers or self._is_judged):
                 self._strangers = [(each, version_of(each)) for each in self._between(nodes)]
         except Exception as error:
@@ -125,9 +128,24 @@ class LossGraph:
         else:
             self._found.pop("loss_summed", None)
 
+    def _of_sign(self) -> None:
+        """Judge whether a distance, which is never below zero, is sent backward with the other sign."""
+        if self._looks < _LOOKS or not self._distances:
+            return
+        (_, epoch, step), losses = self._distances[0], [float(each) for copy, *_ in self._distances for each in copy.unpack()]
+        self._distances = []
+        is_below = len(losses) == _LOOKS and max(losses) < 0
+        found = self._chosen.judge("loss_unbounded", *[math.nan] * 4, is_maximised=True) if is_below else None
+        if found is not None:
+            message = (
+                f"a distance of outputs and targets is maximised: what is sent backward is below zero, {short(losses[0])} at first"
+            )
+            self._found["loss_unbounded"] = replace(found.at("", epoch, step, self._prefix + message), first_step=step)
+
     def found(self) -> tuple[Finding, ...]:
         """Return the findings so far. Waits for the device, once there were enough losses of a ctc_loss."""
         self._of_factor()
+        self._of_sign()
         losses, is_whole = self._aligned_losses, self._looks >= _LOOKS
         if is_whole and losses:
             self._aligned_losses = []
@@ -363,7 +381,26 @@ def _is_trained_twice(node: Node) -> bool:
     is_apart = (
         shared <= {"AccumulateGrad", "T"} or (left == right and made <= set(_TAKES)) or _are_parts(left - right, right - left)
     )
-    return (is_distance and is_apart) or (name == "Sub" and made == {"Xlogy", "Mul"})
+    return (is_distance and is_apart) or _is_divergence(node, trained=2)
+
+
+def _is_divergence(node: Node, *, trained: int) -> bool:
+    """Return whether an operation is kl_div, of whose two sides so many are *trained*, its target among them."""
+    before = _made_of(node)
+    product = next((each for each in before if graph_nodes.operation_of(each) == "Mul"), None)
+    is_divergence = graph_nodes.operation_of(node) == "Sub" and {*map(graph_nodes.operation_of, before)} == {"Xlogy", "Mul"}
+    return is_divergence and product is not None and len(graph_nodes.sources_of(product)) >= trained
+
+
+def _is_distance(node: Node) -> bool:
+    """Return whether a loss is a squared error, Huber's or a divergence, whose numbers are never below zero, times a number."""
+    while graph_nodes.operation_of(node) in ("Mul", "Div", "Neg") and graph_nodes.shape_of(node) == ():
+        before = graph_nodes.sources_of(node)
+        if len(before) != 1:
+            return False
+        (node,) = before
+    node = graph_nodes.behind(node, ("Mean", "Sum", "Div"))
+    return graph_nodes.operation_of(node) in _SQUARES or _is_divergence(node, trained=1)
 
 
 def _are_parts(one: Collection[Node], other: Collection[Node]) -> bool:

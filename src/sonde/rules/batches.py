@@ -64,7 +64,7 @@ def padding_counted(share: float, *, most: float = 0.5, at_padding: float = 0.2,
 
 @entry(
     "outputs depend on the padding of a sample, and not a thousandth as much on all else of it, in two training passes of two; or "
-    "on a place of padding ten times as much as on a place of a token or more",
+    "on a place of padding ten times as much as on a place of a token or more, three times in a model with attention",
     "a mask the wrong way round: transformers takes 1 for what is read, torch's key_padding_mask True for what is left out",
     "turn the mask round; take the last element of a sequence before its padding (pack_padded_sequence, lengths), not that of the "
     "row",

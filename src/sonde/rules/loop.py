@@ -185,7 +185,8 @@ def loss_rising(
     "a loss that was never above zero falls below ten times its first value, or begins at minus ln(outputs) or ln 2 and falls by "
     "half of that (twice, in fewer than 30 values); one that was, below minus a hundred times (ten where an output or a weight "
     f"has grown too large); all below -1, and {FASTER:g} x as fast in the last third as in the middle one (from minus ln(outputs): "
-    "no slower); or in the first ten training passes the gradient of a softmax is above zero at one class alone: it is maximised",
+    "no slower); or in the first ten training passes the gradient of a softmax is above zero at one class alone: it is maximised; "
+    "or a squared error or a divergence is sent backward below zero, in the first three passes",
     "our own: outputs grow by a product of weights, each of which grows evenly at most; the loss of a density falls by logarithms "
     "of a scale, evenly at most, and then slower; a score ends at -1",
     "look at the sign of the loss, at targets beyond its range (from 0 to 1 in a binary cross-entropy), and whether it takes "
