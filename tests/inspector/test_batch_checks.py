@@ -806,3 +806,31 @@ def test_a_term_of_derivatives_without_a_graph_is_told(kind: str) -> None:
     found = equation(kind, nn.Tanh())["gradient_zero"]
     assert found.message.startswith("a term of the loss has no graph")
     assert "create_graph=True" in found.advice
+
+
+LOST = [("item", "classes"), ("tensor", "squares"), ("item", "binary"), ("constant", "classes"), ("right", "squares")]
+
+
+@pytest.mark.parametrize(("kind", "loss_of"), LOST)
+def test_a_term_of_a_loss_that_is_a_number_is_told_where_it_changes(kind: str, loss_of: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(48, 8)
+        made, size = model(x), sum(each.square().sum() for each in model.parameters())
+        assert isinstance(size, Tensor)
+        is_large = (x[:, :3] > 0).float()
+        terms = {
+            "classes": lambda: functional.cross_entropy(made, x[:, :3].argmax(1)),
+            "squares": lambda: functional.mse_loss(made, x[:, :3] * x[:, 3:4]),
+            "binary": lambda: functional.binary_cross_entropy_with_logits(made, is_large),
+        }
+        noise = 0.5 + torch.rand(())
+        added = {"item": noise * size.item() / 10, "tensor": noise * torch.tensor(size.item()) / 10, "constant": 0.5}
+        return terms[loss_of]() + added.get(kind, 1e-3 * size)
+
+    found = trained(model, loss, 12)
+    is_told = kind in ("item", "tensor")
+    assert ("gradient_zero" in found) is is_told
+    assert not is_told or found["gradient_zero"].message.startswith("a term of the loss, ")

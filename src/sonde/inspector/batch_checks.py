@@ -42,6 +42,7 @@ from sonde.inspector.target_reading import (
     column_gradients,
     column_numbers,
     compared_in,
+    lost_numbers,
     nodes_of_loss,
     numbers_of,
     one_label,
@@ -600,6 +601,7 @@ def _gradient_comes(
                 look.add(column_gradients(scores, slopes, nodes))
                 if len(output) == len(gradient):
                     look.add(_of_output(0, regression_numbers(output, held, reaches, look.makers[0], nodes)))
+                    look.add(lost_numbers(output, held, look.makers[0]))
                     for at, each in enumerate(features):
                         look.add(_of_output(at, _feature_numbers(scores, slopes, each)))
     except Exception as error:
