@@ -808,13 +808,21 @@ def test_a_term_of_derivatives_without_a_graph_is_told(kind: str) -> None:
     assert "create_graph=True" in found.advice
 
 
-LOST = [("item", "classes"), ("tensor", "squares"), ("item", "binary"), ("constant", "classes"), ("right", "squares")]
+LOST = [
+    ("item", "classes"),
+    ("tensor", "squares"),
+    ("item", "binary"),
+    ("item", "shares"),
+    ("constant", "classes"),
+    ("right", "squares"),
+]
 
 
 @pytest.mark.parametrize(("kind", "loss_of"), LOST)
 def test_a_term_of_a_loss_that_is_a_number_is_told_where_it_changes(kind: str, loss_of: str) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))
+    last = nn.Sigmoid() if loss_of == "shares" else nn.Identity()
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3), last)
 
     def loss(_: int) -> Tensor:
         x = torch.randn(48, 8)
@@ -825,6 +833,7 @@ def test_a_term_of_a_loss_that_is_a_number_is_told_where_it_changes(kind: str, l
             "classes": lambda: functional.cross_entropy(made, x[:, :3].argmax(1)),
             "squares": lambda: functional.mse_loss(made, x[:, :3] * x[:, 3:4]),
             "binary": lambda: functional.binary_cross_entropy_with_logits(made, is_large),
+            "shares": lambda: functional.binary_cross_entropy(made, is_large),
         }
         noise = 0.5 + torch.rand(())
         added = {"item": noise * size.item() / 10, "tensor": noise * torch.tensor(size.item()) / 10, "constant": 0.5}

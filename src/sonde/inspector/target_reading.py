@@ -174,8 +174,8 @@ def way_numbers(output: Tensor, gradient: Tensor, number: int, nodes: Loss) -> d
 def lost_numbers(output: Tensor, gradient: Tensor, number: int) -> dict[str, Tensor]:
     """Return what a loss adds to the one of its terms that has a graph (*lost*), and how large it is (*whole*); else nothing.
 
-    The term is a loss function of torch as it is, a cross-entropy, a squared error or a binary cross-entropy of logits, and takes
-    what the operation with this *number* has made, an *output* without classes on another axis than the last.
+    The term is a loss function of torch as it is, a cross-entropy, a squared error or a binary cross-entropy, and takes what the
+    operation with this *number* has made, an *output* without classes on another axis than the last.
     """
     loss = sent_loss()
     is_exact = torch.finfo(output.dtype).eps < _EXACT
@@ -201,6 +201,9 @@ def lost_numbers(output: Tensor, gradient: Tensor, number: int) -> dict[str, Ten
     elif name == "BinaryCrossEntropyWithLogits":
         targets = made.sigmoid() - each
         known = (torch.nn.functional.softplus(made) - made * targets).sum()
+    elif name == "BinaryCrossEntropy":
+        targets = made - each * made * (1 - made)
+        known = -(targets * made.log().clamp(min=-100) + (1 - targets) * (1 - made).log().clamp(min=-100)).sum()
     else:
         return {}
     is_known = (targets.min() >= -ALIKE) & (targets.max() <= 1 + ALIKE)  # but for weights of classes
