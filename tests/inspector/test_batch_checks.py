@@ -1048,3 +1048,40 @@ def test_attention_over_places_that_come_first_reads_others() -> None:
         return functional.cross_entropy(model(given).flatten(0, 1), (given.flip(0) % 5).flatten())
 
     assert not trained(model, loss, steps=26)
+
+
+LOST = [
+    ("item", "classes"),
+    ("tensor", "squares"),
+    ("item", "binary"),
+    ("item", "shares"),
+    ("constant", "classes"),
+    ("right", "squares"),
+]
+
+
+@pytest.mark.parametrize(("kind", "loss_of"), LOST)
+def test_a_term_of_a_loss_that_is_a_number_is_told_where_it_changes(kind: str, loss_of: str) -> None:
+    torch.manual_seed(0)
+    last = nn.Sigmoid() if loss_of == "shares" else nn.Identity()
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3), last)
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(48, 8)
+        made, size = model(x), sum(each.square().sum() for each in model.parameters())
+        assert isinstance(size, Tensor)
+        is_large = (x[:, :3] > 0).float()
+        terms = {
+            "classes": lambda: functional.cross_entropy(made, x[:, :3].argmax(1)),
+            "squares": lambda: functional.mse_loss(made, x[:, :3] * x[:, 3:4]),
+            "binary": lambda: functional.binary_cross_entropy_with_logits(made, is_large),
+            "shares": lambda: functional.binary_cross_entropy(made, is_large),
+        }
+        noise = 0.5 + torch.rand(())
+        added = {"item": noise * size.item() / 10, "tensor": noise * torch.tensor(size.item()) / 10, "constant": 0.5}
+        return terms[loss_of]() + added.get(kind, 1e-3 * size)
+
+    found = trained(model, loss, 12)
+    is_told = kind in ("item", "tensor")
+    assert ("gradient_zero" in found) is is_told
+    assert not is_told or found["gradient_zero"].message.startswith("a term of the loss, ")

@@ -1024,6 +1024,31 @@ def test_steps_of_gradients_that_are_still_scaled_are_the_root_of_what_becomes_t
         assert [each.rule for each in inspector.findings if each.severity != "note"] == []
 
 
+@pytest.mark.parametrize(
+    ("rate", "passes", "is_divided", "is_told"),
+    [(0.1, 16, False, True), (0.1, 16, True, False), (0.01, 8, False, False), (20.0, 8, False, False), (0.1, 1, False, False)],
+)
+def test_passes_that_are_added_up_undivided_are_the_root_where_the_rate_alone_is_a_usual_one(
+    rate: float, passes: int, is_divided: bool, is_told: bool
+) -> None:
+    model = mlp(outputs=3)
+    optimizer = SGD(model.parameters(), rate, momentum=0.95)
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False, bad_steps=None) as inspector:
+        for _ in range(40):
+            optimizer.zero_grad()
+            for _ in range(passes):
+                x = torch.randn(16, 8)
+                loss = functional.cross_entropy(model(x), (x[:, 0] > 0).long() + (x[:, 1] > 0).long())
+                (loss / passes if is_divided else loss).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            inspector.push_loss(loss, train=True)
+    roots = {each.rule: each for each in inspector.findings if not each.follows and each.severity != "note"}
+    assert ("loss_summed" in roots) is is_told
+    if is_told:
+        assert next(iter(roots)) == "loss_summed"
+        assert roots["loss_summed"].message.startswith("each step adds up the gradients of 16 backward passes")
+
+
 def test_the_advice_of_a_symptom_begins_with_a_learning_rate_that_is_no_usual_one() -> None:
     model = mlp(outputs=3)
     optimizer = SGD(model.parameters(), 1.0, momentum=0.9)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -50,6 +51,8 @@ _UNSCALED = (
     "where a GradScaler multiplies it, step by scaler.step(optimizer) and scaler.update() in the place of optimizer.step(), and "
     "clip behind scaler.unscale_(optimizer); else take the factor out of the loss, or divide the learning rate by it"
 )
+_UNDIVIDED = "divide each loss by the number of passes that make a step, or the learning rate"
+_SAME_LOSS = 1e-3  # rounding
 _ONE_FACTOR = 2.0  # between two steps, of a loss that is the mean of several passes
 _LISTED = (
     "register what is made of layers: nn.ModuleList, nn.ModuleDict or nn.ParameterList in the place of a list or a dict; and make "
@@ -73,6 +76,7 @@ class LossGraph:
         self._strangers: list[tuple[Tensor, int]] = []  # parameters that the model does not hold, and their counts of writes
         self._is_judged = False  # the strangers were
         self._found: dict[str, Finding] = {}
+        self._passes: dict[int, int] = {}  # by step, of those that were looked at
         self._sent: Tensor | None = None  # the loss that was sent backward last
         self._pushed: list[tuple[HostCopy, int, int]] = []  # such losses, with those that the loop gives, and the moment
         self._aligned_losses: list[HostCopy] = []  # what a ctc_loss has made
@@ -83,13 +87,15 @@ class LossGraph:
         """Look at what the backward pass that runs, of a logged step, was begun from."""
         if self._strangers and step - self._first >= _STEPS:
             self._judge_strangers(epoch, step)
+        if step in self._passes or self._looks < _LOOKS:
+            self._passes[step] = self._passes.get(step, 0) + 1
+            self._note_sent()
         if self._looks >= _LOOKS:
             return
         self._looks += 1
         try:
             self._first = step if self._first < 0 else self._first
             sent = graph_nodes.sent_backward()[:1]
-            self._sent = next((each.detach() for each in sent if each.numel() == 1), None)
             nodes = [node for each in sent for node in graph_nodes.nodes_before(each.grad_fn, _NODES)]
             for found in (*self._of_function(nodes[:_OF_LOSS]), *self._of_sides(nodes), *self._of_slopes(nodes)):
                 self._found.setdefault(
@@ -106,6 +112,11 @@ class LossGraph:
             raise_if_foreign(error)
             self._looks = _LOOKS
 
+    def _note_sent(self) -> None:
+        """Keep the loss that the backward pass that runs was begun from."""
+        with suppress(Exception):
+            self._sent = next((each.detach() for each in graph_nodes.sent_backward()[:1] if each.numel() == 1), None)
+
     def take_loss(self, value: Any, epoch: int, step: int) -> None:
         """Compare a *value* that the loop gives as its loss with what was sent backward last, of a step that was looked at."""
         sent, self._sent = self._sent, None
@@ -120,11 +131,14 @@ class LossGraph:
         numbers = [[float(number) for number in copy.unpack()] for copy, *_ in self._pushed]
         times = [sent / given if given > 0 else 0.0 for sent, given in numbers if math.isfinite(sent + given)]
         is_one = bool(times) and max(times) <= _ONE_FACTOR * min(times)
-        found = self._chosen.judge("loss_summed", *[math.nan] * 5, times[0]) if is_one else None
+        known = [self._passes[step] for *_, step in self._pushed if step in self._passes]
+        added = min(known) if is_one and len(known) == len(times) and abs(max(times) - 1) < _SAME_LOSS else math.nan
+        found = self._chosen.judge("loss_summed", *[math.nan] * 5, times[0], added) if is_one else None
         if found is not None:
             _, epoch, step = self._pushed[0]
             told = found.at("", epoch, step, self._prefix + found.message)
-            self._found["loss_summed"] = replace(told, first_step=step, advice=_UNSCALED)
+            advice = _UNSCALED if math.isnan(added) else _UNDIVIDED
+            self._found["loss_summed"] = replace(told, first_step=step, advice=advice)
         else:
             self._found.pop("loss_summed", None)
 

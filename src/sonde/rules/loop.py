@@ -51,6 +51,8 @@ NEAR_CHANCE = 0.1
 """Distance of a loss that falls no more from ln(outputs of the last layer), the cross-entropy of a guess, as a share of that."""
 SUMMED, EXACTLY = 10.0, 1e-3
 """Gradient of a loss at the outputs, of that of a mean over samples; and how near a sum of squares comes to its own."""
+ADDED_PASSES = 4.0
+"""Backward passes of one step whose gradients are added up, as where batches are accumulated."""
 SCALED = 256.0
 """A constant by which a loss is multiplied, as that of a GradScaler: weights of terms are smaller."""
 SEVERAL, LIKE_LABELS, PLAIN_OUTPUT = 1.5, 0.15, 1.0
@@ -301,11 +303,12 @@ def loss_stuck(
     "gradient, or what a sum of squares or of binary cross-entropies has; the first steps are a multiple of the gradients; "
     "the learning rate times that is 0.5 or more, and another finding shows that something becomes too large (within 20 steps, "
     f"where another cause is found); or the loss that is sent backward is {SCALED:g} x the one that is pushed, and nothing has "
-    "divided the gradients of the steps by that",
+    f"divided the gradients of the steps by that; or each step adds up {ADDED_PASSES:g} backward passes or more, whose losses are "
+    "those that are pushed, and that many times the learning rate is 0.5 or more, where the rate itself is not",
     "torch.nn.functional.cross_entropy: reduction='sum' has as many times the gradient of the mean as there are samples",
     "average the loss over samples (reduction='mean'), or look for what multiplies it; else {lr}",
     needs=("loss", "rms:output", "rms:grad_output"),
-    evidence=("loss", "gradient", "", "guess", "", "scale"),
+    evidence=("loss", "gradient", "", "guess", "", "scale", "passes"),
     about=("setup", "large"),
     tries=("lr",),
 )
@@ -316,15 +319,18 @@ def loss_summed(
     guess: float = math.nan,
     units: float = math.nan,
     scale: float = math.nan,
+    passes: float = math.nan,
     *,
     factor: float = SUMMED,
     most: float = SCALED,
+    several: float = ADDED_PASSES,
 ) -> Judged:
     """Judge the first *loss* and the size of its *gradient* at a *count* of outputs, of so many *units* for each sample.
 
     Near the *guess* the mean of cross-entropies has a gradient of size sqrt(units - 1) / count. A sum of squares has one of twice
     the root of loss / count, half of one the root of twice that, and a sum of binary cross-entropies one half at ln 2 for each.
     *scale* is how many times the loss that the loop gives the one was that was sent backward: *most* is more than any weight.
+    So many *passes* were added up in one step, of losses that were not divided.
     """
     times: Any = loss / guess
     of_gradient = count * gradient / np.sqrt(np.maximum(units - 1, 1.0))
@@ -334,11 +340,15 @@ def loss_summed(
     is_coins = (abs(loss / count - math.log(2)) < NEAR_CHANCE * math.log(2)) & (abs(gradient - 0.5) < NEAR_CHANCE / 2)
     times = np.where(is_entropy, times, np.where(is_squares | is_coins, count, 0.0))
     is_scaled: Any = np.greater_equal(scale, most)
-    yield (times >= factor) | is_scaled
-    value: Any = np.where(is_scaled, scale, times)
+    is_added: Any = np.greater_equal(passes, several)
+    yield (times >= factor) | is_scaled | is_added
+    value: Any = np.where(is_scaled, scale, np.where(is_added, passes, times))
     yield value
     if is_scaled:
         yield f"the loss that is sent backward is {short(scale)} x the one that is logged, and steps are made of gradients as large"
+        return
+    if is_added:
+        yield f"each step adds up the gradients of {passes:.0f} backward passes, and their losses are not divided by that"
         return
     yield f"the loss is {short(times)} x a mean over samples, as its gradient at the outputs shows: it is summed, or multiplied"
 

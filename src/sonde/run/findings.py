@@ -155,7 +155,10 @@ class _Judges:
         norm, raw = self._scalars.clipped(each.model)
         layers = [held for (_, of), held in self._layers.items() if of == each.model]
         is_left = norm >= math.sqrt(each.value) * raw if divides else norm * math.sqrt(each.value) >= raw
-        is_large = self._is_large(each.model, self._rates.get(each.model, math.nan) * each.value)
+        rate = self._rates.get(each.model, math.nan)
+        is_large = self._is_large(each.model, rate * each.value) and not (
+            "passes" in each.evidence and self._is_large(each.model, rate)
+        )
         return is_left and is_large and any(held.follows_gradient for held in layers)
 
     def completed(self, each: Finding) -> Finding:

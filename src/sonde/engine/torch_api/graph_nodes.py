@@ -138,7 +138,7 @@ def terms_of(node: Node) -> Iterator[Node]:
 
 
 def lacks_term(node: Node) -> bool:
-    """Return whether one number that *node* has made is a sum of which one part has no graph."""
+    """Return whether the one number that *node* has made is a sum, and a part of that has no graph."""
     name = operation_of(node)
     if shape_of(node) != () or name not in ("Add", "Sub", "Mul", "Div", "Neg", *KEEPS):
         return False
