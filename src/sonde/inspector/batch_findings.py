@@ -14,6 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from sonde.inspector.batch_look import EACH, PASSES, Depends, Look, Table, class_axes
 from sonde.inspector.dependence import is_graph_operation, is_statistic
+from sonde.inspector.regression_targets import COSINE
 from sonde.inspector.target_reading import AHEAD
 from sonde.rules import DEAD_SAMPLES, Chosen, Finding, among
 from sonde.words import percent, shape_text, short
@@ -48,6 +49,9 @@ _IDLE = (
 _PLACES_READ = (
     "look at the lengths, the slice or the mask that picks what the loss reads (input_lengths of ctc_loss count the places of the "
     "output): what the model returns at the others is never learnt"
+)
+_TEMPERATURE = (
+    "look at what multiplies the similarities: divide them by a temperature (0.05 to 0.1 is usual), or multiply them by its inverse"
 )
 _LOGITS = "leave the last activation out: the loss takes logits, and makes probabilities of them itself; or scale what it returns"
 _CUT_OFF = (
@@ -292,7 +296,8 @@ class BatchFindings:
             if len(unlikely) >= _KEPT:
                 chances = [numbers.get(f"{each} chance {at}", math.nan) for each in ("least", "most")]
                 found = judge("target_beyond", statistics.median(unlikely), *chances, what=what, is_chance=True)
-                yield found and replace(found, site=site, advice=_LOGITS)
+                advice = _TEMPERATURE if look.activations[at] == COSINE else _LOGITS
+                yield found and replace(found, site=site, advice=advice)
             sides = self._so_far("side", at, look.number, value=numbers.get(f"side {at}", 0.0))
             if len(sides) > EACH and abs(sum(sides)) == len(sides):
                 found = judge("target_beyond", 1.0, math.nan, math.nan, what=what, side=-sides[0])
