@@ -366,11 +366,14 @@ class BatchFindings:
         """Yield that an output has shrunk whose gradient is mostly that of a penalty: a further one, or that of a part."""
         for at in range(self._part == "(root)", len(look.outputs)):
             name = f" {at}" if at else ""
-            size, across = (numbers.get(f"{each}{name}") for each in ("size", "across"))
-            fades = self._so_far("fading", at, value=None if size is None or across is None else (size, across))
+            size, across, loose = (numbers.get(f"{each}{name}") for each in ("size", "across", "loose"))
+            fades = self._so_far("fading", at, value=None if None in (size, across) else (size, across, loose))
             if len(fades) > EACH and fades[0][0]:
-                own, what = statistics.median(each for _, each in fades[_LAST:]), look.outputs[at] or self._part
-                judged = [self._chosen.judge("penalty_alone", size / fades[0][0], own, what=what) for size, _ in fades[-2:]]
+                own, what = statistics.median(each for _, each, _ in fades[_LAST:]), look.outputs[at] or self._part
+                most = max(each for *_, each in fades) if fades[0][0] <= 1 else 1.0  # what begins larger may be on its way to 1
+                judged = [
+                    self._chosen.judge("penalty_alone", size / fades[0][0], own, what=what, at_most=most) for size, *_ in fades[-2:]
+                ]
                 yield judged[-1] if all(judged) else None
 
     def _of_regression(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
