@@ -176,7 +176,7 @@ def chance_numbers(output: Tensor, gradient: Tensor, reaches: Range, number: int
 def _share_beyond(output: Tensor, gradient: Tensor, low: Tensor, high: Tensor, *, is_logit: bool) -> Tensor:
     """Return the share of the labels 0 and 1 of a binary cross-entropy that are off by far from chances of *low* to *high*.
 
-    It is 0 where the *gradient* is not that of such labels, each kind of which weighs the same.
+    It is 0 where the *gradient* is not that of such labels, all those of one kind with one weight.
     """
     made, held = output.double(), gradient.double()
     chance, held = (made.sigmoid(), held) if is_logit else (made, held * made * (1 - made))
