@@ -407,6 +407,8 @@ class BatchFindings:
     def _told_unexplained(self, at: int) -> Finding | None:
         """Return that an output has come to explain nothing of its targets."""
         explained = self._so_far("explained", at)
+        if any(each < -_HALF for each in explained[-_LAST:]):
+            return None  # the error is not that of their mean, but larger
         return self._told_stuck(explained, _EXPLAINED, _GUESS.format(share=percent(max([0.0, *explained[-_LAST:]]))))
 
     def _told_stuck(self, values: Sequence[float], most: float, message: str) -> Finding | None:
