@@ -433,6 +433,33 @@ def test_logits_that_the_last_operation_keeps_from_the_labels_are_told(
     assert found is None or (found.message.startswith(told) and "takes logits" in found.advice)
 
 
+@pytest.mark.parametrize(
+    ("scale", "is_trained", "is_told"), [(1.0, False, True), (0.02, True, True), (14.0, False, False), (1.0, True, False)]
+)
+def test_similarities_that_let_no_pair_be_likely_are_told(scale: float, is_trained: bool, is_told: bool) -> None:
+    class Towers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = mlp(16), mlp(16)
+            self.log_scale = nn.Parameter(torch.tensor(scale).log(), requires_grad=is_trained)
+
+        def forward(self, one: Tensor, other: Tensor) -> Tensor:
+            sides = functional.normalize(self.one(one), dim=1), functional.normalize(self.other(other), dim=1)
+            return self.log_scale.exp() * (sides[0] @ sides[1].T)
+
+    torch.manual_seed(0)
+    model = Towers()
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(24, 8)
+        logits, labels = model(x, x + 0.1 * torch.randn(24, 8)), torch.arange(24)
+        return (functional.cross_entropy(logits, labels) + functional.cross_entropy(logits.T, labels)) / 2
+
+    found = trained(model, loss, steps=12).get("target_beyond")
+    assert (found is not None) is is_told
+    assert found is None or (found.message.startswith("what the last cosine returns") and "temperature" in found.advice)
+
+
 @pytest.mark.parametrize(("squash", "is_told"), [(functional.relu, True), (nn.Identity(), False)])
 @pytest.mark.parametrize("in_model", [True, False])
 def test_a_sigmoid_of_what_is_cut_is_told(squash: Callable[[Tensor], Tensor], is_told: bool, in_model: bool) -> None:

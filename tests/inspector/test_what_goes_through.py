@@ -181,6 +181,7 @@ class Autoencoder(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         mean, log_var = self.encoder(x).chunk(2, 1)
         drawn = torch.randn_like(mean) if self.kind == "noise" else mean + torch.randn_like(mean) * (log_var / 2).exp()
+        drawn = mean if self.kind == "no noise" else drawn
         return self.decoder(drawn.detach() if self.kind == "detached" else drawn), mean, log_var
 
 
@@ -195,6 +196,21 @@ def test_a_reconstruction_that_does_not_depend_on_its_input_is_found(kind: str, 
         return functional.mse_loss(made, x) + 1e-3 * (mean.square() + log_var.exp() - log_var - 1).mean()
 
     assert {"input_unused"} & set(trained(model, loss, steps=30)) == told
+
+
+@pytest.mark.parametrize(("kind", "is_told"), [("whole", False), ("no noise", True)])
+def test_a_further_output_that_nothing_but_a_penalty_trains_is_found(kind: str, is_told: bool) -> None:
+    torch.manual_seed(0)
+    model = Autoencoder(kind)
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(24, 8)
+        made, mean, log_var = model(x)
+        return functional.mse_loss(made, x) + 0.01 * (mean.square() + log_var.exp() - log_var - 1).mean()
+
+    found = trained(model, loss, steps=60, lr=1e-2)
+    assert ("penalty_alone" in found) is is_told
+    assert not is_told or found["penalty_alone"].message.endswith("nothing but a penalty on it trains it")
 
 
 @pytest.mark.parametrize(("weight", "is_told"), [(1e-3, False), (100.0, True)])

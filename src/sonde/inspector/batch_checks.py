@@ -637,7 +637,8 @@ def _feature_numbers(output: Tensor, gradient: Tensor, features: Tensor) -> dict
     numbers: dict[str, Tensor] = {}
     if features.dim() == 2 and each <= _MOST_CLASSES and known <= _COLUMNS:
         numbers |= column_numbers(gradient, features)
-    if each <= _COLUMNS_OF_TARGETS and known >= 2 * each:  # an autoencoder returns all that it is given
+    most = _COLUMNS_OF_TARGETS if features.dim() > 2 else 1  # several columns of a table may well be asked for
+    if each <= most and known >= 2 * each:  # an autoencoder returns all that it is given
         numbers |= target_column_numbers(output, gradient, features)
     if features.dim() == 3 and output.dim() in (2, 3) and features.shape[-1] <= _COLUMNS:
         numbers |= series_numbers(output, gradient, features)

@@ -14,6 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from sonde.inspector.batch_look import EACH, PASSES, Depends, Look, Table, class_axes
 from sonde.inspector.dependence import is_graph_operation, is_statistic
+from sonde.inspector.regression_targets import COSINE
 from sonde.inspector.target_reading import AHEAD
 from sonde.rules import DEAD_SAMPLES, Chosen, Finding, among
 from sonde.words import percent, shape_text, short
@@ -49,6 +50,9 @@ _IDLE = (
 _PLACES_READ = (
     "look at the lengths, the slice or the mask that picks what the loss reads (input_lengths of ctc_loss count the places of the "
     "output): what the model returns at the others is never learnt"
+)
+_TEMPERATURE = (
+    "look at what multiplies the similarities: divide them by a temperature (0.05 to 0.1 is usual), or multiply them by its inverse"
 )
 _LOGITS = "leave the last activation out: the loss takes logits, and makes probabilities of them itself; or scale what it returns"
 _CUT_OFF = (
@@ -358,7 +362,8 @@ class BatchFindings:
             if len(unlikely) >= _KEPT:
                 chances = [numbers.get(f"{each} chance {at}", math.nan) for each in ("least", "most")]
                 found = judge("target_beyond", statistics.median(unlikely), *chances, what=what, is_chance=True)
-                yield found and replace(found, site=site, advice=_LOGITS)
+                advice = _TEMPERATURE if look.activations[at] == COSINE else _LOGITS
+                yield found and replace(found, site=site, advice=advice)
             sides = self._so_far("side", at, look.number, value=numbers.get(f"side {at}", 0.0))
             if len(sides) > EACH and abs(sum(sides)) == len(sides):
                 found = judge("target_beyond", 1.0, math.nan, math.nan, what=what, side=-sides[0])
@@ -427,11 +432,14 @@ class BatchFindings:
         """Yield that an output has shrunk whose gradient is mostly that of a penalty: a further one, or that of a part."""
         for at in range(self._part == "(root)", len(look.outputs)):
             name = f" {at}" if at else ""
-            size, across = (numbers.get(f"{each}{name}") for each in ("size", "across"))
-            fades = self._so_far("fading", at, value=None if size is None or across is None else (size, across))
+            size, across, loose = (numbers.get(f"{each}{name}") for each in ("size", "across", "loose"))
+            fades = self._so_far("fading", at, value=None if None in (size, across) else (size, across, loose))
             if len(fades) > EACH and fades[0][0]:
-                own, what = statistics.median(each for _, each in fades[_LAST:]), look.outputs[at] or self._part
-                judged = [self._chosen.judge("penalty_alone", size / fades[0][0], own, what=what) for size, _ in fades[-2:]]
+                own, what = statistics.median(each for _, each, _ in fades[_LAST:]), look.outputs[at] or self._part
+                most = max(each for *_, each in fades) if fades[0][0] <= 1 else 1.0  # what begins larger may be on its way to 1
+                judged = [
+                    self._chosen.judge("penalty_alone", size / fades[0][0], own, what=what, at_most=most) for size, *_ in fades[-2:]
+                ]
                 yield judged[-1] if all(judged) else None
 
     def _of_regression(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
@@ -465,6 +473,8 @@ class BatchFindings:
     def _told_unexplained(self, at: int) -> Finding | None:
         """Return that an output has come to explain nothing of its targets."""
         explained = self._so_far("explained", at)
+        if any(each < -_HALF for each in explained[-_LAST:]):
+            return None  # the error is not that of their mean, but larger
         return self._told_stuck(explained, _EXPLAINED, _GUESS.format(share=percent(max([0.0, *explained[-_LAST:]]))))
 
     def _told_stuck(self, values: Sequence[float], most: float, message: str) -> Finding | None:

@@ -46,7 +46,7 @@ class Entry:
     Attributes:
         given: the input, ``(samples, places, ...)``.
         sizes: how much the output that is looked at depends on each place of each sample, ``(samples, places)``, float64.
-        is_argument: it is an argument of the model, and not made of one, nor tokens of which only that is known.
+        is_argument: it is an argument of the model, and not made of one, nor tokens behind what alone was measured.
     """
 
     given: Tensor
@@ -399,7 +399,7 @@ def _tokens_in(given: Sequence[Tensor], samples: int) -> Tensor | None:
 
 
 def _sizes_of_tokens(gradient: Tensor | None, held: Tensor, tokens: Tensor) -> Tensor:
-    """Return how large a *gradient* is at each of the *tokens* of which what was *held* is made, each of one; else 0.
+    """Return how large a *gradient* is at each of the *tokens* that what was *held* is made of, each part of one; else 0.
 
     Then it is the same wherever a token stands at one place. Samples come first in it, or places.
     """

@@ -50,6 +50,9 @@ _ENDS = {  # of activations that do not rise throughout: those that let most thr
 }  # fmt: skip
 _SHARES = ("Softmax", "LogSoftmax")
 _LABELLED = ("BinaryCrossEntropyWithLogits", "BinaryCrossEntropy", "NllLoss", "NllLoss2D")
+COSINE = "Cosine"
+"""What products of unit vectors are, beside activations."""
+_SHRUNK = 0.1  # by what a number that is trained multiplies cosines
 _CHANCES = ("Softmax", "Sigmoid")  # what these make is no logit: see softmax_twice
 _UNLIKELY = 0.2  # a label is by which it is more likely, or less, than outputs can say
 
@@ -86,6 +89,8 @@ def range_of(output: Tensor) -> Range | None:
     node = graph_nodes.behind(output.grad_fn, graph_nodes.KEEPS)
     if (known := _ends_of(node)) is not None:
         return Range(name := graph_nodes.operation_of(node), name, *known)
+    if (width := _width_of_cosines(output)) is not None:
+        return Range(COSINE, graph_nodes.operation_of(node), -width, width)
     before = graph_nodes.behind(output.grad_fn, (*graph_nodes.KEEPS, *_SCALES))
     name, result = graph_nodes.operation_of(before), graph_nodes.result_of(before)
     if name not in BOUNDS or result is None or result.numel() != output.numel():
@@ -99,6 +104,25 @@ def range_of(output: Tensor) -> Range | None:
     reached = torch.stack([slope * each + start for each in BOUNDS[name]])
     low, high = (torch.where(fits, each, end) for each, end in ((reached.min(), -math.inf), (reached.max(), math.inf)))
     return Range(name, graph_nodes.operation_of(node), low, high)
+
+
+def _width_of_cosines(output: Tensor) -> Tensor | None:
+    """Return how far from zero an *output* can be that is made of cosines times a number; None of another one.
+
+    A number that is trained may grow: that is no limit, unless it shrinks them to a tenth or less.
+    """
+    node, width, is_trained = graph_nodes.behind(output.grad_fn, graph_nodes.MOVES), torch.ones(1, dtype=torch.float64), False
+    width = width.to(output.device)[0]
+    while (factor := graph_nodes.factor_of(node)) is not None:
+        before = graph_nodes.sources_of(node)
+        larger = [each for each in before if math.prod(graph_nodes.shape_of(each)) > 1]
+        if len(larger) != 1:
+            return None
+        width, is_trained = width * factor.to(output.device).reshape(()).abs(), is_trained or len(before) > 1
+        node = graph_nodes.behind(larger[0], graph_nodes.MOVES)
+    if not graph_nodes.is_cosine(node):
+        return None
+    return torch.where(width <= _SHRUNK, width, math.inf) if is_trained else width
 
 
 def _ends_of(node: graph_nodes.Node) -> tuple[float, float] | None:
@@ -164,7 +188,7 @@ def chance_numbers(output: Tensor, gradient: Tensor, reaches: Range, number: int
 def _share_beyond(output: Tensor, gradient: Tensor, low: Tensor, high: Tensor, *, is_logit: bool) -> Tensor:
     """Return the share of the labels 0 and 1 of a binary cross-entropy that are off by far from chances of *low* to *high*.
 
-    It is 0 where the *gradient* is not that of such labels, each kind of which weighs the same.
+    It is 0 where the *gradient* is not that of such labels, all those of one kind with one weight.
     """
     made, held = output.double(), gradient.double()
     chance, held = (made.sigmoid(), held) if is_logit else (made, held * made * (1 - made))

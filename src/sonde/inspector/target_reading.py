@@ -18,6 +18,7 @@ Loss: TypeAlias = list[graph_nodes.Node]
 """Operations next to the loss whose backward pass runs, the nearest first."""
 ALIKE = 1e-3
 """Of a number that is the same for all samples, rounding."""
+_RAISED = 20.0  # the largest number whose exponential is taken
 _ALL = 1e-9  # rounding of a share
 _BINARY = 1 << 14  # elements that are compared with targets of 0 and 1
 _FIRST = 256  # rows, whose targets are one distribution if all are
@@ -71,7 +72,8 @@ def numbers_of(
     found = {
         "reached": reached.sum(),
         "which": reached.double() @ torch.arange(1.0, len(reached) + 1, dtype=torch.float64, device=output.device).sqrt(),
-        "across": scale_numbers(output, gradient)["across"],
+        "across": (scales := scale_numbers(output, gradient))["across"],
+        "loose": scales["loose"],
         "compares": torch.full((), float(any(graph_nodes.operation_of(each) in _COMPARES for each in nodes)), device=output.device),
     }
     for axis in axes:
@@ -119,11 +121,17 @@ def as_logits(output: Tensor, gradient: Tensor, made_by: str, axis: int | None) 
 
 
 def scale_numbers(output: Tensor, gradient: Tensor) -> dict[str, Tensor]:
-    """Return the *size* of an *output*, and which share of its *gradient* goes *across* it, and is no multiple of it."""
+    """Return the *size* of an *output*, and which share of its *gradient* goes *across* it, and is no multiple of it.
+
+    *loose*: which share is neither that nor a multiple of exp(output) - 1, as of the divergence of a logarithm of variances.
+    """
     made, held = output.flatten().double(), gradient.flatten().double()
     of_made, of_held = made.square().sum(), held.square().sum()
     across = torch.where(of_made * of_held > 0, 1 - (made * held).sum().square() / (of_made * of_held), 1.0)
-    return {"size": made.square().mean().sqrt(), "across": across}
+    raised = made.clamp(max=_RAISED).expm1()
+    raised = raised - made * (raised * made).sum() / of_made.clamp(min=1e-300)
+    along = (raised * held).sum().square() / (raised.square().sum() * of_held).clamp(min=1e-300)
+    return {"size": made.square().mean().sqrt(), "across": across, "loose": across - along}
 
 
 def column_numbers(gradient: Tensor, features: Tensor) -> dict[str, Tensor]:

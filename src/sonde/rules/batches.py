@@ -264,8 +264,9 @@ def terms_uneven(times: float, *, most: float = 3e3, one: str = "one output", ot
 
 @entry(
     "a further output, or that of a part, has shrunk to 0.15 of its first size or less, in the last two of 16 training passes or "
-    "more, and most of its gradient is a multiple of it, as that of a penalty; or 90 % of the gradient at the outputs, of the "
-    "first ten passes (by their median), is that of the entropy of their softmax, or has that at one weight of 2 or more in three",
+    "more, and most of its gradient is a multiple of it, as that of a penalty (or to half of a size of 1 or less, and next to all "
+    "of its gradient is, or that of a divergence, in each pass); or 90 % of the gradient at the outputs, of the first ten passes "
+    "(by their median), is that of the entropy of their softmax, or has that at one weight of 2 or more in three",
     "Bowman et al., Generating sentences from a continuous space, 2016: a posterior that is the prior; the numbers are our own",
     "lower the weight of the penalty (a KL term, an entropy), or let it grow; look whether anything else reads this output, or is "
     "cut off it by a detach()",
@@ -280,14 +281,19 @@ def penalty_alone(
     *,
     least: float = 0.15,
     most: float = 0.7,
+    half: float = 0.5,
+    alone: float = 0.02,
+    at_most: float = 1.0,
     what: str = "",
     is_entropy: bool = False,
 ) -> Judged:
     """Judge the *size* of an output, of its first, and which share of its gradient is no multiple of it (*across*).
 
-    *is_entropy*: or is not that of the entropy of a softmax of it, whose *weight* is below 0 where the loss lowers it.
+    What is none, nor that of a divergence, is *at_most* so large in any pass. *is_entropy*: or is not that of the entropy of a
+    softmax of it, whose *weight* is below 0 where the loss lowers it.
     """
-    yield (size <= least) & (across <= most)
+    is_alone = (size <= half) & (at_most <= alone)
+    yield ((size <= least) & (across <= most)) | is_alone
     yield size
     if is_entropy and weight:
         how = "lowers" if weight < 0 else "raises"
@@ -296,7 +302,8 @@ def penalty_alone(
     if is_entropy:
         yield "all that trains the outputs is the entropy of their softmax: other terms do not reach them, or weigh nothing"
         return
-    yield f"the output {what.strip('.[]')} has shrunk to {short(size)} of its first size: a penalty on it outweighs all else"
+    shrunk = f"the output {what.strip('.[]')} has shrunk to {short(size)} of its first size"
+    yield f"{shrunk}: nothing but a penalty on it trains it" if is_alone else f"{shrunk}: a penalty on it outweighs all else"
 
 
 @entry(

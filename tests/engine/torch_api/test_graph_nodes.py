@@ -103,3 +103,35 @@ def test_the_axis_of_a_softmax_is_known_and_a_sum_has_no_such() -> None:
     assert graph_nodes.axis_of(given.log_softmax(0).grad_fn) == 0
     assert graph_nodes.axis_of(given.sum(1).grad_fn) is None
     assert graph_nodes.axis_of(given.std(1).grad_fn) is None
+
+
+@pytest.mark.parametrize(
+    ("operation", "wanted"),
+    [
+        (lambda x: x.clamp(0, 2), (0.0, 2.0)),
+        (lambda x: x.clamp(min=1), (1.0, float("inf"))),
+        (lambda x: x.clamp_min(1.0), (1.0, float("inf"))),
+        (nn.functional.relu6, (0.0, 6.0)),
+        (lambda x: x.clamp(torch.zeros(4)), None),
+        (torch.relu, None),
+    ],
+)
+def test_limits_are_those_of_numbers(operation: Callable[[Tensor], Tensor], wanted: tuple[float, float] | None) -> None:
+    assert graph_nodes.limits_of(operation(torch.randn(3, 4, requires_grad=True)).grad_fn) == wanted
+
+
+def test_a_distribution_completes_a_softmax() -> None:
+    x = torch.randn(3, 4, requires_grad=True) * 1
+    by_logits = torch.distributions.Categorical(logits=x).logits
+    by_shares = torch.distributions.Categorical(probs=x.softmax(1)).probs
+    found = [graph_nodes.normalised_by(each.grad_fn) for each in (by_logits, by_shares, x - x.mean(), x / x.sum(1, keepdim=True))]
+    assert found == [("LogSoftmax", 1), ("Softmax", 1), None, None]
+
+
+def test_products_of_unit_vectors_are_cosines() -> None:
+    x = torch.randn(3, 4, requires_grad=True) * 1
+    unit = nn.functional.normalize(x, dim=1)
+    are = [graph_nodes.is_cosine(each.grad_fn) for each in (unit @ unit.T, nn.functional.cosine_similarity(x, x + 1), x @ unit.T)]
+    assert are == [True, True, False]
+    factors = [graph_nodes.factor_of(each.grad_fn) for each in (x * 3, x / 4, torch.tensor(2.0) * x, x * x)]
+    assert [each if each is None else float(each) for each in factors] == [3.0, 0.25, 2.0, None]

@@ -122,6 +122,33 @@ def limits_of(node: Node) -> tuple[float, float] | None:
     return (-math.inf if low is None else float(low), math.inf if high is None else float(high)) if are_numbers else None
 
 
+def factor_of(node: Node) -> Tensor | None:
+    """Return the one number by which an operation multiplies what it takes, without a graph; None for another operation.
+
+    Of a division it is the inverse.
+    """
+    held = [getattr(node, each, None) for each in ("_saved_self", "_saved_other")]
+    numbers = [each.detach() for each in held if isinstance(each, Tensor) and each.numel() == 1]
+    if operation_of(node) not in ("Mul", "Div") or len(numbers) != 1:
+        return None
+    return numbers[0].double() if operation_of(node) == "Mul" else 1 / numbers[0].double()
+
+
+def is_cosine(node: Node) -> bool:
+    """Return whether the operation multiplies unit vectors with each other: vectors that were divided by their norms."""
+    name = operation_of(node)
+    product = next(iter(sources_of(node)), node) if name == "Sum" else node
+    sides = [behind(each, (*MOVES, "Expand")) for each in sources_of(product)]
+    is_product = name in ("Mm", "Bmm") or (name == "Sum" and operation_of(product) == "Mul")
+    return is_product and bool(sides) and all(map(_is_unit, sides))
+
+
+def _is_unit(node: Node) -> bool:
+    before = sources_of(node) if operation_of(node) == "Div" else []
+    norm = behind(before[1], (*MOVES, "Expand", "Clamp", "ClampMin", "Add")) if len(before) == 2 else node
+    return operation_of(norm) in ("LinalgVectorNorm", "Norm")
+
+
 def target_of(node: Node) -> Tensor | None:
     """Return the target that a loss function keeps for its backward pass; None for another operation."""
     held = getattr(node, "_saved_target", None)
