@@ -108,6 +108,15 @@ def ends_of(node: Node) -> tuple[float, float] | None:
     return tuple(usual if each is None else float(each) for each, usual in zip(ends, (-math.inf, math.inf), strict=True))  # type: ignore[return-value]
 
 
+def factor_of(node: Node) -> Tensor | None:
+    """Return what a product has multiplied its one source with, which has no graph; None for another operation."""
+    if operation_of(node) != "Mul" or len(node.next_functions) != 2:
+        return None
+    (first, _), (second, _) = node.next_functions
+    held = None if (first is None) == (second is None) else getattr(node, "_saved_other" if second is None else "_saved_self", None)
+    return held if isinstance(held, Tensor) else None
+
+
 def target_of(node: Node) -> Tensor | None:
     """Return the target that a loss function keeps for its backward pass; None for another operation."""
     held = getattr(node, "_saved_target", None)
