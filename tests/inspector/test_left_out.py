@@ -264,6 +264,30 @@ def test_a_frozen_weight_of_zeros_is_told_where_no_gradient_comes_by(is_residual
     assert told == ([] if is_residual else [("3.layer.weight:param", "bad", why)])
 
 
+class LowRank(nn.Module):
+    """A frozen layer with a path of low rank beside it, whose second weight begins at zero, as usual."""
+
+    def __init__(self, layer: nn.Linear, trained: str) -> None:
+        super().__init__()
+        self.layer, size = layer.requires_grad_(False), layer.in_features
+        self.down, self.up = nn.Parameter(torch.randn(2, size)), nn.Parameter(torch.zeros(layer.out_features, 2))
+        for name, each in (("down", self.down), ("up", self.up)):
+            each.requires_grad_(name in trained)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.layer(x) + x @ self.down.T @ self.up.T
+        return made
+
+
+@pytest.mark.parametrize("trained", ["down", "up", "down, up"])
+def test_an_adapter_of_which_the_part_that_is_zero_is_frozen_is_told(trained: str) -> None:
+    model = nn.Sequential(*(LowRank(nn.Linear(4, 4), trained) for _ in range(2)), nn.Linear(4, 2).requires_grad_(False))
+    every = found(model, SGD([each for each in model.parameters() if each.requires_grad], 0.1))
+    told = {each.rule: each.message for each in every if each.rule in ("constant_weight", "gradient_zero")}
+    why = "0.up: is frozen, and zero throughout: no gradient goes through it (also 1.up)"
+    assert told.get("constant_weight") == (why if trained == "down" else None)
+
+
 class Tables(nn.Module):
     """A classifier of categories, each with a table of its own."""
 

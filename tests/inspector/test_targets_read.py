@@ -550,6 +550,22 @@ def test_several_labels_of_a_sample_whose_probabilities_are_those_of_one_softmax
     assert ("labels_several" in trained(model, loss)) is (isinstance(last, nn.Softmax) and labels > 1)
 
 
+@pytest.mark.parametrize("kind", ["a column of zeros", "focal"])
+def test_a_class_that_no_label_is_of_is_held_by_its_softmax(kind: str) -> None:
+    torch.manual_seed(0)
+    model = mlp(3)
+
+    def loss(_: int) -> Tensor:
+        x = drawn(32)
+        made, labels = model(x), 1 + (x[:, :1] > 0).long()
+        if kind == "a column of zeros":
+            return functional.cross_entropy(torch.cat([made, torch.zeros(32, 1)], 1), labels[:, 0])
+        logs: Tensor = made.log_softmax(1).gather(1, labels)
+        return -((1 - logs.exp()) ** 2 * logs).mean()
+
+    assert "pushed_one_way" not in trained(model, loss, steps=130, lr=1e-2)
+
+
 @pytest.mark.parametrize("picks", [lambda made: made[:, 0], lambda made: made.squeeze(1), lambda made: made.flatten()])
 def test_a_value_on_its_way_to_a_far_return_is_held_by_its_target(picks: Callable[[Tensor], Tensor]) -> None:
     """As of a critic whose one column the model picks itself."""

@@ -274,6 +274,38 @@ def test_a_dropout_of_a_tenth_may_be_given_sparse_numbers() -> None:
     assert found(model, Adam(model.parameters(), 3e-3), loss)["dropped"].site == "0:output"
 
 
+@pytest.mark.parametrize(
+    ("drop", "share"),
+    [
+        (lambda x: functional.dropout(x, 0.9), 0.9),
+        (lambda x: x * (torch.rand_like(x) < 0.05) / 0.05, None),  # whose factor stands apart from the mask
+        (lambda x: x * functional.dropout(torch.ones_like(x), 0.95), 0.95),
+        (lambda x: functional.dropout(x, 0.5), None),
+        (lambda x: x * torch.tensor([0.0] * 16 + [2.0] * 16), None),
+        (lambda x: x * torch.eye(32)[torch.randint(32, (len(x),))], None),
+    ],
+)
+def test_a_dropout_that_is_no_module_is_told_where_it_drops_nearly_all(
+    drop: Callable[[Tensor], Tensor], share: float | None
+) -> None:
+    """As by the share that is to be kept; a choice of one in many is none."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(8, 32), nn.Linear(32, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(drop(torch.relu(self.first(x))))  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    model = Model()
+    every = found(model, Adam(model.parameters(), 1e-3), classes(model), steps=12)
+    assert ("dropped" in every) is (share is not None)
+    if share is not None:
+        assert (every["dropped"].value, every["dropped"].site) == (pytest.approx(share, abs=0.01), "first:output")
+
+
 def test_a_dropout_of_nearly_all_explains_large_steps() -> None:
     """What is left is multiplied by 1 / (1 - rate), and so is its noise."""
     torch.manual_seed(0)

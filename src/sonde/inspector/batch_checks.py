@@ -54,14 +54,14 @@ from sonde.inspector.target_reading import (
     terms_with,
     way_numbers,
 )
-from sonde.rules import Chosen, Finding
+from sonde.rules import DROPPED, Chosen, Finding
 
 _RULES = (
     "labels_alike", "label_seen", "padding_counted", "padding_alone", "future_seen", "target_shifted", "target_beyond",
     "target_own", "samples_mixed", "outputs_alike", "input_unused", "all_linear", "terms_uneven", "penalty_alone",
     "generator_misled", "begins_large", "target_of_another", "views_same", "pushed_one_way", "errors_cancel", "attention_large",
     "input_same", "input_large", "target_large", "sentinel", "class_regressed", "loss_stuck", "weight_of_ones",
-    "weight_of_many", "few_indices", "running_off", "norm_starved",
+    "weight_of_many", "few_indices", "running_off", "norm_starved", "dropped",
 )  # fmt: skip
 _GROWN = 1.5
 _DEPENDS = (0, 3, 10, 24)  # of the looks, those that walk the graph: a branch may begin at zero
@@ -87,6 +87,7 @@ _ACTIVATIONS = (nn.ReLU, nn.GELU, nn.SiLU)
 _GIVEN, _DERIVATIVES = 3, 8  # inputs whose derivatives are looked at, and how many come to them in one pass
 _SHUTS = ("Tanh", "Sigmoid", "Softmax")
 _NEAR_LAYER = 12  # operations between a layer and its activation, as sums over the neighbours in a graph
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)  # which are judged by what they return
 _DEAD_ELEMENTS = 64  # of an activation, of which one that is not zero would be seen
 
 
@@ -214,6 +215,8 @@ class BatchChecks:
                     names_of = zip(("mixed", "spread"), by, strict=True)
                     mixes = {f"{what} {at}": each for what, found in names_of for at, each in enumerate(found.values())}
                     look.add(dict(depends.numbers()) | mixes)
+            if walks and not any(isinstance(each, _DROPOUTS) and each.p > DROPPED for each in self._model.modules()):
+                look.add(_dropped_numbers(nodes, names))
             if self._depended == 1:
                 look.add(_attention_numbers(nodes, names))
                 look.add(_sum_numbers(nodes[::-1], dict(_added_by(self._model))))
@@ -494,6 +497,29 @@ def _is_followed(node: Any, ahead: Mapping[Any, Sequence[Any]]) -> bool:
 def _leaves_of(layer: Any) -> list[Tensor]:
     """Return the parameters that an operation takes, as they are, turned or cast."""
     return [one for each in graph_nodes.with_turned(layer) if (one := graph_nodes.leaf_of(each)) is not None]
+
+
+def _dropped_numbers(nodes: Iterable[Any], names: Mapping[int, str]) -> dict[str, Tensor]:
+    """Return the share that each dropout sets to zero, by the name of the layer it stands behind; 0 where it is no dropout.
+
+    On an accelerator it is one operation, which knows its rate. Else it is a product with a mask of zeros and of 1 / (1 - rate).
+    """
+    found: dict[str, Tensor] = {}
+    for node in nodes:
+        mask, rate = graph_nodes.factor_of(node), getattr(node, "_saved_p", None)
+        if graph_nodes.operation_of(node) == "NativeDropout" and isinstance(rate, float):
+            share = torch.full((), rate, dtype=torch.float64, device="cpu")
+        elif mask is not None and mask.is_floating_point() and _DEAD_ELEMENTS <= mask.numel() <= _FEATURES:
+            held = mask.detach().double()
+            top, share = held.max(), (held == 0).double().mean()
+            is_mask = ((held == 0) | (held == top)).all() & (top > 1) & ((top * (1 - share) - 1).abs() <= _HALF)
+            share = torch.where(is_mask, 1 - 1 / top, 0.0)
+        else:
+            continue
+        leaves = (graph_nodes.leaf_of(each) for each in graph_nodes.nodes_before(node, _NEAR))
+        name = next((names[id(each)].rpartition(".")[0] for each in leaves if id(each) in names), "")
+        found[f"dropped {name}"] = torch.maximum(found.get(f"dropped {name}", share), share)
+    return found
 
 
 def _added_by(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

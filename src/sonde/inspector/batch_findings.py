@@ -62,6 +62,7 @@ _CUT_OFF = (
 _LAST_RELU = "leave the last activation out: outputs below zero are cut, and get no gradient"
 _LAST_CUT = "leave it out while training: what is cut off gets no gradient; cut predictions where they are used"
 _CUTS = ("Relu", "Clamp", "ClampMin", "ClampMax", "Hardtanh")
+_RATE = "lower its rate, which is the share that is dropped, and not that which is kept; and give it training=self.training"
 _SHARP = (
     "look at what multiplies the scores of the attention (a missing 1 / sqrt(size), a temperature), at initial weights, and at a "
     "missing normalisation"
@@ -181,6 +182,7 @@ class BatchFindings:
         yield from self._of_indices(numbers)
         yield from self._of_norms(numbers)
         yield from self._of_attention(numbers)
+        yield from self._of_dropped(numbers)
 
     def _so_far(self, *name: Any, value: Any = None) -> list[Any]:
         """Return all values that were given by this *name*, of the passes in their order, this one last, if there is one."""
@@ -681,6 +683,15 @@ class BatchFindings:
                 sharp = numbers[f"sharp {name}"]
                 found = self._chosen.judge("attention_large", math.nan, math.nan, sharp=sharp, places=places)
                 yield found and replace(found, advice=_SHARP, site=name and f"{name}:output")
+
+    def _of_dropped(self, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that a dropout which is no module drops nearly all, in two looks."""
+        for name in (each.removeprefix("dropped ") for each in numbers if each.startswith("dropped ")):
+            found = self._chosen.judge("dropped", numbers[f"dropped {name}"])
+            times = self._so_far("dropped", name, value=found or False)
+            if found is not None and len(times) > 1 and all(times[-2:]):
+                message = f"{found.message} behind {name or 'the input'}, by functional.dropout"
+                yield replace(found, message=message, site=name and f"{name}:output", advice=_RATE)
 
     def _of_norms(self, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that running statistics are not those of the batches, or that eps is more than what goes in varies."""

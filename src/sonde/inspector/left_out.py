@@ -444,16 +444,21 @@ def _mixes(hook: SiteHook) -> bool:
 def _sizes_around(
     frozen: Iterable[SiteHook], hooks: Iterable[SiteHook], ran: Mapping[str, Ran]
 ) -> Iterator[tuple[SiteHook, HostCopy]]:
-    """Yield the *frozen* weights, and of each the largest magnitude, with that of the gradient of the trained one before it."""
+    """Yield the *frozen* weights, and of each the largest magnitude, with that of the gradient of the trained one before it.
+
+    Of a module that is no layer of torch's own, as an adapter, it is that of the trained one beside it.
+    """
     trained = [
-        (place, gradient)
+        (place, gradient, hook.module)
         for hook in hooks
         if (gradient := hook.target.grad) is not None and gradient.dim() > 1 and in_memory(gradient) is not None
         if (place := _place(hook, ran)) is not None
     ]
     for hook in frozen:
-        at = _place(hook, ran) if isinstance(hook.module, _MIXING) and hook.target.dim() > 1 else None
-        before = max((each for each in trained if at is not None and each[0] < at), key=lambda two: two[0], default=None)
+        at = _place(hook, ran) if hook.target.dim() > 1 else None
+        is_layer = isinstance(hook.module, _MIXING)
+        held = [each for each in trained if at is not None and (each[0] < at if is_layer else each[2] is hook.module)]
+        before = max(held, key=lambda each: each[0], default=None)
         if before is not None and in_memory(hook.target.detach()) is not None:
             with torch.inference_mode(False), torch.no_grad():
                 yield hook, HostCopy.of([each.detach().abs().max().double() for each in (hook.target, before[1])])

@@ -34,6 +34,7 @@ _OFF = 0.02  # of a gradient in half precision, rounding of its sum
 CHOICES = (*graph_nodes.MOVES, "Gather", "Select", "Index", "Slice")
 """Operations behind which a target is compared with what they pick."""
 _SOFTMAX = ("Softmax", "LogSoftmax", "Logsumexp", "Exp")
+_SOFTMAX_OF_CLASSES = frozenset(("Softmax", "LogSoftmax", "Logsumexp"))
 _VARIES = 0.1  # of the squares of a gradient, those about its mean over the samples
 _SURE = 0.9  # probability of the likeliest class on average
 _PUSHED = 8  # elements that are pushed one way, if others get no gradient
@@ -168,7 +169,8 @@ def column_numbers(gradient: Tensor, features: Tensor) -> dict[str, Tensor]:
 def way_numbers(output: Tensor, gradient: Tensor, number: int, nodes: Loss) -> dict[str, Tensor]:
     """Return which *way* all samples push each column of an *output* (1: down; 0: several), of four or less, and its *level*.
 
-    *toward*: the loss compares it with a target, as the operation with this *number* has made it; *logistic*: one of the loss is a
+    *toward*: the loss compares it with a target, as the operation with this *number* has made it, or takes a softmax, where a
+    column may be a class that no label is of; *logistic*: one of the loss is a
     binary cross-entropy, which takes the output (*taken*), or what one number for each sample is a part of.
     """
     columns = output.shape[1] if output.dim() == 2 else 1
@@ -185,7 +187,8 @@ def way_numbers(output: Tensor, gradient: Tensor, number: int, nodes: Loss) -> d
     taken = [one for each in nodes if _is_logistic(each) for one in graph_nodes.sources_of(each)]
     is_taken = any(is_picked_of(each, number) for each in taken)
     is_logistic = bool(taken) and (is_taken or output.numel() == len(output))
-    known = {"toward": toward, "logistic": is_logistic, "taken": is_taken}
+    is_softmax = columns > 1 and not _SOFTMAX_OF_CLASSES.isdisjoint(map(graph_nodes.operation_of, nodes))
+    known = {"toward": toward or is_softmax, "logistic": is_logistic, "taken": is_taken}
     numbers = {f"{name} {at}": each[at] for name, each in (("way", way), ("level", made.mean(0))) for at in range(columns)}
     return numbers | {name: torch.full((), float(each), device=output.device) for name, each in known.items()}
 

@@ -378,7 +378,8 @@ def norm_setting(
 
 
 @entry(
-    f"a dropout layer drops more than {percent(DROPPED)} of what it is given, in 3 of 5 logged steps",
+    f"a dropout layer drops more than {percent(DROPPED)} of what it is given, in 3 of 5 logged steps, or functional.dropout does, "
+    "in two training passes",
     "Srivastava et al., 2014, section A.4: rates of 0.2 to 0.5; what is left is multiplied by 1 / (1 - rate), and so is its noise",
     "lower the rate",
     needs=("zeros:output",),

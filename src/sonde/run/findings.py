@@ -236,7 +236,8 @@ class _Judges:
         """Return the finding that a gradient is zero which was not at first: nothing has cut the graph meanwhile."""
         began, now = self._output_sizes(each.model)
         grew = f" (of size {short(now)}, where it was {short(began)} at first)" if now > began else ""
-        saturated = f"outputs{grew} that are saturated (a softmax or a sigmoid that is sure, as by the wrong sign of a loss)"
+        saturated = f"outputs{grew} that are saturated or cut off (a softmax or a sigmoid that is sure, as by the wrong sign of a "
+        saturated += "loss, a clamp, a hinge)"
         nothing = (
             "the loss is 0, too, so that nothing tells good outputs from bad ones: look in this order at what it is made of "
             "(rewards that are all alike, as where a wrong sign has unlearnt the task, a margin, a mask)"

@@ -165,6 +165,16 @@ listed("layer norm", "normalisation of equal numbers", lambda ok: lambda h: func
 listed(
     "variance", "overflow of the variance", lambda ok: lambda h: functional.layer_norm(h * (1e4 if ok else 1e30), (4,), eps=1e-5)
 )
+
+
+def attended(h: Tensor, size: float, mask: Tensor | None) -> Tensor:
+    query, value = h[None, None, :4] * size, h[None, None, :4]
+    return functional.scaled_dot_product_attention(query, query, value, attn_mask=mask)
+
+
+_MASK = torch.zeros(4, 4).masked_fill(torch.ones(4, 4).triu(1).bool(), -INF)  # whose infinities are meant
+listed("scores of an attention", "overflow of float32", lambda ok: lambda h: attended(h, 1.0 if ok else 1e22, None))
+listed("scores and a mask", "overflow of float32", lambda ok: lambda h: attended(h, 1.0 if ok else 1e22, _MASK))
 listed(
     "running variance",
     "sqrt of a negative",

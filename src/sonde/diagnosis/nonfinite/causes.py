@@ -43,7 +43,8 @@ def _what_went_in(operation: Operation) -> Cause:
     made, words = f"{operation.name} made {_article(operation.kind)}", []
     for name, tensor in operation.tensors.items():
         facts = TensorFacts.of(tensor)
-        if facts is not None and not facts.is_finite:
+        is_meant = name == "attn_mask" and bool((tensor.isfinite() | (tensor == -math.inf)).all())  # what is left out
+        if facts is not None and not facts.is_finite and not is_meant:
             there = _real(operation.element(name)) if operation.by_element else None
             words.append(f"{name} holds {facts.bad}" + ("" if there is None else f", and there {number_text(there)}"))
     if words:
@@ -329,6 +330,33 @@ def _softmax(operation: Operation, producers: dict[str, str]) -> Cause | None:
             "softmax of inf", "a row holds +inf, and inf - inf is NaN", "see where the infinity comes from, or clamp the logits"
         )
     return None
+
+
+def _attention(operation: Operation, producers: dict[str, str]) -> Cause | None:
+    """Return the cause of a NaN in an attention that is one operation: its scores overflow. A row that is masked whole gives 0."""
+    query, key = (operation.tensors.get(name) for name in ("query", "key"))
+    if query is None or key is None or not bool(query.isfinite().all() and key.isfinite().all()):
+        return None
+    sizes = [float(each.abs().max()) for each in (query, key)]
+    dtype, scale = operation.result.dtype, operation.numbers.get("scale", query.shape[-1] ** -0.5)
+    if math.prod(sizes) * query.shape[-1] * max(scale, 1.0) <= limit_of(dtype):
+        return None
+    shown = " and ".join(f"{name} as large as {number_text(size)}" for name, size in zip(("queries", "keys"), sizes, strict=True))
+    sentence = f"the scores of {shown} are beyond {number_text(limit_of(dtype))}, where {dtype_name(dtype)} ends"
+    return Cause(f"overflow of {dtype_name(dtype)}", sentence, _on_overflow(dtype))
+
+
+_ATTENTIONS = tuple(
+    f"scaled_dot_product_{kind}"
+    for kind in (
+        "flash_attention_for_cpu",
+        "flash_attention",
+        "efficient_attention",
+        "cudnn_attention",
+        "fused_attention_overrideable",
+        "attention_math",
+    )
+)
 
 
 def _rest(operation: Operation, producers: dict[str, str]) -> Cause | None:
@@ -630,6 +658,7 @@ _SPECIAL: dict[str, Callable[[Operation, dict[str, str]], Cause | None]] = {
     **dict.fromkeys(("fused_adam", "fused_adamw"), _fused_adam),
     **dict.fromkeys(("sigmoid_backward", "tanh_backward"), _sigmoid_backward),
     **dict.fromkeys(("slogdet", "linalg_slogdet"), _determinant),
+    **dict.fromkeys(_ATTENTIONS, _attention),
     **dict.fromkeys(NOTHING, _rest),
     "ctc_loss": _ctc,
     "weight_norm_interface": _weight_norm,

@@ -149,6 +149,15 @@ def _is_unit(node: Node) -> bool:
     return operation_of(norm) in ("LinalgVectorNorm", "Norm")
 
 
+def factor_of(node: Node) -> Tensor | None:
+    """Return what a product has multiplied its one source with, which has no graph; None for another operation."""
+    if operation_of(node) != "Mul" or len(node.next_functions) != 2:
+        return None
+    (first, _), (second, _) = node.next_functions
+    held = None if (first is None) == (second is None) else getattr(node, "_saved_other" if second is None else "_saved_self", None)
+    return held if isinstance(held, Tensor) else None
+
+
 def target_of(node: Node) -> Tensor | None:
     """Return the target that a loss function keeps for its backward pass; None for another operation."""
     held = getattr(node, "_saved_target", None)
