@@ -506,7 +506,7 @@ def _dropped_numbers(nodes: Iterable[Any], names: Mapping[int, str]) -> dict[str
     """
     found: dict[str, Tensor] = {}
     for node in nodes:
-        mask, rate = graph_nodes.factor_of(node), getattr(node, "_saved_p", None)
+        mask, rate = graph_nodes.other_factor_of(node), getattr(node, "_saved_p", None)
         if graph_nodes.operation_of(node) == "NativeDropout" and isinstance(rate, float):
             share = torch.full((), rate, dtype=torch.float64, device="cpu")
         elif mask is not None and mask.is_floating_point() and _DEAD_ELEMENTS <= mask.numel() <= _FEATURES:
