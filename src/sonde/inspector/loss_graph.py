@@ -384,8 +384,8 @@ def _is_trained_twice(node: Node) -> bool:
     name, made = graph_nodes.operation_of(node), {graph_nodes.operation_of(each) for each in before}
     if len(before) != 2:
         return False
-    if name == "Add":
-        return all(map(_is_trained_twice, before))
+    if len(terms := list(graph_nodes.terms_of(node))) > 1:
+        return all(map(_is_trained_twice, terms))
     is_distance = name in _SQUARES or (name == "Sub" and not above.isdisjoint(_DISTANCES) and graph_nodes.shape_of(before[0]) != ())
     is_distance |= name == "Mul" and made == {"LogSoftmax", "Softmax"}
     are_units = made == {"Div"} and all(map(_is_unit, before))

@@ -135,3 +135,14 @@ def test_products_of_unit_vectors_are_cosines() -> None:
     assert are == [True, True, False]
     factors = [graph_nodes.factor_of(each.grad_fn) for each in (x * 3, x / 4, torch.tensor(2.0) * x, x * x)]
     assert [each if each is None else float(each) for each in factors] == [3.0, 0.25, 2.0, None]
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_terms_of_a_long_sum_are_found(is_lost: bool) -> None:
+    x, loss = torch.ones((), requires_grad=True), torch.zeros(())
+    for step in range(3_000):
+        loss = (torch.ones(()) if is_lost and step == 5 else x * step) + loss
+    node = loss.grad_fn
+    assert graph_nodes.lacks_term(node)  # the sum begins with a number, and there may be one in it
+    assert sum(graph_nodes.operation_of(each) == "Mul" for each in graph_nodes.terms_of(node)) == 3_000 - is_lost
+    assert not graph_nodes.lacks_term((x * 2 + x * 3).grad_fn)

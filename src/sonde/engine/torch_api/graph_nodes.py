@@ -166,20 +166,28 @@ def target_of(node: Node) -> Tensor | None:
 
 def terms_of(node: Node) -> Iterator[Node]:
     """Yield the operations whose results are added up, as they are, to what *node* made: itself, if it adds nothing."""
-    if operation_of(node) == "Add" and getattr(node, "_saved_alpha", 1) == 1:
-        for each in sources_of(node):
-            yield from terms_of(each)
-    else:
-        yield node
+    waiting = [node]  # and no call of itself: a loss may be the sum of a thousand steps
+    while waiting:
+        node = waiting.pop()
+        if operation_of(node) == "Add" and getattr(node, "_saved_alpha", 1) == 1:
+            waiting += reversed(sources_of(node))
+        else:
+            yield node
 
 
 def lacks_term(node: Node) -> bool:
     """Return whether the one number that *node* has made is a sum, and a part of that has no graph."""
-    name = operation_of(node)
-    if shape_of(node) != () or name not in ("Add", "Sub", "Mul", "Div", "Neg", *KEEPS):
-        return False
-    is_sum, before = name in ("Add", "Sub"), sources_of(node)
-    return (is_sum and len(before) == 1) or ((is_sum or len(before) == 1) and any(map(lacks_term, before)))
+    waiting = [node]
+    while waiting:
+        node = waiting.pop()
+        name, before = operation_of(node), sources_of(node)
+        if shape_of(node) != () or name not in ("Add", "Sub", "Mul", "Div", "Neg", *KEEPS):
+            continue
+        is_sum = name in ("Add", "Sub")
+        if is_sum and len(before) == 1:
+            return True
+        waiting += before if is_sum or len(before) == 1 else ()
+    return False
 
 
 def is_mean(node: Node) -> bool:
