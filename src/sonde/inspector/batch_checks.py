@@ -54,7 +54,7 @@ from sonde.inspector.target_reading import (
     terms_with,
     way_numbers,
 )
-from sonde.rules import DROPPED, Chosen, Finding
+from sonde.rules import Chosen, Finding
 
 _RULES = (
     "labels_alike", "label_seen", "padding_counted", "padding_alone", "future_seen", "target_shifted", "target_beyond",
@@ -215,7 +215,8 @@ class BatchChecks:
                     names_of = zip(("mixed", "spread"), by, strict=True)
                     mixes = {f"{what} {at}": each for what, found in names_of for at, each in enumerate(found.values())}
                     look.add(dict(depends.numbers()) | mixes)
-            if walks and not any(isinstance(each, _DROPOUTS) and each.p > DROPPED for each in self._model.modules()):
+            most = self._chosen.limit("dropped", "most")
+            if walks and not any(isinstance(each, _DROPOUTS) and each.p > most for each in self._model.modules()):
                 look.add(_dropped_numbers(nodes, names))
             if self._depended == 1:
                 look.add(_attention_numbers(nodes, names))

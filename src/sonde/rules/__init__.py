@@ -19,7 +19,7 @@ from sonde.rules import updates as updates
 from sonde.rules.chosen import Chosen, Given, judge
 from sonde.rules.defects import FirstDefect
 from sonde.rules.finding import RULES, Finding, Rule, Severity, rule
-from sonde.rules.health import DEAD_SAMPLES, DROPPED, SATURATED_AT
+from sonde.rules.health import DEAD_SAMPLES, SATURATED_AT
 from sonde.rules.layer_findings import LayerFindings
 from sonde.rules.layer_groups import among, others
 from sonde.rules.loop import SPIKE_VALUES
@@ -34,7 +34,6 @@ from sonde.rules.updates import UPDATE_USUAL
 __all__ = [
     "DEAD_SAMPLES",
     "DEFECTS",
-    "DROPPED",
     "RULES",
     "SATURATED_AT",
     "SPIKE_VALUES",
