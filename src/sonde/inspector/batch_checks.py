@@ -112,7 +112,7 @@ class BatchChecks:
         self._looks: list[Look] = []
         self._before: tuple[int, Tensor] | None = None  # the step of the pass before, and what it returned
         self._read = self._complete = 0  # looks that were judged, and those whose gradients have come
-        self._listens: list[hooks.Handle] = []  # to the gradients of what the passes of this step were given
+        self._listens: list[hooks.Handle] = []  # to the derivatives by what the passes were given whose backward pass has not ended
         self._has_ended = False
         self._found: dict[str, Finding] = {}
         self._tables: dict[str, Table] = {}  # embeddings by the name of the parameter
@@ -134,9 +134,7 @@ class BatchChecks:
             self._next = self._steps + 1 if self._steps < EACH else int(_GROWN * self._steps)
         self._steps += 1
         self._before, self._complete = None, len(self._looks)
-        for each in self._listens:
-            each.remove()
-        self._listens.clear()
+        self._listen_no_more()
 
     def look_at_loss(self) -> None:
         """Look what the loss adds up whose backward pass has ended, where derivatives without a graph were taken before it."""
@@ -145,6 +143,13 @@ class BatchChecks:
         lacks_term = loss is not None and graph_nodes.lacks_term(loss.grad_fn)
         for look in looks:
             look.lacks_term |= lacks_term
+        self._listen_no_more()
+
+    def _listen_no_more(self) -> None:
+        """Take the hooks off what passes were given: derivatives are taken before the backward pass of their loss has ended."""
+        for each in self._listens:
+            each.remove()
+        self._listens.clear()
 
     def look(self, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any, moment: tuple[int, int], number: int) -> None:
         """Look at what a training pass has returned, which is the one with this *number* of its step."""
@@ -291,6 +296,7 @@ class BatchChecks:
 
     def end(self) -> None:
         """Judge the last pass, too: no gradient comes any more."""
+        self._listen_no_more()
         self._has_ended = True
 
     # Judging

@@ -121,7 +121,7 @@ class LossGraph:
         """Compare a *value* that the loop gives as its loss with what was sent backward last, of a step that was looked at."""
         sent, self._sent = self._sent, None
         if sent is not None and isinstance(value, int | float | Tensor):
-            given = value.detach() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+            given = value.detach() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64, device="cpu")
             if given.numel() == 1 and given.layout == torch.strided:
                 copy = HostCopy.of([sent.double().reshape(()), given.double().reshape(())])
                 self._pushed.append((copy, epoch, step))

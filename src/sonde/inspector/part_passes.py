@@ -42,6 +42,11 @@ class PartPasses:
         for each in self._checks.values():
             each.end_step()
 
+    def look_at_loss(self) -> None:
+        """Look what the loss adds up whose backward pass has ended."""
+        for each in self._checks.values():
+            each.look_at_loss()
+
     def end(self) -> None:
         """See no more passes, and judge the last."""
         self.rest()

@@ -111,8 +111,8 @@ def _width_of_cosines(output: Tensor) -> Tensor | None:
 
     A number that is trained may grow: that is no limit, unless it shrinks them to a tenth or less.
     """
-    node, width, is_trained = graph_nodes.behind(output.grad_fn, graph_nodes.MOVES), torch.ones(1, dtype=torch.float64), False
-    width = width.to(output.device)[0]
+    node, is_trained = graph_nodes.behind(output.grad_fn, graph_nodes.MOVES), False
+    width = torch.ones((), dtype=torch.float64, device=output.device)
     while (factor := graph_nodes.factor_of(node)) is not None:
         before = graph_nodes.sources_of(node)
         larger = [each for each in before if math.prod(graph_nodes.shape_of(each)) > 1]

@@ -217,6 +217,7 @@ class RowTaker:
         self._raw.measure(self._hooks_at("grad"), step)
         self.loss_graph.look(epoch, step)
         self.batches.look_at_loss()
+        self.parts.look_at_loss()
         if self.left_out.looks:
             self.left_out.look_at_gradients(self._hooks_at("grad"))
         scale = self._scaling.scale
