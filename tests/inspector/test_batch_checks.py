@@ -575,6 +575,7 @@ def test_tokens_of_which_nearly_all_are_one_are_told_beside_padding(share: float
     assert not is_told or found["few_indices"].message == "table.weight: 97 % of the tokens are one"
 
 
+@pytest.mark.slow
 def test_outputs_that_have_come_to_be_alike_are_told() -> None:
     torch.manual_seed(0)
 

@@ -497,7 +497,7 @@ def test_a_cross_entropy_that_is_maximised_is_found(kind: str) -> None:
     assert ("loss_unbounded" in found) is (kind == "negated")
 
 
-@pytest.mark.parametrize("width", [VOCABULARY, 20_000])
+@pytest.mark.parametrize("width", [VOCABULARY, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_outputs_at_a_first_token_that_all_samples_have_are_no_fault(width: int) -> None:
     torch.manual_seed(0)
     model = Decoder()

@@ -317,6 +317,7 @@ def test_a_dropout_of_nearly_all_explains_large_steps() -> None:
     assert {each.follows for each in others} == {"dropped"}
 
 
+@pytest.mark.slow
 def test_targets_far_larger_than_one_of_several_outputs_are_told_of_outputs_that_grow() -> None:
     """The loss is that of both outputs, so that what it says of targets is no finding by itself."""
 
@@ -1649,6 +1650,7 @@ def noise(model: nn.Module) -> Loss:
     return lambda step: functional.cross_entropy(model(torch.randn(64, 8)), torch.randint(2, (64,)))
 
 
+@pytest.mark.slow
 def test_a_loss_is_not_stuck_while_a_warm_up_has_hardly_begun() -> None:
     """The first 150 steps of 10,000 move the weights by a hundredth; from the end of a warm-up on, 90 steps tell."""
     for warm_up, rules in ((10_000, set()), (40, {"loss_stuck"})):
@@ -1704,6 +1706,7 @@ def test_dead_units_are_told_with_what_has_made_them_so() -> None:
     assert ["learning rate" in each.advice for each in dead.values()] == [False, False, True]
 
 
+@pytest.mark.slow
 def test_batches_that_are_all_beyond_a_margin_have_no_gradient_once_it_is_learnt() -> None:
     """Zero gradients are a note while the loss is learnt, and a finding where it is not; and none once they come again."""
 
@@ -1724,6 +1727,7 @@ def test_batches_that_are_all_beyond_a_margin_have_no_gradient_once_it_is_learnt
         assert "gradient_zero" not in found(model, Adam(model.parameters(), 3e-3), losses(begin, begin + 5), begin + 20)
 
 
+@pytest.mark.slow
 def test_a_loss_that_rises_while_a_part_of_it_is_learnt_is_not_told_in_the_first_steps() -> None:
     """Where it has come down again by then; one that stays up, or ends up in few steps, is told."""
 
@@ -1838,6 +1842,7 @@ def test_a_normalisation_with_statistics_of_other_data_does_not_scale_inputs(sca
         assert told["begins_large"].advice.startswith("1 returns what is of size")
 
 
+@pytest.mark.slow
 def test_tanh_that_stands_at_its_ends_in_a_network_that_has_learnt_is_healthy() -> None:
     """So does the last hidden layer of a classifier of text that is sure."""
     torch.manual_seed(0)
