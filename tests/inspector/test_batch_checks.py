@@ -1113,3 +1113,19 @@ def test_a_term_of_a_loss_that_is_a_number_is_told_where_it_changes(kind: str, l
     is_told = kind in ("item", "tensor")
     assert ("gradient_zero" in found) is is_told
     assert not is_told or found["gradient_zero"].message.startswith("a term of the loss, ")
+
+
+@pytest.mark.parametrize("is_one", [True, False])
+def test_labels_of_one_class_are_told_though_these_are_learnt_in_a_few_steps(is_one: bool) -> None:
+    """Of outputs that are sure of them, the gradient at the label is rounded to 0."""
+    torch.manual_seed(0)
+    model = mlp(4)
+    optimizer = torch.optim.Adam(model.parameters(), 0.05)
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False) as inspector:
+        for _ in range(30):
+            x = torch.randn(48, 8)
+            value = functional.cross_entropy(3 * model(x), torch.full((48,), 2) if is_one else 2 * (x[:, 0] > 0))
+            optimizer.zero_grad()
+            value.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    assert ("labels_alike" in {each.rule for each in inspector.findings}) is is_one

@@ -219,6 +219,8 @@ class BatchFindings:
             found = self._chosen.judge("weight_of_many", times, top) or self._chosen.judge("weight_of_many", 0.0, often, heavy)
             weighs = self._so_far("weighs", value=found or False)
             yield weighs[-1] if len(weighs) >= _OFTEN and all(weighs) else None
+        elif self.axes and (sure := max(numbers.get(f"sure {each}", -1.0) for each in self.axes)) >= 0:
+            labels_of_pass.append((numbers["reached"], sure))
         elif "one 0" in numbers:
             labels_of_pass.append((numbers["reached"], float(f"{numbers['least 0']:.3g}") if numbers["one 0"] else math.nan))
         elif "zeros" in numbers:

@@ -36,6 +36,7 @@ CHOICES = (*graph_nodes.MOVES, "Gather", "Select", "Index", "Slice")
 _SOFTMAX = ("Softmax", "LogSoftmax", "Logsumexp", "Exp")
 _SOFTMAX_OF_CLASSES = frozenset(("Softmax", "LogSoftmax", "Logsumexp"))
 _VARIES = 0.1  # of the squares of a gradient, those about its mean over the samples
+_CERTAIN = -0.1  # logarithm of a probability of a label that has been learnt
 _SURE = 0.9  # probability of the likeliest class on average
 _PUSHED = 8  # elements that are pushed one way, if others get no gradient
 _COLUMNS = 16  # of an output, of which one may be idle
@@ -429,20 +430,26 @@ def _label_numbers(
     That of a cross-entropy is below zero at the label alone.
 
     So many rows are *counted*; some have a *single* such class; *off* is what the classes add up to, of the size of all; *loss* is
-    their cross-entropy, *low* and *high* are the smallest and the largest label. Of labels of sequences follows how many are each
-    of the *tokens*.
+    their cross-entropy, *low* and *high* are the smallest and the largest label. *sure*: the one label of all rows where outputs
+    are so sure of it that its gradient is rounded to 0, which is the least there; -1 of others. Of labels of sequences follows how
+    many are each of the *tokens*.
     """
     is_counted = (gradient != 0).any(-1)
     is_single = (gradient < 0).sum(-1) == 1
     labels = gradient.argmin(-1)
     count = is_counted.sum()
+    likely, (most, top) = logs.gather(-1, labels[..., None])[..., 0], logs.max(-1)
+    is_sure = (gradient >= 0).all(-1) & (most > _CERTAIN) & (gradient.gather(-1, top[..., None])[..., 0] == 0)
+    known = torch.where(is_single, labels, torch.where(is_sure, top, -1))
+    first = torch.where(is_counted, known, -1).max()
     found = {
         "counted": count,
         "single": is_single.sum(),
         "off": gradient.sum(-1).abs().sum() / gradient.abs().sum().clamp(min=1e-30),
-        "loss": -(likely := logs.gather(-1, labels[..., None])[..., 0]).mean(),
+        "loss": -likely.mean(),
         "low": torch.where(is_single, labels, gradient.shape[-1]).min(),
         "high": torch.where(is_single, labels, -1).max(),
+        "sure": torch.where(((known == first) | ~is_counted).all(), first, -1),
     } | _weight_numbers(likely, gradient, labels, is_counted)
     if gradient.dim() == 2:
         found |= _several_numbers(logs, gradient)
