@@ -164,11 +164,13 @@ def test_gradients_that_are_cleared_before_the_step_are_said_to_be(to_none: bool
 
 
 @pytest.mark.parametrize("scale", ["all features", "one feature"])
-def test_inputs_that_are_not_scaled_are_named_at_the_first_layer(scale: str) -> None:
+@pytest.mark.parametrize("begins", [(), (nn.Identity(), nn.Flatten())])
+def test_inputs_that_are_not_scaled_are_named_at_the_first_layer(begins: tuple[nn.Module, ...], scale: str) -> None:
+    """Whatever hands them on to it as they are."""
     factor = torch.full((8,), 1e4) if scale == "all features" else torch.tensor([1.0] * 7 + [1e6])
-    model = mlp()
+    model = nn.Sequential(*begins, *mlp())
     one = found(model, Adam(model.parameters()), classes(model, lambda step, x: x * factor + 5 * factor))["input_large"]
-    assert (one.site, one.first_step) == ("0:output", 0)
+    assert (one.site, one.first_step) == (f"{len(begins)}:output", 0)
     size = float((torch.randn(10_000, 8) * factor + 5 * factor).square().mean().sqrt())
     assert 0.3 < one.value / size < 3  # as random weights tell it
 

@@ -269,7 +269,7 @@ def terms_uneven(times: float, *, most: float = 3e3, one: str = "one output", ot
     "(by their median), is that of the entropy of their softmax, or has that at one weight of 2 or more in three",
     "Bowman et al., Generating sentences from a continuous space, 2016: a posterior that is the prior; the numbers are our own",
     "lower the weight of the penalty (a KL term, an entropy), or let it grow; look whether anything else reads this output, or is "
-    "cut off it by a detach()",
+    "cut off it by a detach(), and whether its targets are zero throughout",
     needs=("rms:output",),
     brings=("outputs_alike", "output_small", "gradient_vanishing"),
     about=("setup", "large"),
@@ -303,7 +303,11 @@ def penalty_alone(
         yield "all that trains the outputs is the entropy of their softmax: other terms do not reach them, or weigh nothing"
         return
     shrunk = f"the output {what.strip('.[]')} has shrunk to {short(size)} of its first size"
-    yield f"{shrunk}: nothing but a penalty on it trains it" if is_alone else f"{shrunk}: a penalty on it outweighs all else"
+    yield (
+        f"{shrunk}: all that trains it is a penalty on it, or targets that are zero"
+        if is_alone
+        else f"{shrunk}: a penalty on it outweighs all else"
+    )
 
 
 @entry(

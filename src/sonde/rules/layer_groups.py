@@ -109,6 +109,7 @@ class Groups:
 
 _QUERY = {"q": "k", "query": "key", "queries": "keys", "wq": "wk", "Wq": "Wk"}
 _SCALES = ("scale", "temperature", "tau")
+_KEEPS = ("Flatten", "Unflatten", "Identity")  # layers that return the elements that they are given
 
 
 def queries_and_keys(history: History, facts: ModelFacts) -> tuple[Columns, Columns]:
@@ -138,8 +139,9 @@ def _key_of(path: str) -> str:
 
 
 def _first_outputs(history: History) -> list[int]:
-    """Return the columns of the outputs of first calls, in the order of execution."""
-    return sorted([c for c in np.flatnonzero(history.at("output")).tolist() if history.calls[c] <= 0], key=history.rank)
+    """Return the columns of the outputs of first calls, in the order of execution, but for layers that return what they are given."""
+    outputs = [c for c in np.flatnonzero(history.at("output")).tolist() if history.facts[c].kind not in _KEEPS]
+    return sorted([c for c in outputs if history.calls[c] <= 0], key=history.rank)
 
 
 def _first_gradients(history: History, *names: str) -> tuple[int, int, int] | None:
