@@ -139,7 +139,7 @@ def _key_of(path: str) -> str:
 
 
 def _first_outputs(history: History) -> list[int]:
-    """Return the columns of the outputs of first calls, in the order of execution, but for layers that return what they are given."""
+    """Return the columns of outputs of first calls, in the order of execution, but for those that return what they are given."""
     outputs = [c for c in np.flatnonzero(history.at("output")).tolist() if history.facts[c].kind not in _KEEPS]
     return sorted([c for c in outputs if history.calls[c] <= 0], key=history.rank)
 

@@ -204,9 +204,14 @@ def attention(of: Sizes) -> Reading:
 
 @_place
 def lookups(of: Sizes) -> Reading:
-    """Return the lookups of large embeddings, while other weights are trained too: a new word may be trained alone."""
+    """Return the lookups of large embeddings, while most other weights are trained too: a new word may be trained alone.
+
+    Where most gradients are zero, units are dead, and what reaches a table says nothing of its indices.
+    """
     gradients, outputs = of.groups.lookups
-    trained = np.isfinite(of.values[:, of.history.at("grad")]).sum(axis=1, keepdims=True)
+    sizes = of.values[:, of.history.at("grad")]
+    trained = (sizes > 0).sum(axis=1, keepdims=True)
+    are_most = (trained > 1) & (2 * trained > np.isfinite(sizes).sum(axis=1, keepdims=True))
     if not len(gradients):
         return _NOTHING
     count = of.history.of("count")
@@ -214,7 +219,7 @@ def lookups(of: Sizes) -> Reading:
     shapes = [of.history.facts[column].shape for column in gradients.tolist()]
     width = np.broadcast_to(np.array([float(shape[1]) if shape else np.nan for shape in shapes]), elements.shape)
     numbers = {"elements": elements, "width": width, "indices": count[:, outputs] / width}
-    return Reading(gradients, numbers, np.broadcast_to(trained > 1, elements.shape))
+    return Reading(gradients, numbers, np.broadcast_to(are_most, elements.shape))
 
 
 @_place

@@ -315,6 +315,8 @@ class _Judges:
         if is_matrix and "output" not in each.evidence and each.value < self.chosen.limit("weight_large", "factor"):
             small = {place for other in found if RULES[other.rule].about == ("update", "small") for place in other.places}
             return each if ("output", "lost") in self._harms(each, found) or small & set(each.places) else None
+        if each.rule == "one_index" and each.begun >= _EARLY:
+            return replace(each, quantity="output")  # other rows had a gradient before: units may have died meanwhile
         if each.rule == "target_large":
             return each if self._harms(each, found) & _OF_TARGETS or self._scalars.loss_of(each.model).stands(_STANDS, 2) else None
         if each.rule == "loss_summed":
