@@ -766,7 +766,9 @@ def _is_graver(known: Finding, note: Finding) -> bool:
 
 
 def combined(seen: Iterable[Finding], judged: Iterable[Finding]) -> list[Finding]:
-    """Return the findings of a training and those of its rows as one list; of two about one thing the earlier.
+    """Return the findings of a training and those of its rows as one list; of two about one thing that of the training.
+
+    It knows more, as what a loss was made of; but not where what it saw began after the rows had shown it.
 
     Args:
         seen: what the training knew and no row holds.
@@ -774,7 +776,7 @@ def combined(seen: Iterable[Finding], judged: Iterable[Finding]) -> list[Finding
     """
     of_rows = list(judged)
     opened = {each.identity: each.found_at for each in of_rows}
-    of_training = [each for each in seen if each.found_at <= opened.get(each.identity, _NEVER)]
+    of_training = [each for each in seen if each.begun <= opened.get(each.identity, _NEVER)]
     of_rows = [each for each in of_rows if not any(stands_for(known, each) for known in of_training)]
     return [*of_training, *of_rows]
 
