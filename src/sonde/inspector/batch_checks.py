@@ -446,8 +446,7 @@ def _dead_numbers(nodes: Sequence[Any], names: Mapping[int, str], last: Any) -> 
         with suppress(RuntimeError):  # as of what has been written into
             made = graph_nodes.result_of(node) if low == 0 else next(graph_nodes.taken_by(node), None)
             before = graph_nodes.nodes_before(graph_nodes.sources_of(node)[0], _NEAR_LAYER)
-            layer, held = next(((each, held) for each in before if (held := _leaves_of(each))), (node, []))
-            name = next((names[id(each)].rpartition(".")[0] for each in held if id(each) in names), "")
+            layer, held, name = _layer_behind(node, before, names)
             if made is not None and name and made.numel() >= _DEAD_ELEMENTS and len(made) > 1:
                 has_any = torch.stack([each.detach().any() for each in held]).any()  # else it is the layer that returns zero
                 is_dead = (made.detach().amax() <= low) & has_any
@@ -472,8 +471,7 @@ def _shut_numbers(nodes: Sequence[Any], names: Mapping[int, str], last: Any) -> 
         is_softmax = graph_nodes.operation_of(node) == "Softmax"
         first = graph_nodes.sources_of(node)[0]
         before = [graph_nodes.behind(first, _BEHIND)] if is_softmax else graph_nodes.nodes_before(first, _NEAR_LAYER)
-        layer, held = next(((each, held) for each in before if (held := _leaves_of(each))), (node, []))
-        name = next((names[id(each)].rpartition(".")[0] for each in held if id(each) in names), "")
+        layer, held, name = _layer_behind(node, before, names)
         with suppress(RuntimeError):  # as of what has been written into
             made = graph_nodes.result_of(node)
             numbers = _bias_numbers(name, held, next(graph_nodes.taken_by(layer), None))
@@ -501,6 +499,15 @@ def _is_followed(node: Any, ahead: Mapping[Any, Sequence[Any]]) -> bool:
     return False
 
 
+def _layer_behind(node: Any, nodes: Iterable[Any], names: Mapping[int, str]) -> tuple[Any, list[Tensor], str]:
+    """Return the first of *nodes* behind a *node* that takes parameters, these, and the path of the module that holds them.
+
+    The node itself, none and ``""`` where there is no such.
+    """
+    layer, held = next(((each, held) for each in nodes if (held := _leaves_of(each))), (node, []))
+    return layer, held, next((names[id(each)].rpartition(".")[0] for each in held if id(each) in names), "")
+
+
 def _leaves_of(layer: Any) -> list[Tensor]:
     """Return the parameters that an operation takes, as they are, turned or cast."""
     return [one for each in graph_nodes.with_turned(layer) if (one := graph_nodes.leaf_of(each)) is not None]
@@ -513,7 +520,7 @@ def _dropped_numbers(nodes: Iterable[Any], names: Mapping[int, str]) -> dict[str
     """
     found: dict[str, Tensor] = {}
     for node in nodes:
-        mask, rate = graph_nodes.other_factor_of(node), getattr(node, "_saved_p", None)
+        mask, rate = graph_nodes.constant_factor_of(node), getattr(node, "_saved_p", None)
         if graph_nodes.operation_of(node) == "NativeDropout" and isinstance(rate, float):
             share = torch.full((), rate, dtype=torch.float64, device="cpu")
         elif mask is not None and mask.is_floating_point() and _DEAD_ELEMENTS <= mask.numel() <= _FEATURES:

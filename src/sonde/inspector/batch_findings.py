@@ -341,14 +341,10 @@ class BatchFindings:
             if is_known and len(same) >= _KEPT and all(each >= _HALF for each in same[:_KEPT]) and not are_one:
                 found = self._chosen.judge("input_unused", 2, 1, name="what it is given", has_layers=True)
                 share = percent(statistics.mean(same[:_KEPT]))
-                message, advice = (
-                    f"what the model returns is the same for {share} of the samples, though what they are given differs",
-                    _SOME,
-                )
-                if look.activations[0] in _CUTS:
-                    what = look.activations[0].lower()
-                    message, advice = f"the {what} that makes the outputs returns the same for {share} of the samples", _LAST_CUT
-                yield found and replace(found, message=message, advice=advice)
+                is_cut, what = look.activations[0] in _CUTS, look.activations[0].lower()
+                cut = f"the {what} that makes the outputs returns the same for {share} of the samples"
+                alike = f"what the model returns is the same for {share} of the samples, though what they are given differs"
+                yield found and replace(found, message=cut if is_cut else alike, advice=_LAST_CUT if is_cut else _SOME)
             if is_known and (are_one or self._unread > 1):
                 yield self._told_unused(look, numbers, is_cut=self._is_cut)
 

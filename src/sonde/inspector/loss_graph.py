@@ -157,7 +157,7 @@ class LossGraph:
             self._found["loss_unbounded"] = replace(found.at("", epoch, step, self._prefix + message), first_step=step)
 
     def found(self) -> tuple[Finding, ...]:
-        """Return the findings so far. Waits for the device, once there were enough losses of a ctc_loss."""
+        """Return the findings so far. Waits for the device."""
         self._of_factor()
         self._of_sign()
         losses, is_whole = self._aligned_losses, self._looks >= _LOOKS

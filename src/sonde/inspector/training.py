@@ -381,10 +381,8 @@ class WatchedTraining:
         if implied(each, others):
             self._follows.add(each.identity)
             return False
-        if each.rule == "loss_summed":
-            divides = any(watched.rows.divides for watched in self.watched if watched.name in ("", each.model))
-            return self._writer.findings.is_left_scaled(each, divides=divides)
-        if not self._writer.findings.bears_out(each):
+        divides = any(watched.rows.divides for watched in self.watched if watched.name in ("", each.model))
+        if not self._writer.findings.bears_out(each, divides=divides):
             return False
         if each.rule == "decay_large" and each.severity == "warn":
             told = {other.rule for other in others if other.severity != "note"}

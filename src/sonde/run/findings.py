@@ -650,35 +650,28 @@ class Findings:
         found = [grown(each, every[identity]) if identity in every else each for identity, each in self._opened.items()]
         return sorted(found, key=gravity)
 
-    def bears_out(self, each: Finding) -> bool:
-        """Return whether the loss bears out what batches show: that nothing is won of what should be, or that a label is seen.
+    def bears_out(self, each: Finding, *, divides: bool = False) -> bool:
+        """Return whether what is recorded bears out what a training has seen, of the rules that need that; True of others.
 
-        The first, where steps have moved the weights far and no finding says yet that the loss stands still; the second, where it
-        has come down.
+        That nothing is won of what should be, where steps have moved the weights far and no finding says yet that the loss stands
+        still; that a label is seen, where the loss has come down; that steps are made of gradients of a loss that was multiplied,
+        where they do harm.
 
         >>> from sonde.run import Findings
         >>> from sonde.types import Finding
         >>> Findings().bears_out(Finding("loss_stuck", "the loss does not fall"))
         False
+
+        Args:
+            each: what was seen.
+            divides: gradients that a backward pass has left were divided before they were recorded.
         """
         if each.rule == "loss_stuck":
             return self._judges.should_have_learnt(each.model) and all(known.rule != each.rule for known in self._opened.values())
+        if each.rule == "loss_summed":
+            harms = {RULES[other.rule].about for other in self.judged() if other.severity != "note" and related(each, other)}
+            return bool(harms & _TOO_FAR) and self._judges.is_left_scaled(each, divides=divides)
         return each.rule != "label_seen" or self._judges.may_learn(each.model)
-
-    def is_left_scaled(self, each: Finding, *, divides: bool) -> bool:
-        """Return whether steps are made of gradients of a loss that was multiplied, as *each* says, and do harm.
-
-        >>> from sonde.run import Findings
-        >>> from sonde.types import Finding
-        >>> Findings().is_left_scaled(Finding("loss_summed", "the loss is multiplied", value=4096.0), divides=False)
-        False
-
-        Args:
-            each: says by what it was multiplied.
-            divides: gradients that a backward pass has left were divided before they were recorded.
-        """
-        harms = {RULES[other.rule].about for other in self.judged() if other.severity != "note" and related(each, other)}
-        return bool(harms & _TOO_FAR) and self._judges.is_left_scaled(each, divides=divides)
 
     def judged(self) -> list[Finding]:
         """Return the findings that can be made again from the rows and scalars, the gravest first."""

@@ -38,11 +38,6 @@ class Scaling:
         """The factor of the loss now; None without one."""
         return Scaling.of(self._scaler)
 
-    @property
-    def is_known(self) -> bool:
-        """Whether there is a factor, by which gradients are divided that a backward pass has left."""
-        return self.scale is not None
-
     def notice(self) -> None:
         """Use the scaler whose ``step()`` runs now, if none was given, and warn once. Call inside an optimizer's step."""
         if self._scaler is not None:

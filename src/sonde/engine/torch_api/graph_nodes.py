@@ -149,7 +149,7 @@ def _is_unit(node: Node) -> bool:
     return operation_of(norm) in ("LinalgVectorNorm", "Norm")
 
 
-def other_factor_of(node: Node) -> Tensor | None:
+def constant_factor_of(node: Node) -> Tensor | None:
     """Return what a product has multiplied its one source with, which has no graph; None for another operation."""
     if operation_of(node) != "Mul" or len(node.next_functions) != 2:
         return None

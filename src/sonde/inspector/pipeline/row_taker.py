@@ -117,7 +117,7 @@ class RowTaker:
     @property
     def divides(self) -> bool:
         """Whether gradients that a backward pass has left are divided by the scale of a loss before they are recorded."""
-        return self._scaling.is_known
+        return self._scaling.scale is not None
 
     def layers(self) -> set[str]:
         """The modules that lenses look at, or whose parameters they look at."""
