@@ -11,7 +11,7 @@ from torch.optim.optimizer import Optimizer
 
 from sonde.engine import Clock, Pace
 from sonde.errors import ArgumentError
-from sonde.inspector.batch_look import PASSES
+from sonde.inspector.batches import PASSES
 from sonde.inspector.budget import Meter
 from sonde.inspector.measurement.fitting import fit_norms
 from sonde.inspector.measurement.measurement import Measurement

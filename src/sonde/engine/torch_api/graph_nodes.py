@@ -140,10 +140,11 @@ def is_cosine(node: Node) -> bool:
     product = next(iter(sources_of(node)), node) if name == "Sum" else node
     sides = [behind(each, (*MOVES, "Expand")) for each in sources_of(product)]
     is_product = name in ("Mm", "Bmm") or (name == "Sum" and operation_of(product) == "Mul")
-    return is_product and bool(sides) and all(map(_is_unit, sides))
+    return is_product and bool(sides) and all(map(is_unit, sides))
 
 
-def _is_unit(node: Node) -> bool:
+def is_unit(node: Node) -> bool:
+    """Return whether the operation divides vectors by their norms."""
     before = sources_of(node) if operation_of(node) == "Div" else []
     norm = behind(before[1], (*MOVES, "Expand", "Clamp", "ClampMin", "Add")) if len(before) == 2 else node
     return operation_of(norm) in ("LinalgVectorNorm", "Norm")

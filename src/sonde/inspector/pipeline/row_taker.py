@@ -9,18 +9,16 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from sonde.engine import Pace, RowKeys, Scaling, SiteHook, held_by
-from sonde.inspector.batch_checks import BatchChecks
+from sonde.inspector.batches import BatchChecks, LossGraph, PartPasses
 from sonde.inspector.between_steps import BetweenSteps
 from sonde.inspector.forward_modes import ForwardModes
 from sonde.inspector.initial_gates import InitialGates
 from sonde.inspector.kept_gradients import KeptGradients
 from sonde.inspector.left_out import LeftOut
-from sonde.inspector.loss_graph import LossGraph
 from sonde.inspector.measurement.execution_order import Ordering
 from sonde.inspector.measurement.measurement import Measurement
 from sonde.inspector.measurement.parameter_rows import ParameterRows
 from sonde.inspector.odd_settings import OddSettings
-from sonde.inspector.part_passes import PartPasses
 from sonde.inspector.pipeline.batch import Batch, BatchBuilder
 from sonde.inspector.same_inputs import SameInputs
 from sonde.inspector.settings import Settings

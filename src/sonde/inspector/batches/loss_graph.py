@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -87,15 +86,16 @@ class LossGraph:
         """Look at what the backward pass that runs, of a logged step, was begun from."""
         if self._strangers and step - self._first >= _STEPS:
             self._judge_strangers(epoch, step)
-        if step in self._passes or self._looks < _LOOKS:
-            self._passes[step] = self._passes.get(step, 0) + 1
-            self._note_sent()
-        if self._looks >= _LOOKS:
+        if step not in self._passes and self._looks >= _LOOKS:
             return
-        self._looks += 1
+        self._passes[step] = self._passes.get(step, 0) + 1
         try:
-            self._first = step if self._first < 0 else self._first
             sent = graph_nodes.sent_backward()[:1]
+            self._sent = next((each.detach() for each in sent if each.numel() == 1), None)
+            if self._looks >= _LOOKS:
+                return
+            self._looks += 1
+            self._first = step if self._first < 0 else self._first
             nodes = [node for each in sent for node in graph_nodes.nodes_before(each.grad_fn, _NODES)]
             for found in (*self._of_function(nodes[:_OF_LOSS]), *self._of_sides(nodes), *self._of_slopes(nodes)):
                 self._found.setdefault(
@@ -111,11 +111,6 @@ class LossGraph:
         except Exception as error:
             raise_if_foreign(error)
             self._looks = _LOOKS
-
-    def _note_sent(self) -> None:
-        """Keep the loss that the backward pass that runs was begun from."""
-        with suppress(Exception):
-            self._sent = next((each.detach() for each in graph_nodes.sent_backward()[:1] if each.numel() == 1), None)
 
     def take_loss(self, value: Any, epoch: int, step: int) -> None:
         """Compare a *value* that the loop gives as its loss with what was sent backward last, of a step that was looked at."""
@@ -388,7 +383,7 @@ def _is_trained_twice(node: Node) -> bool:
         return all(map(_is_trained_twice, terms))
     is_distance = name in _SQUARES or (name == "Sub" and not above.isdisjoint(_DISTANCES) and graph_nodes.shape_of(before[0]) != ())
     is_distance |= name == "Mul" and made == {"LogSoftmax", "Softmax"}
-    are_units = made == {"Div"} and all(map(_is_unit, before))
+    are_units = made == {"Div"} and all(map(graph_nodes.is_unit, before))
     is_distance |= are_units and (name == "Mul" or (name == "Mm" and "Diagonal" in above))
     left, right = (set(graph_nodes.nodes_before(_behind_moves(each, _TAKES), _NODES)) for each in before)
     shared = {graph_nodes.operation_of(each) for each in left & right}
@@ -423,11 +418,6 @@ def _are_parts(one: Collection[Node], other: Collection[Node]) -> bool:
         {graph_nodes.sources_of(each)[0] for each in side if graph_nodes.operation_of(each) in _TAKES} for side in (one, other)
     )
     return bool(of_one) and of_one == of_other
-
-
-def _is_unit(node: Node) -> bool:
-    """Return whether a division is that of a vector by its norm."""
-    return any("Norm" in graph_nodes.operation_of(each) for each in graph_nodes.nodes_before(node, 32))
 
 
 def _of(node: Node) -> str:

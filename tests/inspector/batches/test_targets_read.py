@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.inspector.test_batch_checks import mlp, trained
+from tests.inspector.batches.test_batch_checks import mlp, trained
 from torch import Tensor, nn
 from torch.nn import functional
 

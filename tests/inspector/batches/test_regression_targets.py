@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.inspector.test_batch_checks import mlp, trained
+from tests.inspector.batches.test_batch_checks import mlp, trained
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sonde.inspector.regression_targets import sentinel_numbers, squared_errors
-from sonde.inspector.target_reading import nodes_of_loss
+from sonde.inspector.batches.regression_targets import sentinel_numbers, squared_errors
+from sonde.inspector.batches.targets import nodes_of_loss
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 SQUARED: dict[str, Loss] = {

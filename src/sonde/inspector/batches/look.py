@@ -15,6 +15,13 @@ EACH = 16
 """Logged steps that are looked at each; of later ones those whose number has grown by half since the last."""
 PASSES = 4
 """Of a step, that are looked at: those of a discriminator on samples of both kinds, and of its generator."""
+SQUARE = 8
+"""Samples whose similarities are a table of classes."""
+_ONE_LABEL, _BOTH_WAYS = (
+    0.99,
+    0.9,
+)  # share of the samples that have one label; of pairs that are asked for both ways
+_OFF = 0.02  # of a gradient in half precision, rounding of its sum
 
 
 @dataclass(frozen=True)
@@ -26,7 +33,7 @@ class Depends:
         sought: it was asked which operation mixes samples.
         operations: those that may have: their name, and the modules they stand behind and before.
         spreading: the same of those that may have taken places to others.
-        is_graph, is_cut: as :class:`~sonde.inspector.dependence.Dependence` has them.
+        is_graph, is_cut: as :class:`~sonde.inspector.batches.dependence.Dependence` has them.
     """
 
     inputs: list[tuple[tuple[int, ...], bool]]
@@ -124,3 +131,14 @@ class Table:
 def class_axes(look: Look) -> set[int]:
     """Return the axes of an output that may be those of classes."""
     return {axis for axis in (1, len(look.shape) - 1) if 0 < axis < len(look.shape) and look.shape[axis] > 1}
+
+
+def label_axis(look: Look, numbers: Mapping[str, float]) -> int | None:
+    """Return the axis of classes, if the gradient at the output is that of a cross-entropy against one label each; else None."""
+    for axis in sorted(class_axes(look), reverse=True):
+        counted = numbers.get(f"counted {axis}", 0.0)
+        is_one = counted > 0 and numbers[f"single {axis}"] >= _ONE_LABEL * counted
+        if is_one and numbers[f"off {axis}"] <= _OFF:
+            return axis
+    is_square = len(look.shape) == 2 and look.shape[0] == look.shape[1] and look.shape[0] >= SQUARE
+    return 1 if is_square and numbers.get("single 1", 0.0) >= _BOTH_WAYS * look.shape[0] else None  # as of pairs

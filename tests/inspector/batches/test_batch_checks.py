@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sonde
-from sonde.inspector.batch_look import Look
+from sonde.inspector.batches.look import Look
 from sonde.rules import Finding
 
 VOCABULARY, PLACES, SAMPLES = 30, 17, 16

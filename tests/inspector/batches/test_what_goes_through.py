@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.inspector.test_batch_checks import VOCABULARY, Decoder, against, text, trained
+from tests.inspector.batches.test_batch_checks import VOCABULARY, Decoder, against, text, trained
 from torch import Tensor, nn
 from torch.nn import functional
 

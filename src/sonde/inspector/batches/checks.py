@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -14,9 +13,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from sonde.engine import autograd_state, communicates, graph_nodes, hooks, raise_if_foreign, walk
-from sonde.inspector.batch_findings import SHUT_LOOKS, BatchFindings
-from sonde.inspector.batch_look import EACH, PASSES, Depends, Look, Table, class_axes
-from sonde.inspector.dependence import (
+from sonde.inspector.batches.dependence import (
     NODES,
     dependence_of,
     is_piecewise_linear,
@@ -27,7 +24,18 @@ from sonde.inspector.dependence import (
     samples_of,
     scrambled_in,
 )
-from sonde.inspector.regression_targets import (
+from sonde.inspector.batches.findings import SHUT_LOOKS, BatchFindings
+from sonde.inspector.batches.layers import (
+    added_by,
+    attention_numbers,
+    dead_numbers,
+    dropped_numbers,
+    norm_numbers,
+    shut_numbers,
+    sum_numbers,
+)
+from sonde.inspector.batches.look import EACH, PASSES, Depends, Look, Table, class_axes
+from sonde.inspector.batches.regression_targets import (
     Range,
     beyond_numbers,
     chance_numbers,
@@ -38,7 +46,7 @@ from sonde.inspector.regression_targets import (
     series_numbers,
     target_column_numbers,
 )
-from sonde.inspector.target_reading import (
+from sonde.inspector.batches.targets import (
     as_logits,
     column_gradients,
     column_numbers,
@@ -70,25 +78,17 @@ _FEWEST, _TOLD = 8, 1 << 14  # samples of which some may be alike; elements of e
 _SAME = 1e-13  # of the sum of elements in float64, rounding
 _NOTHING = 1e-6  # of a gradient, rounding
 _PAIRS, _APART = 3, 1e-3  # samples; of the size of outputs that tell samples apart
-# operations between products and their softmax
-_SCORES = (*graph_nodes.KEEPS, "Div", "Mul", "MaskedFill", "Add", "Where", "Expand")
-_NEAR, _HALF = 40, 0.5  # nodes behind an attention among which a layer is looked for; share of the rows that read one place
 _LINEAR = 3  # layers in a row
 _MOST_CLASSES = 256
 _COLUMNS_OF_TARGETS = 16  # that are looked for in what is given
 _OUTPUTS = 6  # of one pass
 _SLOW = 0.005  # momentum of running statistics: a tenth of them is new after 20 passes
-_SETTLED, _ELEMENTS = 50, 32  # logged steps after which running statistics have settled; elements of a channel
+_SETTLED = 50  # logged steps after which running statistics have settled
 _FEATURES, _TELLING = 1 << 22, 8  # elements of an input that are compared with targets; of one sample, that tell it from others
 _BEHIND = (*graph_nodes.KEEPS, "Div", "Mul")
-_SUMS, _CANDIDATES = 8, 16  # first inputs of layers that are compared with what may be added; and how many of these
-_ZERO_BELOW = {"Relu": 0.0, "Gelu": -6.0, "Silu": -20.0}  # what goes into an activation that returns nothing for it, nor a slope
 _ACTIVATIONS = (nn.ReLU, nn.GELU, nn.SiLU)
 _GIVEN, _DERIVATIVES = 3, 8  # inputs whose derivatives are looked at, and how many come to them in one pass
-_SHUTS = ("Tanh", "Sigmoid", "Softmax")
-_NEAR_LAYER = 12  # operations between a layer and its activation, as sums over the neighbours in a graph
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)  # which are judged by what they return
-_DEAD_ELEMENTS = 64  # of an activation, of which one that is not zero would be seen
 
 
 class BatchChecks:
@@ -222,19 +222,19 @@ class BatchChecks:
                     look.add(dict(depends.numbers()) | mixes)
             most = self._chosen.limit("dropped", "most")
             if walks and not any(isinstance(each, _DROPOUTS) and each.p > most for each in self._model.modules()):
-                look.add(_dropped_numbers(nodes, names))
+                look.add(dropped_numbers(nodes, names))
             if self._depended == 1:
-                look.add(_attention_numbers(nodes, names))
-                look.add(_sum_numbers(nodes[::-1], dict(_added_by(self._model))))
+                look.add(attention_numbers(nodes, names))
+                look.add(sum_numbers(nodes[::-1], dict(added_by(self._model))))
             look.is_linear = layers_in_a_row(nodes) >= _LINEAR
             ends = [each.grad_fn for each in given if each.requires_grad]
             inside = graph_nodes.nodes_before(output.grad_fn, NODES, ends) if ends else ()
             look.is_piecewise = is_piecewise_linear([each for each in inside if each not in ends])
             look.add(self._count_indices(shown, nodes, names))
-            look.add(_norm_numbers(nodes, names, self._slow_norms() if self._steps >= _SETTLED else ()))
+            look.add(norm_numbers(nodes, names, self._slow_norms() if self._steps >= _SETTLED else ()))
             last = graph_nodes.behind(output.grad_fn, graph_nodes.KEEPS)
-            look.add(_shut_numbers(nodes[::-1], names, last) if self._depended <= SHUT_LOOKS else {})
-            look.add(_dead_numbers(nodes[::-1], self._names_without_activation(names), last))
+            look.add(shut_numbers(nodes[::-1], names, last) if self._depended <= SHUT_LOOKS else {})
+            look.add(dead_numbers(nodes[::-1], self._names_without_activation(names), last))
             look.add(_distances(shown, given))
         look.add(self._repeats(shown, look.step))
         self._looks.append(look)
@@ -409,215 +409,10 @@ def _alike_rows(tensor: Tensor) -> Tensor:
     return (sums[:, None] - sums).abs() <= _SAME * rows.abs().sum(1).max()
 
 
-def _attention_numbers(nodes: Sequence[Any], names: Mapping[int, str]) -> dict[str, Tensor]:
-    """Return how large the largest weight of each attention is on average (*sharp*), and of how many (*attended*).
-
-    It is 0 where most rows have it at one place.
-    """
-    found: dict[str, Tensor] = {}
-    for node in nodes:
-        weights = graph_nodes.attention_of(node)
-        if weights is None and graph_nodes.operation_of(node) == "Softmax":
-            scores = [graph_nodes.behind(each, _SCORES) for each in graph_nodes.sources_of(node)]
-            is_last = graph_nodes.axis_of(node) == len(graph_nodes.shape_of(node)) - 1
-            is_attention = is_last and bool(scores) and graph_nodes.operation_of(scores[0]) in ("Bmm", "Mm")
-            weights = graph_nodes.result_of(node) if is_attention else None
-        if weights is not None and weights.numel() <= _FEATURES:
-            largest, place = weights.detach().double().max(-1)
-            usual = (place == place.flatten().mode().values).double().mean()
-            leaves = (graph_nodes.leaf_of(each) for each in graph_nodes.nodes_before(node, _NEAR))
-            name = next((names[id(each)].rpartition(".")[0] for each in leaves if id(each) in names), "")
-            found[f"sharp {name}"] = torch.where(usual < _HALF, largest.mean(), 0.0)
-            found[f"attended {name}"] = usual.new_full((), weights.shape[-1])
-    return found
-
-
-def _dead_numbers(nodes: Sequence[Any], names: Mapping[int, str], last: Any) -> dict[str, Tensor]:
-    """Return of each layer before an activation, but for the *last* one, whether all of this is zero, its bias, and all else.
-
-    The bias is the mean of it, *rest* the size of what inputs and weight make; NaN where that is not known. *nodes* come in the
-    order of execution.
-    """
-    found: dict[str, Tensor] = {}
-    for node in nodes:
-        low = _ZERO_BELOW.get(graph_nodes.operation_of(node))
-        if low is None or node is last:
-            continue
-        with suppress(RuntimeError):  # as of what has been written into
-            made = graph_nodes.result_of(node) if low == 0 else next(graph_nodes.taken_by(node), None)
-            before = graph_nodes.nodes_before(graph_nodes.sources_of(node)[0], _NEAR_LAYER)
-            layer, held, name = _layer_behind(node, before, names)
-            if made is not None and name and made.numel() >= _DEAD_ELEMENTS and len(made) > 1:
-                has_any = torch.stack([each.detach().any() for each in held]).any()  # else it is the layer that returns zero
-                is_dead = (made.detach().amax() <= low) & has_any
-                found[f"dead {name}"] = is_dead & found[f"dead {name}"] if f"dead {name}" in found else is_dead
-                found |= _bias_numbers(name, held, next(graph_nodes.taken_by(layer), None))
-    return found
-
-
-def _shut_numbers(nodes: Sequence[Any], names: Mapping[int, str], last: Any) -> dict[str, Tensor]:
-    """Return of each layer before a tanh or sigmoid that another layer follows the mean slope of it, of the largest, and its bias.
-
-    So of each before a softmax, but for the *last* operation, by its largest probability. Of several such activations the largest
-    slope. *bias of* is how far the bias is from 0, or by softmax from its mean, and *rest* the size of all else. *nodes* come in
-    the order of execution.
-    """
-    found: dict[str, Tensor] = {}
-    ahead: dict[Any, list[Any]] = {}
-    for node in nodes:
-        for before in graph_nodes.sources_of(node):
-            ahead.setdefault(before, []).append(node)
-    for node in (each for each in nodes if graph_nodes.operation_of(each) in _SHUTS):
-        is_softmax = graph_nodes.operation_of(node) == "Softmax"
-        first = graph_nodes.sources_of(node)[0]
-        before = [graph_nodes.behind(first, _BEHIND)] if is_softmax else graph_nodes.nodes_before(first, _NEAR_LAYER)
-        layer, held, name = _layer_behind(node, before, names)
-        with suppress(RuntimeError):  # as of what has been written into
-            made = graph_nodes.result_of(node)
-            numbers = _bias_numbers(name, held, next(graph_nodes.taken_by(layer), None))
-            if made is not None and name and numbers and (node is not last if is_softmax else _is_followed(node, ahead)):
-                made = made.detach().double()
-                axis = graph_nodes.axis_of(node)
-                made = made.amax(axis) if is_softmax and axis is not None else made
-                slope = (1 - made.square() if graph_nodes.operation_of(node) == "Tanh" else 4 * made * (1 - made)).mean()
-                bias = next(each.detach().double() for each in held if each.dim() == 1)
-                known = found.get(f"shut {name}", slope)
-                found |= {f"shut {name}": torch.maximum(slope, known), f"rest {name}": numbers[f"rest {name}"]}
-                found[f"bias of {name}"] = (bias - is_softmax * bias.mean()).square().mean().sqrt()
-    return found
-
-
-def _is_followed(node: Any, ahead: Mapping[Any, Sequence[Any]]) -> bool:
-    """Return whether a layer takes what the operation *node* has made, or what is made of that; *ahead*: what takes what."""
-    seen, waiting = {node}, [node]
-    while waiting and len(seen) <= _NEAR:
-        new = [each for each in ahead.get(waiting.pop(), ()) if each not in seen]
-        if any(_leaves_of(each) for each in new):
-            return True
-        seen.update(new)
-        waiting += new
-    return False
-
-
-def _layer_behind(node: Any, nodes: Iterable[Any], names: Mapping[int, str]) -> tuple[Any, list[Tensor], str]:
-    """Return the first of *nodes* behind a *node* that takes parameters, these, and the path of the module that holds them.
-
-    The node itself, none and ``""`` where there is no such.
-    """
-    layer, held = next(((each, held) for each in nodes if (held := _leaves_of(each))), (node, []))
-    return layer, held, next((names[id(each)].rpartition(".")[0] for each in held if id(each) in names), "")
-
-
-def _leaves_of(layer: Any) -> list[Tensor]:
-    """Return the parameters that an operation takes, as they are, turned or cast."""
-    return [one for each in graph_nodes.with_turned(layer) if (one := graph_nodes.leaf_of(each)) is not None]
-
-
-def _dropped_numbers(nodes: Iterable[Any], names: Mapping[int, str]) -> dict[str, Tensor]:
-    """Return the share that each dropout sets to zero, by the name of the layer it stands behind; 0 where it is no dropout.
-
-    On an accelerator it is one operation, which knows its rate. Else it is a product with a mask of zeros and of 1 / (1 - rate).
-    """
-    found: dict[str, Tensor] = {}
-    for node in nodes:
-        mask, rate = graph_nodes.constant_factor_of(node), getattr(node, "_saved_p", None)
-        if graph_nodes.operation_of(node) == "NativeDropout" and isinstance(rate, float):
-            share = torch.full((), rate, dtype=torch.float64, device="cpu")
-        elif mask is not None and mask.is_floating_point() and _DEAD_ELEMENTS <= mask.numel() <= _FEATURES:
-            held = mask.detach().double()
-            top, share = held.max(), (held == 0).double().mean()
-            is_mask = ((held == 0) | (held == top)).all() & (top > 1) & ((top * (1 - share) - 1).abs() <= _HALF)
-            share = torch.where(is_mask, 1 - 1 / top, 0.0)
-        else:
-            continue
-        leaves = (graph_nodes.leaf_of(each) for each in graph_nodes.nodes_before(node, _NEAR))
-        name = next((names[id(each)].rpartition(".")[0] for each in leaves if id(each) in names), "")
-        found[f"dropped {name}"] = torch.maximum(found.get(f"dropped {name}", share), share)
-    return found
-
-
-def _added_by(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parameters and buffers that may be added to activations, by name: those of no layer of torch's own, and tables."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding) or not type(module).__module__.startswith("torch.nn.modules"):
-            for own, each in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
-                if type(each) in (Tensor, nn.Parameter) and each.is_floating_point() and 1 < each.numel() <= _FEATURES:
-                    yield f"{name}.{own}".removeprefix("."), each
-
-
-def _sum_numbers(nodes: Iterable[Any], candidates: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return of each of *candidates* its size, and that of what else is left of an input of a layer, the least of a few.
-
-    *nodes* come in the order of execution.
-    """
-    found: dict[str, Tensor] = {}
-    sums: list[Tensor] = []
-    for node in nodes if candidates else ():
-        with suppress(RuntimeError):  # as of what has been written into
-            sums += [each.detach() for each in graph_nodes.taken_by(node) if each.is_floating_point() and each.dim() > 1]
-    for given in [each for each in sums if each.numel() <= _FEATURES][:_SUMS]:
-        for name, each in list(candidates.items())[:_CANDIDATES]:
-            added = _fitted(each.detach(), given)
-            if added is not None:
-                size = (_rows_of(given, added) - added).double().square().mean().sqrt()
-                found[f"added {name}"] = added.double().square().mean().sqrt()
-                found[f"beside {name}"] = torch.minimum(size, found[f"beside {name}"]) if f"beside {name}" in found else size
-    return found
-
-
-def _fitted(added: Tensor, given: Tensor) -> Tensor | None:
-    """Return what of *added* may be a part of the sums that are *given*, of a table of more places the first; None for nothing."""
-    while added.dim() > 1 and len(added) == 1:
-        added = added[0]
-    if added.dim() == given.dim() == 2 and added.shape[1] == given.shape[1] and not len(given) % len(added):
-        return added  # samples and places in a row
-    if added.dim() > given.dim():
-        return None
-    if added.dim() > 1:
-        added = added[: given.shape[-added.dim()]]
-    return added if all(one in (1, other) for one, other in zip(added.shape[::-1], given.shape[::-1], strict=False)) else None
-
-
-def _rows_of(given: Tensor, added: Tensor) -> Tensor:
-    """Return sums that are *given*, with the places apart from the samples where what is *added* has places."""
-    return given.reshape(-1, *added.shape) if given.dim() == added.dim() == 2 and len(added) > 1 else given
-
-
-def _bias_numbers(name: str, held: Sequence[Tensor], given: Tensor | None) -> dict[str, Tensor]:
-    """Return the mean bias of a layer that takes the parameters *held*, and the size of what its weight makes of the *given*."""
-    biases = [each.detach().double() for each in held if each.dim() == 1]
-    weights = [each.detach().double() for each in held if each.dim() > 1]
-    if given is None or len(biases) != 1 or len(weights) != 1:
-        return {}
-    size, inputs = weights[0].square().mean(), weights[0][0].numel()
-    made = (given.detach().double().square().mean() * size * inputs).sqrt()
-    return {f"bias {name}": biases[0].mean(), f"rest {name}": made}
-
-
 def _are_same(one: Tensor, other: Tensor) -> Tensor:
     """Return whether two outputs are the same but for rounding, and tell samples apart."""
     size = one.abs().max()
     return ((one - other).abs().max() <= _NOTHING * size) & ((one[1:] - one[:-1]).abs().max() > _APART * size)
-
-
-def _norm_numbers(nodes: Sequence[Any], names: Mapping[int, str], slow: Collection[str]) -> dict[str, Tensor]:
-    """Return of each batch normalisation the variance that goes in, of its eps, and of *slow* ones how far they are off."""
-    found: dict[str, Tensor] = {}
-    for node in nodes:
-        held = graph_nodes.batch_statistics(node)
-        leaf = next((one for each in graph_nodes.sources_of(node) if (one := graph_nodes.leaf_of(each)) is not None), None)
-        name = names.get(id(leaf), "").rpartition(".")[0]
-        if held is None or not name or held.elements < _ELEMENTS:
-            continue
-        if held.eps:
-            var = (held.var - held.eps).clamp(min=0)  # what is the same for all samples is no matter of its scale
-            found[f"varies {name}"] = torch.where(
-                (var > _NOTHING * held.eps) & (held.mean.square() <= held.eps), var / held.eps, math.inf
-            ).median()
-        if name in slow:
-            off = ((held.running_mean - held.mean).square() / held.var).mean().sqrt()
-            found |= {f"mean {name}": off, f"variance {name}": (held.running_var / held.var).log().abs().mean().exp()}
-    return found
 
 
 def _gradient_comes(

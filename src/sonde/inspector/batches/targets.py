@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sonde.engine import autograd_state, graph_nodes
-from sonde.inspector.dependence import padded
+from sonde.inspector.batches.dependence import padded
 
 AHEAD = (-1, 0, 1, 2, 3)
 """By how many places labels are compared with the tokens of the input."""

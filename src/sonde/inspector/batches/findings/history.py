@@ -1,0 +1,59 @@
+"""What was read of the passes so far, and what all that judges them stands on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from sonde.rules import Chosen, Finding
+
+LAST, KEPT, OFTEN, SEEN = 3, 6, 10, 17
+"""Looks that show it again and again: the last ones, few, many; and so many that by then it is known what is dead."""
+SETTLED, LONG = 50, 1000
+"""Steps after which a training has begun to learn, and after which it should have."""
+MATCHES, DIFFERS, HALF = 0.99, 0.9, 0.5
+"""Shares: of all but for what comes by chance, of what is not all, of half of them."""
+NOTHING, EXACT = 1e-6, 1e-8
+"""Of a gradient: its rounding, and that of one which is the difference to a target."""
+INPUTS = 8
+"""That are compared with targets."""
+CUTS = ("Relu", "Clamp", "ClampMin", "ClampMax", "Hardtanh")
+"""Operations that return one number for all that is beyond it."""
+
+
+class History(dict[tuple[Any, ...], list[Any]]):
+    """By name, what was read of each pass."""
+
+    def so_far(self, *name: Any, value: Any = None) -> list[Any]:
+        """Return all values that were given by this *name*, of the passes in their order, this one last, if there is one."""
+        values = self.setdefault(name, [])
+        if value is not None:
+            values.append(value)
+        return values
+
+    def by(self, name: str) -> dict[tuple[Any, ...], list[Any]]:
+        """Return all values whose name begins with *name*, by the rest of it."""
+        return {key[1:]: values for key, values in self.items() if key[0] == name and values}
+
+
+class PassFindings:
+    """Judges training passes, in their order.
+
+    Args:
+        chosen: the rules that are applied.
+        part: the module whose passes these are.
+        history: what was read of them so far.
+    """
+
+    def __init__(self, chosen: Chosen, part: str, history: History) -> None:
+        self._chosen, self._part, self._history = chosen, part, history
+        self._so_far, self._by = history.so_far, history.by
+
+    def _told_stuck(self, values: Sequence[float], most: float, message: str) -> Finding | None:
+        """Return that a loss stands still, as a *message* says, if the last *values* are no more than *most*, and do not rise."""
+        last = list(values[-LAST:])
+        if len(last) < LAST or not all(each <= most for each in last) or sorted(set(last)) == last:
+            return None  # or what is slow has begun
+        found = self._chosen.judge("loss_stuck", 1.0, 1.0, 1.0, 0.0, float("nan"))
+        return found and replace(found, message=message)

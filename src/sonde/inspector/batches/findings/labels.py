@@ -1,0 +1,155 @@
+"""Judge the labels that outputs are given: whether they are alike, and of which samples the loss reads them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from sonde.inspector.batches.findings.history import LONG, MATCHES, OFTEN, SETTLED, History, PassFindings
+from sonde.inspector.batches.look import PASSES, Look, label_axis
+from sonde.rules import DEAD_SAMPLES, Chosen, Finding
+from sonde.words import short
+
+_SEVERAL = 1.5  # labels of a sample, beside one of its softmax
+_MOST = 0.7  # of the passes
+_SCALED = ("Mm", "Mul", "Div", "Bmm", "UnsafeView", "Add", "Sub")  # by which logits are made that no layer has made
+_SCALES = "look at what multiplies the outputs: a temperature, a scale, a missing 1 / sqrt(size)"
+_FEW = 0.1  # of the samples of a pass
+_PICKED = "look at the mask or index that picks what the loss reads: some classes are never learnt"
+_MOST_AXES = 8
+_EVEN = "look at label_smoothing, at a temperature, and at what makes the targets: a teacher or a labeller that is sure of nothing"
+_SIGN = "look at the sign of the loss, and at maximize=True of the optimizer"
+_NO_LOSS = (math.nan,) * 4  # of which the gradient tells
+_NO_BETTER = "the cross-entropy is no less than that of a guess by how often each label comes"
+
+
+class LabelFindings(PassFindings):
+    """Judges the labels that outputs are given.
+
+    Attributes:
+        axes: of an output those that may be of classes, as far as is known.
+    """
+
+    def __init__(self, chosen: Chosen, part: str, history: History) -> None:
+        super().__init__(chosen, part, history)
+        self.axes = {*range(1, _MOST_AXES)}
+        self._first_step: int | None = None
+        # what passes took, whether a gradient comes to it, whether a model has made it, and their one label
+        self._kinds: deque[tuple[StorageWeakRef, bool, bool, float]] = deque(maxlen=2 * PASSES)
+
+    def of(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield what one pass shows, beside those before it."""
+        self._first_step = look.step if self._first_step is None else self._first_step
+        yield from self._of_labels(look, numbers)
+        yield from self._of_other_labels(look, numbers)
+        yield from self._of_few(look, numbers)
+
+    def at_end(self) -> Iterator[Finding | None]:
+        """Yield what the last passes of a training show."""
+        yield self._told_guess()
+
+    def _of_labels(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that labels are alike: how many each pass had, and their one class, NaN of several; of first passes, of others."""
+        axis, labels_of_pass = label_axis(look, numbers), self._so_far("labels", look.number)
+        yield from self._of_all_classes(look, numbers)
+        labels = numbers.get(f"labels {len(look.shape) - 1}", 0.0)
+        shared = numbers.get("shared", 0.0)
+        several = self._so_far("several", value=labels or (shared if shared >= _SEVERAL else None))
+        if len(several) >= OFTEN:
+            yield self._chosen.judge("labels_several", statistics.mean(several), 1.0, math.inf, 0.0, is_read=True)
+        if axis is not None:
+            self.axes = {axis}
+            if look.step == self._first_step and look.number == 0 and look.made_by in _SCALED:
+                begun = numbers[f"loss {axis}"], math.log(look.shape[axis]), numbers["size"]
+                found = self._chosen.judge("begins_large", *begun)
+                yield None if found is None else replace(found, advice=_SCALES, quantity="output")
+            won = numbers[f"won {axis}"]
+            self._so_far("won", value=None if look.number or look.step < SETTLED or math.isnan(won) else won)
+            yield self._told_guess() if look.step >= LONG else None
+            low, high = numbers[f"low {axis}"], numbers[f"high {axis}"]
+            labels_of_pass.append((numbers["reached"], low if low == high else math.nan))
+            times, top, heavy, often = (numbers[f"{name} {axis}"] for name in ("times", "top", "heavy", "often"))
+            found = self._chosen.judge("weight_of_many", times, top) or self._chosen.judge("weight_of_many", 0.0, often, heavy)
+            weighs = self._so_far("weighs", value=found or False)
+            yield weighs[-1] if len(weighs) >= OFTEN and all(weighs) else None
+        elif self.axes and (sure := max(numbers.get(f"sure {each}", -1.0) for each in self.axes)) >= 0:
+            labels_of_pass.append((numbers["reached"], sure))
+        elif "one 0" in numbers:
+            labels_of_pass.append((numbers["reached"], float(f"{numbers['least 0']:.3g}") if numbers["one 0"] else math.nan))
+        elif "zeros" in numbers:
+            same = 0.0 if numbers["zeros"] else 1.0 if numbers["ones"] else math.nan
+            yield from self._of_kinds(look, same)
+            labels_of_pass.append((numbers["reached"], same))
+        else:
+            return
+        firsts, *rest = [each for _, each in sorted(self._by("labels").items())]  # the first pass of a step may train nothing
+        others = [each for held in rest for each in held]
+        singles = [each for _, each in firsts if not math.isnan(each)]
+        classes, are_all = set(singles), len(singles) == len(firsts)
+        if len(singles) < _MOST * len(firsts):
+            return
+        is_sorted = (
+            len(classes) > 1 and "one 0" not in numbers and axis is not None and all(count >= DEAD_SAMPLES for count, _ in firsts)
+        )
+        if is_sorted or (are_all and len(classes) == 1 and classes >= {each for _, each in others}):
+            counts = sum(count for count, _ in (*firsts, *others))
+            yield self._chosen.judge("labels_alike", counts, float(len(firsts)), float(len(classes)), is_each=are_all)
+
+    def _of_all_classes(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that the targets of a cross-entropy are one distribution, or that it is maximised."""
+        axis = len(look.shape) - 1
+        if f"even {axis}" in numbers:
+            even = self._so_far("even", look.number, value=numbers[f"even {axis}"])
+            if len(even) >= OFTEN and not any(map(math.isnan, even)):
+                found = self._chosen.judge("labels_alike", math.inf, float(len(even)), 1.0)
+                message = f"the targets of all samples are one distribution over the classes, the likeliest of {short(even[-1])}"
+                yield found and replace(found, message=message, advice=_EVEN)
+        down = self._so_far("down", look.number, value=numbers.get(f"raised {axis}", 0.0) >= MATCHES)
+        if len(down) >= OFTEN and all(down):
+            found = self._chosen.judge("loss_unbounded", *_NO_LOSS, is_maximised=True)
+            yield found and replace(found, advice=_SIGN)
+
+    def _of_other_labels(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that the labels of a further output are alike."""
+        for at in range(1, len(look.outputs)):
+            if numbers.get(f"labelled {at}", 0.0) > 0:
+                labels = self._so_far("labelled", at, look.number, value=(numbers[f"labelled {at}"], numbers[f"label {at}"]))
+                firsts = self._so_far("labelled", at, 0) or labels
+                classes = {each for _, each in firsts}
+                if len(classes) == 1 and not any(map(math.isnan, classes)):
+                    counts = sum(count for count, _ in firsts)
+                    found = self._chosen.judge("labels_alike", counts, float(len(firsts)), 1.0)
+                    yield found and replace(found, site=f"{self._part}:output{look.outputs[at]}")
+
+    def _of_kinds(self, look: Look, label: float) -> Iterator[Finding | None]:
+        """Yield that samples which a generator makes are given one label when it is trained and when a discriminator is."""
+        if look.taken is None or math.isnan(label):
+            return
+        storage, is_trained, is_made = look.taken
+        others = [each for each in self._kinds if each[1] != is_trained]
+        same = [other for held, was_trained, was_made, other in others if held == storage or (is_made if was_trained else was_made)]
+        self._kinds.append((storage, is_trained, is_made, label))
+        if same:
+            misled = self._so_far("misled", value=same[-1] == label)
+            yield self._chosen.judge("generator_misled", float(len(misled)), label) if all(misled) else None
+
+    def _of_few(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that a loss reads the same few samples of each pass, fewer than there are classes."""
+        axis = label_axis(look, numbers)
+        if axis is None or look.number:
+            return
+        count, classes = numbers["reached"], look.shape[axis]
+        few = self._so_far("few", value=numbers["which"] if count < min(classes, _FEW * look.samples) else 0.0)
+        if len(few) >= OFTEN and few[0] and len(set(few)) == 1:
+            found = self._chosen.judge("input_same", float(len(few)), 0.0, name="what the loss reads")
+            message = f"the loss reads the same {count:.0f} of {look.samples:,} samples, in {len(few)} passes"
+            yield found and replace(found, message=f"{message}, and there are {classes} classes", advice=_PICKED)
+
+    def _told_guess(self) -> Finding | None:
+        """Return that a cross-entropy has come to be no less than that of a guess."""
+        return self._told_stuck(self._so_far("won"), 0.0, _NO_BETTER)

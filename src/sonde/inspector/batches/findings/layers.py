@@ -1,0 +1,124 @@
+"""Judge the layers that a pass goes through: dead, shut and dropped units, normalisations, attention, embeddings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from sonde.inspector.batches.findings.history import LAST, OFTEN, History, PassFindings
+from sonde.inspector.batches.look import SQUARE, Look, Table
+from sonde.rules import Chosen, Finding, among
+from sonde.words import short
+
+_RATE = "lower its rate, which is the share that is dropped, and not that which is kept; and give it training=self.training"
+_SHARP = (
+    "look at what multiplies the scores of the attention (a missing 1 / sqrt(size), a temperature), at initial weights, and at a "
+    "missing normalisation"
+)
+_ADDED = "scale it to the size of what it is added to: its initial values, a missing division, a normalisation of each side"
+SHUT_LOOKS = 2
+"""First looks, in which a tanh or sigmoid has next to no slope: that it has begun so."""
+_SHUT = 1e-3  # mean slope, of the largest: of a sigmoid of -8
+_DEAD_LOOKS = 2  # one after the other, in which all units of a layer were dead
+
+
+class LayersOfPass(PassFindings):
+    """Judges the layers that passes go through.
+
+    Args:
+        tables: the embeddings, by the name of the parameter.
+    """
+
+    def __init__(self, chosen: Chosen, part: str, history: History, tables: Mapping[str, Table]) -> None:
+        super().__init__(chosen, part, history)
+        self._tables = tables
+        self._dead: dict[str, list[int]] = {}  # by layer: the steps in a row up to now in which its activation was zero throughout
+
+    def of(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield what one pass shows, beside those before it."""
+        yield self._chosen.judge("all_linear", float(look.is_linear))
+        yield from self._of_sums(numbers)
+        yield from self._of_dead(look, numbers)
+        yield from self._of_shut(look, numbers)
+        yield from self._of_indices(numbers)
+        yield from self._of_norms(numbers)
+        yield from self._of_attention(numbers)
+        yield from self._of_dropped(numbers)
+
+    def _of_sums(self, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that something which is added to activations leaves nothing of these."""
+        for name in (each.removeprefix("added ") for each in numbers if each.startswith("added ")):
+            found = self._chosen.judge("weight_large", numbers[f"added {name}"], numbers[f"beside {name}"], is_added=True)
+            yield found and replace(found, message=f"{name}: {found.message}", advice=_ADDED, site=f"{name}:param")
+
+    def _of_dead(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that all units of layers are dead, by the activation behind them, in one look after the other."""
+        for name in (each.removeprefix("dead ") for each in numbers if each.startswith("dead ")):
+            self._dead[name] = [*self._dead.get(name, ()), look.step] if numbers[f"dead {name}"] else []
+        names = [name for name, steps in self._dead.items() if len(steps) >= _DEAD_LOOKS and steps[-1] == look.step]
+        found = self._chosen.judge("dead", 1.0) if names else None
+        if found is not None:
+            bias, rest = (numbers.get(f"{each} {names[0]}", math.nan) for each in ("bias", "rest"))
+            does = f"look at what sets its bias first: it is {short(bias)} on average, where the weight adds {short(rest)} in size"
+            advice = f"{does}; then {found.advice}" if -bias > rest else found.advice
+            message = among(names, f"{found.message}: all that the activation behind it returns is zero")
+            first = self._dead[names[0]][0]
+            yield replace(found, message=message, site=f"{names[0]}:output", advice=advice, places=tuple(names), first_step=first)
+
+    def _of_shut(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that the bias of layers shuts the tanh, sigmoid or softmax behind them from the beginning."""
+        for name in (each.removeprefix("shut ") for each in numbers if each.startswith("shut ")):
+            slope, bias, rest = (numbers[f"{each} {name}"] for each in ("shut", "bias of", "rest"))
+            looks = self._so_far("shut", name, value=slope if slope < _SHUT and bias > rest else math.inf)
+            found = self._chosen.judge("flat", max(looks)) if len(looks) == SHUT_LOOKS else None
+            if found is not None:
+                message = f"{name}: what the tanh, sigmoid or softmax behind it returns is {found.message}"
+                does = f"look at what sets its bias: it is of size {short(bias)}, where the weight adds {short(rest)}"
+                yield replace(found, message=message, site=f"{name}:output", advice=does, severity="bad")
+
+    def _of_indices(self, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that an embedding is asked for few of its rows."""
+        for name, table in self._tables.items():
+            if f"most {name}" in numbers:
+                table.looks += 1
+                found = self._chosen.judge(
+                    "few_indices",
+                    numbers[f"most {name}"],
+                    numbers[f"rows {name}"],
+                    float(len(table.counts)),
+                    numbers[f"count {name}"],
+                    is_sequence=table.is_sequence,
+                )
+                if found is not None and table.looks >= OFTEN:
+                    yield replace(found, message=f"{name}: {found.message}", site=f"{name}:param")
+
+    def _of_norms(self, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that running statistics are not those of the batches, or that eps is more than what goes in varies."""
+        for key in numbers:
+            what, _, name = key.partition(" ")
+            if what not in ("mean", "varies"):
+                continue
+            read = (numbers[f"mean {name}"], numbers[f"variance {name}"]) if what == "mean" else (numbers[key],)
+            found = self._chosen.judge("running_off" if what == "mean" else "norm_starved", *read)
+            judged = self._so_far("norm", key, value=found or False)
+            if found is not None and len(judged) >= LAST and all(judged[-LAST:]):
+                yield replace(found, message=f"{name}: {found.message}", site=f"{name}:output")
+
+    def _of_attention(self, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that attention begins with one place alone."""
+        for name in (each.removeprefix("sharp ") for each in numbers if each.startswith("sharp ")):
+            places = numbers[f"attended {name}"]
+            if places >= SQUARE:
+                sharp = numbers[f"sharp {name}"]
+                found = self._chosen.judge("attention_large", math.nan, math.nan, sharp=sharp, places=places)
+                yield found and replace(found, advice=_SHARP, site=name and f"{name}:output")
+
+    def _of_dropped(self, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that a dropout which is no module drops nearly all, in two looks."""
+        for name in (each.removeprefix("dropped ") for each in numbers if each.startswith("dropped ")):
+            found = self._chosen.judge("dropped", numbers[f"dropped {name}"])
+            times = self._so_far("dropped", name, value=found or False)
+            if found is not None and len(times) > 1 and all(times[-2:]):
+                message = f"{found.message} behind {name or 'the input'}, by functional.dropout"
+                yield replace(found, message=message, site=name and f"{name}:output", advice=_RATE)
