@@ -32,7 +32,6 @@ from sonde.stats import Joining
 from sonde.warn import warn_user
 from sonde.words import many
 
-_OF_DECAY = {"loss_stuck", "weight_shrinking", "update_small", "output_small"}  # what a decay does that outweighs gradients
 _TRAINS = 20  # losses of training without any step, after which one was meant
 _MANY = 1024  # pushed values that may wait for a logged step
 _MOMENT = 1.0  # seconds
@@ -376,18 +375,12 @@ class WatchedTraining:
         return list(self._seen.values())
 
     def _does_harm(self, each: Finding) -> bool:
-        """Return whether a finding is one by itself: it follows from no other, and the same samples in each step are not meant."""
-        others = self._writer.findings.judged()
-        if implied(each, others):
+        """Return whether a finding is one by itself: it follows from no other, and what is recorded bears it out."""
+        if implied(each, self._writer.findings.judged()):
             self._follows.add(each.identity)
             return False
         divides = any(watched.rows.divides for watched in self.watched if watched.name in ("", each.model))
-        if not self._writer.findings.bears_out(each, divides=divides):
-            return False
-        if each.rule == "decay_large" and each.severity == "warn":
-            told = {other.rule for other in others if other.severity != "note"}
-            return "loss_stuck" in told and told <= _OF_DECAY
-        return "again" not in each.evidence or any(other.rule == "overfitting" for other in others)
+        return self._writer.findings.bears_out(each, divides=divides)
 
     def _see(self, found: Finding, step: int) -> None:
         """Note a finding that no row holds, at *step*, unless that was done."""

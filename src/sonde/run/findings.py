@@ -40,6 +40,7 @@ Identity = tuple[str, str, int, bool]
 
 _GRAVEST = ("bad", "warn", "note")
 _HARMED = {"output", "loss", "gradient", "update", "weight"}  # what an input that is not scaled can do harm to
+_OF_DECAY = {"loss_stuck", "weight_shrinking", "update_small", "output_small"}  # what a decay does that outweighs gradients
 _TOO_FAR: set[object] = {("output", "large"), ("loss", "large"), ("gradient", "large"), ("update", "large"), ("weight", "large")}
 _OF_TARGETS: set[object] = {*_TOO_FAR, ("loss", "still")}  # what targets that are far larger than outputs can do
 _OF_FADING: set[object] = {
@@ -655,7 +656,8 @@ class Findings:
 
         That nothing is won of what should be, where steps have moved the weights far and no finding says yet that the loss stands
         still; that a label is seen, where the loss has come down; that steps are made of gradients of a loss that was multiplied,
-        where they do harm.
+        where they do harm; that a decay outweighs the gradients, where the loss stands still and nothing else explains it; that
+        each step sees the same samples, where these are learnt by heart.
 
         >>> from sonde.run import Findings
         >>> from sonde.types import Finding
@@ -671,6 +673,11 @@ class Findings:
         if each.rule == "loss_summed":
             harms = {RULES[other.rule].about for other in self.judged() if other.severity != "note" and related(each, other)}
             return bool(harms & _TOO_FAR) and self._judges.is_left_scaled(each, divides=divides)
+        if each.rule == "decay_large" and each.severity == "warn":
+            told = {other.rule for other in self.judged() if other.severity != "note"}
+            return "loss_stuck" in told and told <= _OF_DECAY
+        if "again" in each.evidence:
+            return any(other.rule == "overfitting" for other in self.judged())
         return each.rule != "label_seen" or self._judges.may_learn(each.model)
 
     def judged(self) -> list[Finding]:
