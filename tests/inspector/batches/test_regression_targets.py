@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sonde.inspector.batches.regression_targets import sentinel_numbers, squared_errors
-from sonde.inspector.batches.targets import nodes_of_loss
+from sonde.inspector.batches.target_reading import nodes_of_loss
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 SQUARED: dict[str, Loss] = {

@@ -6,13 +6,13 @@ import torch
 from torch import nn
 
 from sonde.engine import Event, Probe, observe
-from sonde.inspector.batches.checks import BatchChecks
+from sonde.inspector.batches.batch_checks import BatchChecks
 from sonde.inspector.batches.look import PASSES
 from sonde.rules import Chosen, Finding
 
 
 class PartPasses:
-    """Looks at the passes of parts as :class:`~sonde.inspector.batches.checks.BatchChecks` does at those of a model.
+    """Looks at the passes of parts as :class:`~sonde.inspector.batches.batch_checks.BatchChecks` does at those of a model.
 
     Args:
         chosen: the rules that are applied.

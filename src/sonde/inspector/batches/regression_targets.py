@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sonde.engine import autograd_state, graph_nodes
-from sonde.inspector.batches.targets import (
+from sonde.inspector.batches.target_reading import (
     ALIKE,
     BEYOND,
     BOUNDS,

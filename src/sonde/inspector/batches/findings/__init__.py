@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from sonde.inspector.batches.findings.dependence import DependenceFindings
-from sonde.inspector.batches.findings.gradients import GradientFindings
-from sonde.inspector.batches.findings.history import History
-from sonde.inspector.batches.findings.labels import LabelFindings
-from sonde.inspector.batches.findings.layers import SHUT_LOOKS as SHUT_LOOKS
-from sonde.inspector.batches.findings.layers import LayersOfPass
-from sonde.inspector.batches.findings.targets import TargetFindings
+from sonde.inspector.batches.findings.dependence_findings import DependenceFindings
+from sonde.inspector.batches.findings.gradient_findings import GradientFindings
+from sonde.inspector.batches.findings.label_findings import LabelFindings
+from sonde.inspector.batches.findings.layers_of_pass import SHUT_LOOKS as SHUT_LOOKS
+from sonde.inspector.batches.findings.layers_of_pass import LayersOfPass
+from sonde.inspector.batches.findings.pass_history import History
+from sonde.inspector.batches.findings.target_findings import TargetFindings
 from sonde.inspector.batches.look import Look, Table
 from sonde.rules import Chosen, Finding
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from sonde.inspector.batches.findings.history import LAST, OFTEN, History, PassFindings
+from sonde.inspector.batches.findings.pass_history import LAST, OFTEN, History, PassFindings
 from sonde.inspector.batches.look import SQUARE, Look, Table
 from sonde.rules import Chosen, Finding, among
 from sonde.words import short

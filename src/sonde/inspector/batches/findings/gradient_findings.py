@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from sonde.inspector.batches.findings.history import HALF, KEPT, LAST, OFTEN, SEEN, PassFindings
+from sonde.inspector.batches.findings.pass_history import HALF, KEPT, LAST, OFTEN, SEEN, PassFindings
 from sonde.inspector.batches.look import EACH, Look, label_axis
 from sonde.rules import Finding
 from sonde.words import short

@@ -1,4 +1,4 @@
-"""Judge the labels that outputs are given: whether they are alike, and of which samples the loss reads them."""
+"""Judge the labels that outputs are given: whether they are alike, and whether the loss reads those of few samples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from sonde.inspector.batches.findings.history import LONG, MATCHES, OFTEN, SETTLED, History, PassFindings
+from sonde.inspector.batches.findings.pass_history import LONG, MATCHES, OFTEN, SETTLED, History, PassFindings
 from sonde.inspector.batches.look import PASSES, Look, label_axis
 from sonde.rules import DEAD_SAMPLES, Chosen, Finding
 from sonde.words import short

@@ -25,7 +25,7 @@ from sonde.inspector.batches.dependence import (
     scrambled_in,
 )
 from sonde.inspector.batches.findings import SHUT_LOOKS, BatchFindings
-from sonde.inspector.batches.layers import (
+from sonde.inspector.batches.layer_reading import (
     added_by,
     attention_numbers,
     dead_numbers,
@@ -46,7 +46,7 @@ from sonde.inspector.batches.regression_targets import (
     series_numbers,
     target_column_numbers,
 )
-from sonde.inspector.batches.targets import (
+from sonde.inspector.batches.target_reading import (
     as_logits,
     column_gradients,
     column_numbers,

@@ -8,7 +8,18 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from sonde.inspector.batches.findings.history import EXACT, HALF, INPUTS, KEPT, LAST, LONG, MATCHES, SETTLED, History, PassFindings
+from sonde.inspector.batches.findings.pass_history import (
+    EXACT,
+    HALF,
+    INPUTS,
+    KEPT,
+    LAST,
+    LONG,
+    MATCHES,
+    SETTLED,
+    History,
+    PassFindings,
+)
 from sonde.inspector.batches.look import EACH, Look
 from sonde.inspector.batches.regression_targets import COSINE
 from sonde.rules import Chosen, Finding

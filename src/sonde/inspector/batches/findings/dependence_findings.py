@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from sonde.inspector.batches.dependence import is_graph_operation, is_statistic
-from sonde.inspector.batches.findings.history import (
+from sonde.inspector.batches.findings.pass_history import (
     CUTS,
     DIFFERS,
     EXACT,
@@ -25,7 +25,7 @@ from sonde.inspector.batches.findings.history import (
     PassFindings,
 )
 from sonde.inspector.batches.look import Depends, Look, label_axis
-from sonde.inspector.batches.targets import AHEAD
+from sonde.inspector.batches.target_reading import AHEAD
 from sonde.rules import Chosen, Finding
 from sonde.words import percent, shape_text, short
 
