@@ -3,4 +3,4 @@
 from sonde.inspector.batches.batch_checks import BatchChecks as BatchChecks
 from sonde.inspector.batches.look import PASSES as PASSES
 from sonde.inspector.batches.loss_graph import LossGraph as LossGraph
-from sonde.inspector.batches.parts import PartPasses as PartPasses
+from sonde.inspector.batches.part_passes import PartPasses as PartPasses
