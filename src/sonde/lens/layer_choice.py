@@ -43,11 +43,6 @@ class Choice:
             raise ArgumentError(f"depth={self.depth!r}: give a number of levels below the root, or -1 for all")
 
     @property
-    def is_everything(self) -> bool:
-        """Whether all layers are chosen."""
-        return self.depth < 0 and all(where is None or (isinstance(where, str) and where == "") for where in self._pair)
-
-    @property
     def _pair(self) -> tuple[Where, Where]:
         return self.include, self.exclude
 

@@ -296,6 +296,19 @@ def test_a_setting_of_an_optimizer_that_is_not_finite_is_named(kind: Any, name: 
     assert "4 of 4 parameters" in found.reached
 
 
+@pytest.mark.parametrize(("setting", "said"), [({"eps": 0}, "eps of Adam is 0"), ({"betas": (0.9, 1.0)}, "betas of Adam is 1")])
+def test_a_setting_by_which_an_optimizer_divides_by_zero_is_named(setting: dict[str, Any], said: str) -> None:
+    model = network()
+    with torch.no_grad():
+        model[2].weight.zero_()  # no gradient comes before it
+    optimizer = torch.optim.Adam(model.parameters())
+    optimizer.param_groups[0].update(setting)
+    found = sonde.why_nan(model, X, cross_entropy, optimizer=optimizer)
+    assert found.cause is not None
+    assert (found.phase, found.cause.sentence) == ("step", f"{said}: 0 / 0")
+    assert found.cause.advice.startswith("give the optimizer")
+
+
 def test_a_setting_of_one_group_is_named_with_the_group() -> None:
     model = network()
     groups = [{"params": model[0].parameters()}, {"params": model[2].parameters(), "weight_decay": math.inf}]

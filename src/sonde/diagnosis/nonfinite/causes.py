@@ -300,7 +300,7 @@ def _exp(operation: Operation, producers: dict[str, str]) -> Cause | None:
     dtype = operation.result.dtype
     border = math.log(limit_of(dtype))
     sentence = f"{operation.name}({number_text(value)}) overflows {dtype_name(dtype)}, which ends at exp({number_text(border)})"
-    return Cause("exp overflow", sentence, "subtract the maximum before exp, or use logsumexp, softmax or softplus")
+    return Cause("exp overflow", sentence, "clamp what goes in, or subtract its maximum first, as logsumexp and softmax do")
 
 
 def _pow(operation: Operation, producers: dict[str, str]) -> Cause | None:

@@ -51,6 +51,11 @@ _EXPLAINED = 64
 """So many origins are explained, each by a look at all its operands; later ones are followed only."""
 
 _DIVISIONS = {"rsqrt", "reciprocal", "div"}
+_BY_ZERO = {"division by zero", "0 / 0"}
+_AT_ITS_END = {
+    ("betas", 1.0): "give the optimizer betas below 1, by whose powers it divides",
+    ("eps", 0.0): "give the optimizer an eps above 0, which it adds to the divisor",
+}
 _ROOTS = {"sqrt", "vector_norm", "std"}
 
 _OVER = (*CHOICES, "index_put")
@@ -480,18 +485,23 @@ class OperationObserver(OperatorMode):
         return zeros.node, forward_name(zeros.node) + ("" if line is None else f" ({line.name})")
 
     def _of_setting(self, operation: Operation, cause: Cause, phase: Phase) -> Cause:
-        """Return *cause* with the setting of an optimizer that is not finite, where *operation* of its step was given one."""
+        """Return *cause* with the setting of an optimizer that made it, where *operation* of its step was given one.
+
+        That is one that is not finite, or, of a division by zero, an ``eps`` of 0 or a beta of 1.
+        """
         numbers = [*operation.numbers.values(), *(float(held.real) for held in operation.tensors.values() if held.numel() == 1)]
-        if phase != "step" or all(map(math.isfinite, numbers)):
+        is_finite = all(map(math.isfinite, numbers))
+        if phase != "step" or (is_finite and cause.name not in _BY_ZERO):
             return cause
         optimizer = autograd_state.optimizers_running()[-1]
-        found = [(name, value, place) for place, group in enumerate(optimizer.param_groups) for name, value in _settings(group)]
-        if not found:
-            return cause
-        name, value, place = found[0]
-        where = f" of group {place}" if len(optimizer.param_groups) > 1 else ""
-        sentence = f"{name}{where} of {type(optimizer).__name__} is {number_text(value)}: {cause.sentence}"
-        return cause._replace(sentence=sentence, advice=f"give the optimizer a finite {name}")
+        for place, group in enumerate(optimizer.param_groups):
+            for name, value in _settings(group):
+                advice = _AT_ITS_END.get((name, value)) if is_finite else f"give the optimizer a finite {name}"
+                if advice is not None and (is_finite or not math.isfinite(value)):
+                    where = f" of group {place}" if len(optimizer.param_groups) > 1 else ""
+                    sentence = f"{name}{where} of {type(optimizer).__name__} is {number_text(value)}: {cause.sentence}"
+                    return cause._replace(sentence=sentence, advice=advice)
+        return cause
 
     def _scaled(self, operation: Operation, cause: Cause) -> Cause:
         """Return *cause* with the remark that the gradient would fit without the scale of the loss."""
@@ -730,11 +740,10 @@ _ADVICE: dict[Source, str] = {
 
 
 def _settings(group: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield the settings of a group of an optimizer that are not finite, by name."""
+    """Yield the numbers among the settings of a group of an optimizer, by name."""
     for name, value in group.items():
         parts = value if isinstance(value, tuple | list) else [value]
-        numbers = [float(part) for part in parts if name != "params" and (isinstance(part, float) or _is_number(part))]
-        yield from ((name, number) for number in numbers if not math.isfinite(number))
+        yield from ((name, float(part)) for part in parts if name != "params" and (type(part) in (int, float) or _is_number(part)))
 
 
 def _is_number(part: Any) -> bool:
