@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -285,6 +286,41 @@ def test_updates_are_compared() -> None:
     assert found.cause is not None
     assert (found.culprit.stage, found.cause.message) == ("update", "lr is 0.1 in the optimizer of a and 0.2 in that of b")
     assert found.cause.evidence == {"lr_a": 0.1, "lr_b": 0.2}
+
+
+class Pooled(nn.Module):
+    """Returns several tensors, of which the last is *pooled*, in a structure of its own."""
+
+    def __init__(self, made: Callable[[Tensor, Tensor, Tensor], Any], pooled: Callable[[Tensor], Tensor] = torch.tanh) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc, self.pool = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.made, self.pooled = made, pooled
+
+    def forward(self, x: Tensor) -> Any:
+        hidden = self.fc(x)
+        return self.made(hidden, hidden.exp(), self.pooled(self.pool(hidden)))
+
+
+def mapping(hidden: Tensor, other: Tensor, pooled: Tensor) -> dict[str, Tensor]:
+    return {"hidden": hidden, "other": other, "pooled": pooled}
+
+
+def test_outputs_of_another_structure_are_compared_each_with_the_nearest() -> None:
+    """Before, all but the first were left out without a word."""
+    batch = torch.randn(4, 8)
+    assert sonde.compare(Pooled(mapping), Pooled(lambda *each: (each[0], each[2], each[1])), batch).ok
+    found = sonde.compare(Pooled(mapping), Pooled(lambda *each: (each[0], each[2], each[1]), torch.sin), batch)
+    assert found.culprit is not None
+    assert (str(found.culprit.site), found.culprit.leaf) == ("(root):output", "['pooled']")
+
+
+def test_outputs_that_the_other_side_does_not_return_are_named() -> None:
+    found = sonde.compare(Pooled(mapping), Pooled(lambda *each: (each[0], each[2][:, :3])), torch.randn(4, 8))
+    assert found.notes == (
+        "not compared, since the other side returns no such: ['other'], ['pooled'] of a",
+        "not compared, since the other side returns no such: [1] of b",
+    )
 
 
 def test_assert_same_raises_with_the_ladder() -> None:

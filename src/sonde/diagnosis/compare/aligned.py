@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sonde.diagnosis.compare.joined import ADDENDS, among_ranks
 from sonde.diagnosis.compare.names import Names
-from sonde.diagnosis.compare.sides import Kept, Key, Side
+from sonde.diagnosis.compare.sides import Kept, Key, Side, partners
 from sonde.diagnosis.distance import as_numbers, distance, held_of_both, laid_out_alike, spacing
 from sonde.engine import is_floating
 from sonde.site import OTHER_CALLS, PARAMETER_PORTS, Site
@@ -434,7 +434,7 @@ def _of_types(x: Tensor, y: Tensor) -> str:
 
 
 def _pairs(one: Kept, other: Kept, *, only_main: bool) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yield the tensors that belong together, with the leaf path: the main ones, then those of one path and shape.
+    """Yield the tensors that belong together, with the leaf path: the main ones, then :func:`partners` of one shape.
 
     Of an input whole numbers and truth values count too: masks and positions.
     """
@@ -444,9 +444,9 @@ def _pairs(one: Kept, other: Kept, *, only_main: bool) -> Iterator[tuple[str, Te
     yield main[0], main[1], others[1]
     if only_main:
         return
-    for leaf, tensor in one.leaves.items():
-        beside = other.leaves.get(leaf)
-        if leaf in (main[0], others[0]) or beside is None or tensor.is_nested or beside.is_nested or beside.shape != tensor.shape:
+    for leaf, path in partners(one, other).items():
+        tensor, beside = one.leaves[leaf], other.leaves[path]
+        if tensor.is_nested or beside.is_nested or beside.shape != tensor.shape:
             continue
         is_compared = is_floating(tensor) == is_floating(beside) and not tensor.is_meta and not beside.is_meta
         if is_compared and (is_floating(tensor) or one.site.port == "input"):

@@ -24,7 +24,7 @@ from sonde.diagnosis.compare.portions import Joined, joined_projections
 from sonde.diagnosis.compare.proposal import few_in_common, proposed_match
 from sonde.diagnosis.compare.recorded_runs import compare_recorded, is_recorded
 from sonde.diagnosis.compare.scene import Scene
-from sonde.diagnosis.compare.sides import Side, of_stashes, of_store
+from sonde.diagnosis.compare.sides import Side, of_stashes, of_store, without_partner
 from sonde.diagnosis.compare.undoing import Explained, left_out
 from sonde.diagnosis.compare.weights import matched
 from sonde.diagnosis.compare.written_out import count_joined
@@ -293,6 +293,7 @@ def _compared(a: Side, b: Side, match: Mapping[str, str] | None, noise: float | 
         which = names_text([str(place.site) for place in apart])
         count = many(len(apart), "place")
         notes.append(f"this rank holds parts of distributed tensors, which were not compared, at {count}: {which}")
+    notes += _not_compared(a, b)
     culprit = first_parted(places)
     found = Explained()
     owner = ""
@@ -325,6 +326,16 @@ def _compared(a: Side, b: Side, match: Mapping[str, str] | None, noise: float | 
         tuple(notes),
         tuple(_error(side) for side in (a, b) if side.error is not None),
     )
+
+
+def _not_compared(a: Side, b: Side) -> Iterator[str]:
+    """Yield which tensors of what the models return were not compared, since the other side returns none of their shape."""
+    root = Site("", "output")
+    one, other = (next((kept for kept in side.kept if kept.site == root), None) for side in (a, b))
+    if one is not None and other is not None:
+        for which, leaves in zip("ab", without_partner(one, other), strict=True):
+            if leaves:
+                yield f"not compared, since the other side returns no such: {names_text(leaves)} of {which}"
 
 
 def _liken(a: Side, b: Side, names: Names) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sonde.diagnosis.compare.aligned import Frame, Place, frame_of
 from sonde.diagnosis.compare.names import Names
-from sonde.diagnosis.compare.sides import Kept, Key, Side
+from sonde.diagnosis.compare.sides import Kept, Key, Side, partners
 from sonde.diagnosis.compare.suspects import Suspect, Undo
 from sonde.diagnosis.distance import as_numbers, distance, laid_out_alike
 from sonde.engine import is_floating
@@ -170,7 +170,9 @@ class Scene:
 
 
 def _laid(one: Kept | None, other: Kept | None, leaf: str = "") -> tuple[Tensor, Tensor] | None:
-    x, y = (None if kept is None else (leaf, kept.leaves[leaf]) if leaf else kept.main for kept in (one, other))
+    if one is None or other is None:
+        return None
+    x, y = ((leaf, one.leaves[leaf]), (leaf, other.leaves[partners(one, other)[leaf]])) if leaf else (one.main, other.main)
     if x is None or y is None or x[1].is_meta or y[1].is_meta:
         return None
     here = as_numbers(x[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.diagnosis.distance import readable
+from sonde.diagnosis.distance import as_numbers, distance, readable
 from sonde.engine import Named, buffers_of, class_of, is_floating, members, parameters_of
 from sonde.errors import ArgumentError
 from sonde.keep import Stash, leaves_of
@@ -50,6 +51,46 @@ class Kept:
         """The first floating-point tensor with its leaf path; without one the first tensor; None if there is none."""
         found = list(self.leaves.items())
         return next((each for each in found if is_floating(each[1])), next(iter(found), None))
+
+
+def partners(one: Kept, other: Kept) -> dict[str, str]:
+    """Return which tensor of *other* belongs to each of *one*, by leaf path, but for the main ones.
+
+    Those of one path. Of outputs of another structure, as a tuple and a mapping, each remaining one with the nearest of its shape,
+    if there are as many of each shape; of what a model returns, also if there is one of a shape in both.
+    """
+    found = {leaf: leaf for leaf in one.leaves if leaf in other.leaves}
+    rest, others = (
+        {leaf: tensor for leaf, tensor in each.items() if not (tensor.is_nested or tensor.is_meta)}
+        for each in _unpaired(one, other, found)
+    )
+    shapes = [Counter(tensor.shape for tensor in each.values()) for each in (rest, others)]
+    is_same, is_model = shapes[0] == shapes[1], one.site.path == ""
+    if one.site.port in ("output", "grad_output") and (is_same or is_model):
+        apart = {
+            (leaf, beside): distance(as_numbers(held), as_numbers(like)).relative
+            for leaf, held in rest.items()
+            for beside, like in others.items()
+            if held.shape == like.shape and (is_same or shapes[0][held.shape] == shapes[1][held.shape] == 1)
+        }
+        for leaf, beside in sorted(apart, key=lambda pair: apart[pair]):
+            if leaf not in found and beside not in found.values():
+                found[leaf] = beside
+    main = {kept.main[0] for kept in (one, other) if kept.main is not None}
+    return {leaf: beside for leaf, beside in found.items() if main.isdisjoint((leaf, beside))}
+
+
+def _unpaired(one: Kept, other: Kept, pairs: Mapping[str, str]) -> Iterator[dict[str, Tensor]]:
+    """Yield of both the floating-point tensors that are in none of *pairs*, by leaf path, but for the main one."""
+    for kept, known in ((one, pairs.keys()), (other, pairs.values())):
+        first = "" if kept.main is None else kept.main[0]
+        yield {leaf: kept.leaves[leaf] for leaf in kept.leaves if leaf not in (first, *known) and is_floating(kept.leaves[leaf])}
+
+
+def without_partner(one: Kept, other: Kept) -> tuple[list[str], list[str]]:
+    """Return the floating-point tensors of both that belong to none of the other side, by leaf path."""
+    own, beside = map(list, _unpaired(one, other, partners(one, other)))
+    return own, beside
 
 
 @dataclass(frozen=True, slots=True)
