@@ -723,6 +723,14 @@ def test_a_planted_fault_is_named_by_its_check(make: Callable[[], Case], check: 
     assert rule in {each.rule for each in found[check].findings}
 
 
+def test_noise_of_its_own_is_not_taken_for_other_samples() -> None:
+    torch.manual_seed(0)
+    model, x, loss_fn, _ = random_every_time()
+    found = sonde.preflight(model, x, loss_fn, checks=["deterministic", "samples_apart"], verbose=False)
+    assert (found["deterministic"].verdict, found["samples_apart"].verdict) == ("warn", "unknown")
+    assert "two forwards from one random state differ" in found["samples_apart"].words
+
+
 def test_a_batch_that_zeros_learn_as_well_says_that_the_input_is_not_used() -> None:
     """The input reaches the output, but only by a millionth."""
     torch.manual_seed(0)

@@ -37,11 +37,9 @@ def mode(subject: Subject) -> Check:
 def deterministic(subject: Subject) -> Check:
     """Judge whether two forwards from one random state give the same output."""
     _ = subject.ran
-    one, other = subject.outputs(), subject.outputs()
-    if not one:
+    if not subject.outputs():
         raise UnjudgedError("the output holds no floating-point tensor")
-    far = max(((distance_of(a, b), rounding_of(a)) for a, b in zip(one, other, strict=False)), default=(0.0, 0.0))
-    found = rules.judge("random_output", *far)
+    found = rules.judge("random_output", *subject.apart)
     said = [] if found is not None else ["two forwards are equal to the last bit"]
     said += [f"the loss function: {subject.drawn}"] if subject.drawn else []
     return Check("deterministic", "; ".join(said), () if found is None else (found,))
@@ -188,6 +186,7 @@ def samples_apart(subject: Subject) -> Check:
         raise UnjudgedError("needs a batch of two samples or more, along the first axis of inputs and outputs")
     if holds_graph(subject.model, tensors, samples):
         raise UnjudgedError(f"a matrix of {samples:,} x {samples:,}, or a list of edges, says which samples belong together")
+    subject.expect_repeats()
     far = []
     for kept in (samples - 1, 0):
 

@@ -203,6 +203,18 @@ class Subject:
         return ""
 
     @cached_property
+    def apart(self) -> tuple[float, float]:
+        """How far the outputs of two forwards from one random state are apart, and by how much rounding may move them."""
+        pairs = zip(self.outputs(), self.outputs(), strict=False)
+        return max(((distance_of(one, other), rounding_of(one)) for one, other in pairs), default=(0.0, 0.0))
+
+    def expect_repeats(self) -> None:
+        """Raise an error where what another batch changes cannot be told from what another forward does."""
+        far, rounding = self.apart
+        if far > rounding:
+            raise UnjudgedError("two forwards from one random state differ: what another batch changes cannot be told from that")
+
+    @cached_property
     def first(self) -> FirstStep:
         """One forward and backward pass, observed."""
         found, tallies, places = FirstStep(), dict[str, Tally](), dict[str, int]()

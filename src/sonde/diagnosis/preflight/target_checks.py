@@ -316,6 +316,7 @@ def _reaches_back(subject: Subject, inputs: Tensor, axis: int = 1, wanted: int =
 
         return change
 
+    subject.expect_repeats()
     before = subject.outputs(normalise_apart)
     far: list[tuple[float, float]] = []
     for place in sorted({1, length // 2, length - 1}):
