@@ -201,6 +201,11 @@ def random_every_time() -> Case:
     return Around(between=drifting), x, classify(y), None
 
 
+def no_activation() -> Case:
+    x, y = data()
+    return nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.0), nn.Linear(16, 16), nn.Linear(16, 3)), x, classify(y), None
+
+
 def constant_loss() -> Case:
     x, _ = data()
     return net(), x, lambda p: p.softmax(-1).sum(-1).mean(), None
@@ -710,6 +715,7 @@ def decay_of_half() -> Case:
         (log_of_a_negative, "runs", "nonfinite", "bad"),
         (gradients_fade, "depth", "gradient_vanishing", "warn"),
         (outputs_grow, "depth", "output_large", "warn"),
+        (no_activation, "depth", "all_linear", "warn"),
         (shapes_that_do_not_fit, "runs", "raises", "bad"),
         (random_every_time, "deterministic", "random_output", "warn"),
         (constant_loss, "overfit", "not_overfit", "bad"),

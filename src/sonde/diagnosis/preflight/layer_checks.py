@@ -12,7 +12,7 @@ import torch
 from sonde import rules
 from sonde.answer import Check
 from sonde.diagnosis.preflight.subject import Subject, UnjudgedError, distance_of
-from sonde.engine import Trial, parameters
+from sonde.engine import Trial, graph_nodes, parameters, walk
 from sonde.keep import Layer
 from sonde.rules import Finding
 from sonde.words import short
@@ -24,7 +24,7 @@ _TINY = 2.0**-24  # the smallest number of float16
 
 
 def depth(subject: Subject) -> Check:
-    """Judge how outputs and gradients grow or fade through the layers."""
+    """Judge how outputs and gradients grow or fade through the layers, and whether an activation stands between them."""
     weighty = {name.rpartition(".")[0] for name, parameter, _ in parameters(subject.model) if parameter.dim() > 1}
     ran = [layer for layer in subject.ran.layers if layer.name in weighty and layer.output is not None and layer.output.count]
     sizes = [layer.output.rms for layer in ran if layer.output is not None]
@@ -41,8 +41,16 @@ def depth(subject: Subject) -> Check:
     grown = rules.judge("output_large", max(sizes), sizes[0])
     if grown is not None:
         found.append(replace(grown, site=f"{ran[sizes.index(max(sizes))].name}:output"))
+    found.append(rules.judge("all_linear", float(_is_linear(subject))))
     words = [f"outputs x {per_layer(sizes):.3g} per layer"] + ([f"gradients x {per_layer(back):.3g}"] if len(back) >= _FLAT else [])
     return Check("depth", f"{', '.join(words)} ({len(sizes)} layers)", tuple(each for each in found if each is not None))
+
+
+def _is_linear(subject: Subject) -> bool:
+    """Return whether no activation stands between three layers or more, which are all that the model runs."""
+    with subject.trial() as trial:
+        made = [tensor.grad_fn for _, tensor in walk(trial.output()) if tensor.grad_fn is not None]
+        return bool(made) and graph_nodes.layers_in_a_row(list(graph_nodes.nodes_before(made[0]))) >= _FLAT
 
 
 def per_layer(sizes: list[float]) -> float:

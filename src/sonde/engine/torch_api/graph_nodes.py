@@ -6,7 +6,7 @@ import math
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -25,6 +25,16 @@ TURNS = ("T", "Transpose", "Permute")
 """Operations that exchange axes."""
 MOVES = (*KEEPS, *TURNS)
 """Operations that make no other numbers."""
+WEIGHTED = ("Addmm", "Mm", "Convolution")
+"""Operations of layers with weights."""
+LINEAR = frozenset(
+    (
+        "AccumulateGrad", "Embedding", "Addmm", "Mm", "Convolution", "Add", "Sub", "Neg", "T", "Transpose", "Permute", "View",
+        "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Expand", "Clone", "ToCopy", "Slice", "Select", "Cat", "Stack",
+        "Mean", "Sum", "AvgPool2D", "NativeBatchNorm", "CudnnBatchNorm", "ConstantPadNd",
+    )
+)  # fmt: skip
+"""Operations that are linear in what they take."""
 _FUSED = ("CudnnRnn", "MiopenRnn")  # recurrent layers, of which the first axis may be of samples
 _BATCH_NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
 
@@ -96,6 +106,22 @@ def nodes_before(node: Node, most: float = math.inf, ends: Collection[Node] = ()
         new = [each for each in sources_of(now) if each not in seen] if now not in ends else []
         seen.update(new)
         waiting += dict.fromkeys(new)
+
+
+def layers_in_a_row(nodes: Sequence[Node]) -> int:
+    """Return how many layers with weights stand in a row, if there is nothing else among *nodes* than what is linear; else 0."""
+    if any(operation_of(each) not in LINEAR for each in nodes):
+        return 0
+    depths: dict[Node, int] = {}
+    waiting = [nodes[0]]
+    while waiting:
+        node = waiting[-1]
+        left = [each for each in sources_of(node) if each not in depths]
+        waiting += left
+        if not left:
+            has_weight = operation_of(node) in WEIGHTED
+            depths[waiting.pop()] = max((depths[each] for each in sources_of(node)), default=0) + has_weight
+    return depths[nodes[0]]
 
 
 def taken_by(node: Node) -> Iterator[Tensor]:

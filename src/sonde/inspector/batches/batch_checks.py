@@ -18,7 +18,6 @@ from sonde.inspector.batches.dependence import (
     dependence_of,
     is_piecewise_linear,
     is_scrambled,
-    layers_in_a_row,
     padded,
     runs_over_samples,
     samples_of,
@@ -226,7 +225,7 @@ class BatchChecks:
             if self._depended == 1:
                 look.add(attention_numbers(nodes, names))
                 look.add(sum_numbers(nodes[::-1], dict(added_by(self._model))))
-            look.is_linear = layers_in_a_row(nodes) >= _LINEAR
+            look.is_linear = graph_nodes.layers_in_a_row(nodes) >= _LINEAR
             ends = [each.grad_fn for each in given if each.requires_grad]
             inside = graph_nodes.nodes_before(output.grad_fn, NODES, ends) if ends else ()
             look.is_piecewise = is_piecewise_linear([each for each in inside if each not in ends])

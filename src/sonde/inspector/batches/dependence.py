@@ -14,7 +14,7 @@ from sonde.engine import graph_nodes, holds_graph
 
 NODES = 5_000
 """Of a graph, that are walked in Python."""
-_FIRST = ("Embedding", "Addmm", "Mm", "Convolution")  # operations that treat each sample, and each place in it, by itself
+_FIRST = ("Embedding", *graph_nodes.WEIGHTED)  # operations that treat each sample, and each place in it, by itself
 _ELEMENTS = 1 << 18  # of outputs, of which the first samples are looked at
 _SERIES = 8  # places of a series, which no channels are
 _INDICES = (torch.int64, torch.int32)
@@ -26,13 +26,6 @@ _STEPS = 1_000  # nodes of a recurrent layer, among which its weights are looked
 _NOTHING = 1e-6  # of a gradient, rounding
 _STATISTICS = ("Mean", "Sum", "Var", "Std", "VarMean", "StdMean", "LinalgVectorNorm", "Norm")  # as of a normalisation by hand
 _GRAPHS = ("IndexSelect", "IndexAdd", "Index", "IndexPut", "Gather", "Scatter", "ScatterAdd", "ScatterReduce", "SparseMm")
-_LINEAR = frozenset(
-    (
-        "AccumulateGrad", "Embedding", "Addmm", "Mm", "Convolution", "Add", "Sub", "Neg", "T", "Transpose", "Permute", "View",
-        "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Expand", "Clone", "ToCopy", "Slice", "Select", "Cat", "Stack",
-        "Mean", "Sum", "AvgPool2D", "NativeBatchNorm", "CudnnBatchNorm", "ConstantPadNd",
-    )
-)  # fmt: skip
 _PIECES = ("Relu", "LeakyRelu", "Hardtanh", "PreluKernel", "Threshold")  # activations whose second derivative is zero
 _TAKEN = ("Slice", "Index", "IndexSelect", "Narrow")
 _TURNS = (*graph_nodes.TURNS, "ToCopy")
@@ -245,23 +238,7 @@ class _Mixes:
 def is_piecewise_linear(nodes: Sequence[graph_nodes.Node]) -> bool:
     """Return whether *nodes* are of linear operations and of activations that are made of straight pieces, and of some of these."""
     names = {graph_nodes.operation_of(each) for each in nodes}
-    return not names.isdisjoint(_PIECES) and names <= _LINEAR.union(_PIECES)
-
-
-def layers_in_a_row(nodes: Sequence[Any]) -> int:
-    """Return how many layers with weights stand in a row, if there is nothing else among *nodes* than what is linear; else 0."""
-    if any(graph_nodes.operation_of(each) not in _LINEAR for each in nodes):
-        return 0
-    depths: dict[Any, int] = {}
-    waiting = [nodes[0]]
-    while waiting:
-        node = waiting[-1]
-        left = [each for each in graph_nodes.sources_of(node) if each not in depths]
-        waiting += left
-        if not left:
-            has_weight = graph_nodes.operation_of(node) in _FIRST[1:]
-            depths[waiting.pop()] = max((depths[each] for each in graph_nodes.sources_of(node)), default=0) + has_weight
-    return depths[nodes[0]]
+    return not names.isdisjoint(_PIECES) and names <= graph_nodes.LINEAR.union(_PIECES)
 
 
 def is_scrambled(source: Sequence[int], made: Sequence[int]) -> bool:
@@ -304,7 +281,7 @@ def scrambled_in(nodes: Iterable[Any], given: Sequence[Tensor], names: Mapping[i
         pairs: list[tuple[Sequence[int], Sequence[int]]] = []
         if name in graph_nodes.VIEWS and len(before) == 1:
             pairs = [(graph_nodes.shape_of(before[0]), graph_nodes.shape_of(node))]
-        elif name in _FIRST[1:]:
+        elif name in graph_nodes.WEIGHTED:
             taken = [each for each in graph_nodes.taken_by(node) if each.is_contiguous() and each.dim() > 2]
             same = [(one, each) for each in taken for one in given if one.data_ptr() == each.data_ptr()]
             pairs = [(one.shape, each.shape) for one, each in same if one.is_contiguous() and one.numel() == each.numel()]
@@ -383,7 +360,7 @@ def _entering(node: Any, given: Sequence[Tensor], samples: int) -> Tensor | None
 
 def _made_of_data(node: Any, samples: int) -> list[Tensor]:
     """Return what enters the graph at *node* without a gradient, ``(samples x places, ...)``, made of an argument: one or none."""
-    if graph_nodes.operation_of(node) not in _FIRST[1:]:
+    if graph_nodes.operation_of(node) not in graph_nodes.WEIGHTED:
         return []
     held = [each for each in graph_nodes.taken_by(node) if each.dim() > 1 and each.shape[0] % samples == 0]
     return [each for each in held if each.is_floating_point() and not each.requires_grad and samples not in each.shape[1:]][:1]
