@@ -209,10 +209,10 @@ class Subject:
         return max(((distance_of(one, other), rounding_of(one)) for one, other in pairs), default=(0.0, 0.0))
 
     def expect_repeats(self) -> None:
-        """Raise an error where what another batch changes cannot be told from what another forward does."""
+        """Raise an error where outputs change by themselves, so that it is not known what another batch changes."""
         far, rounding = self.apart
         if far > rounding:
-            raise UnjudgedError("two forwards from one random state differ: what another batch changes cannot be told from that")
+            raise UnjudgedError("two forwards from one random state differ: what another batch changes is not known")
 
     @cached_property
     def first(self) -> FirstStep:
