@@ -222,6 +222,15 @@ class Controlled(nn.Module):
         return branch
 
 
+def test_a_gradient_that_stays_zero_once_others_have_moved_is_a_fault() -> None:
+    model, (x, y) = net(), data()
+    model[1].register_forward_hook(lambda _module, _args, output: output.register_hook(torch.zeros_like) and None)
+    found = check("gradients", model, x, lambda p: functional.cross_entropy(p, y))
+    assert (found.verdict, [each.rule for each in found.findings]) == ("warn", ["gradient_zero"])
+    assert said(found)[0].endswith("nor do they get one once others have moved: 0.weight, 0.bias")
+    assert "a hook that sets gradients to zero" in found.findings[0].advice
+
+
 def test_weights_of_zero_that_wake_up_later_are_no_fault() -> None:
     model, (x, y) = Controlled(), data()
     found = sonde.preflight(model, x, lambda p: functional.cross_entropy(p, y), checks=["gradients", "alive"], verbose=False)

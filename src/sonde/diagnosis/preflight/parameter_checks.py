@@ -17,7 +17,7 @@ from sonde import rules
 from sonde.answer import Check
 from sonde.diagnosis.preflight.subject import Subject, UnjudgedError, norm_of
 from sonde.engine import Trial, parameters, unwrap
-from sonde.rules import Finding
+from sonde.rules import Finding, Severity
 from sonde.words import names_text, short
 
 _MOST = 24  # parameters that are changed one by one
@@ -43,14 +43,16 @@ def gradients(subject: Subject) -> Check:
         )
         found.append(Finding("unreached", words, f"{unused[0]}:param", value=float(len(unused)), severity="warn", advice=advice))
     if zero:
-        words = f"the gradient of {len(zero)} parameters is zero throughout: {names_text(zero)}"
         every = len(zero) == len(ran.gradients)
         is_dead = any(each.rule in ("dead", "all_zero") for layer in ran.layers for each in layer.findings)
+        asleep = [] if every or is_dead else [name for name in zero if name not in subject.awake_later]
+        later = ", nor do they get one once others have moved" if asleep else ""
+        words = f"the gradient of {len(asleep or zero)} parameters is zero throughout{later}: {names_text(asleep or zero)}"
         behind = "look for what has no slope behind the last layer: an argmax, a rounding, a comparison, a factor of 0"
-        advice = ("look at the findings about dead layers" if is_dead else behind) if every else ""
-        found.append(
-            Finding("gradient_zero", words, f"{zero[0]}:grad", value=0.0, severity="bad" if every else "note", advice=advice)
-        )
+        stopped = "look for a hook that sets gradients to zero, a factor of 0, a mask, units behind them that are shut"
+        advice = ("look at the findings about dead layers" if is_dead else behind) if every else stopped if asleep else ""
+        severity: Severity = "bad" if every else "warn" if asleep else "note"
+        found.append(Finding("gradient_zero", words, f"{(asleep or zero)[0]}:grad", value=0.0, severity=severity, advice=advice))
     if ran.alike:
         words = f"all units of {names_text(ran.alike)} are equal, and so are their gradients: they stay equal"
         found.append(Finding("alike", words, f"{ran.alike[0]}:param", severity="warn", advice="begin with random weights"))

@@ -280,7 +280,7 @@ class Subject:
 
     @cached_property
     def awake_later(self) -> set[str]:
-        """The parameters whose gradient is zero at first, and is not where those that have one are changed."""
+        """The parameters whose gradient is zero at first, and is not where the others are changed, or these cannot be."""
         first = self.first.gradients
         if not loss_is_sent(self.first) or not any(size == 0 for size in first.values()):
             return set()
@@ -293,6 +293,8 @@ class Subject:
             if loss is not None and loss.requires_grad:
                 torch.autograd.backward(loss)
             found = {name: parameter.grad for name, parameter, _ in parameters(trial.model) if first.get(name) == 0}
+            if not trial.is_free:
+                return set(found)
         return {name for name, gradient in found.items() if gradient is not None and largest_of(gradient) > 0}
 
     def layers_of(self, passes: int) -> dict[str, Layer]:
