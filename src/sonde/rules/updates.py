@@ -477,6 +477,8 @@ def rate_small(
     yield (
         f"a schedule has multiplied the learning rate, {given:.3g}, by itself: its largest is {rate:.3g}"
         if is_squared
+        else "the learning rate has been 0 in every step so far"
+        if not largest
         else f"the learning rate is {rate:.3g}, where it was {largest:.3g}: next to nothing is learnt since"
         if has_fallen
         else f"the training ended within its warm-up: the learning rate is {rate:.3g}, {percent(rate / given)} of {given:.3g}"

@@ -373,6 +373,10 @@ class _Judges:
         """Whether the steps of a *model* have moved its weights far, behind a warm-up or within it."""
         return self._scalars.loss_of(model).has_gone_far
 
+    def stands(self, model: str) -> bool:
+        """Whether the loss of a *model* has hardly come down in many steps."""
+        return self._scalars.loss_of(model).stands(_STANDS)
+
     def may_learn(self, model: str) -> bool:
         """Whether the loss of a *model* has come down, if only a little, or is not known."""
         loss = self._scalars.loss_of(model)
@@ -655,9 +659,10 @@ class Findings:
         """Return whether what is recorded bears out what a training has seen, of the rules that need that; True of others.
 
         That nothing is won of what should be, where steps have moved the weights far and no finding says yet that the loss stands
-        still; that a label is seen, where the loss has come down; that steps are made of gradients of a loss that was multiplied,
-        where they do harm; that a decay outweighs the gradients, where the loss stands still and nothing else explains it; that
-        each step sees the same samples, where these are learnt by heart.
+        still; that a label is seen, where the loss has come down; that a rate is 0, where it has not, or where steps move nothing;
+        that steps are made of gradients of a loss that was multiplied, where they do harm; that a decay outweighs the gradients,
+        where the loss stands still and nothing else explains it; that each step sees the same samples, where these are learnt by
+        heart.
 
         >>> from sonde.run import Findings
         >>> from sonde.types import Finding
@@ -670,6 +675,9 @@ class Findings:
         """
         if each.rule == "loss_stuck":
             return self._judges.should_have_learnt(each.model) and all(known.rule != each.rule for known in self._opened.values())
+        if each.rule == "rate_small" and not each.value:
+            small = [other.places for other in self.judged() if other.rule == "update_small" and other.severity != "note"]
+            return self._judges.stands(each.model) or any(set(places) & set(each.places) for places in small)
         if each.rule == "loss_summed":
             harms = {RULES[other.rule].about for other in self.judged() if other.severity != "note" and related(each, other)}
             return bool(harms & _TOO_FAR) and self._judges.is_left_scaled(each, divides=divides)

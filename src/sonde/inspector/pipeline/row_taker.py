@@ -201,7 +201,7 @@ class RowTaker:
             if measurement.kind == "step" and wanted and measurement.attachment.attached:
                 builder.rows(measurement, self._order(), scales=scales)
         if optimizer is not None:
-            self.settings.look(optimizer, ended.epoch, ended.step)
+            self.settings.look(optimizer, self._hooks_at("param"), ended.epoch, ended.step)
             for name, rate in _learning_rates(optimizer, turn):
                 builder.scalar(self._prefix + name, rate, "lowest")
         waited, self._waiting = self._waiting, []
