@@ -48,8 +48,8 @@ _OF_FADING: set[object] = {
     ("loss", "still"),
 }  # what weights that begin too small can do
 _GROWN = (("output", "large"), ("weight", "large"))  # what a loss that falls without bound makes grow
-# rules whose findings are taken back where the loss comes down again
-_PASSING = ("loss_rising", "loss_stuck", "overfitting", "output_growth", "weight_growth")
+# rules whose findings are taken back where the loss comes down again, or units live again
+_PASSING = ("loss_rising", "loss_stuck", "overfitting", "output_growth", "weight_growth", "dead")
 _BY_OTHERS = (
     "rate_grown",
     "momentum_large",
@@ -633,10 +633,12 @@ class Findings:
         if not any(self._may_open(each, is_whole=is_whole, at_end=at_end) for each in every):
             return
         there = [*self._opened.values(), *every]
+        now = {each.identity for each in every}
+        stays = [each for name, each in self._opened.items() if name in now or not self._judges.has_passed(each)]
         for each in every:
             if not self._may_open(each, is_whole=is_whole, at_end=at_end):
                 continue
-            if any(_is_graver(known, each) for known in self._opened.values()):
+            if any(_is_graver(known, each) for known in stays):
                 continue  # a note about other places may come
             self._known.add(each.identity)
             if implied(each, there) or step <= self._until:
