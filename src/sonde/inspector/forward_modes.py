@@ -71,11 +71,6 @@ class EvaluationModes:
         self._times = [0, 0]  # evaluations in evaluation mode, and in training mode
         self._found: tuple[Finding, ...] = ()
 
-    @property
-    def looks(self) -> bool:
-        """Whether further passes matter."""
-        return self._acting != {} and not self._found and self._times[0] < _ENOUGH and self._chosen.is_on("eval_mode")
-
     def begin_pass(self, model: nn.Module, step: int) -> None:
         """Note the mode of a pass of *model* that begins before the *step* ends."""
         waiting, self._waiting = self._waiting, None
@@ -84,14 +79,15 @@ class EvaluationModes:
         acts = (f"{name} ({type(each).__name__})" for name, each in (self._acting or {}).items() if each.training)
         self._passes = [*[each for each in self._passes if each[0] == step], (step, next(acts, "") if model.training else "")]
 
-    def take_loss(self, model: nn.Module, epoch: int, step: int) -> None:
-        """Note that a validation loss was given behind *step*."""
+    def take_loss(self, model: nn.Module, epoch: int, step: int) -> bool:
+        """Note that a validation loss was given behind *step*; return whether further passes matter."""
         if self._acting is None:
             self._acting = {name: each for name, each in model.named_modules() if _has_modes(each)}
         passes, self._passes = [acts for at, acts in self._passes if at == step + 1], []
         if passes and all(passes):
             self._waiting = passes[0], epoch, step
         self._times[0] += bool(passes) and not all(passes)
+        return bool(self._acting) and not self._found and self._times[0] < _ENOUGH and self._chosen.is_on("eval_mode")
 
     def _count(self, acts: str, epoch: int, step: int) -> None:
         self._times[1] += 1

@@ -180,11 +180,10 @@ class WatchedModel:
 
     def take_validation_loss(self) -> None:
         """See from which passes such losses come, the first of which was given now."""
-        if self._clock is None or not (modes := self.rows.evaluations).looks:
+        if self._clock is None:
             return
-        modes.take_loss(self.model, *self.moment(in_step=False))
         counter = self._clock.forward_counter
-        if not modes.looks:
+        if not self.rows.evaluations.take_loss(self.model, *self.moment(in_step=False)):
             counter.take_no_more(self._pass_was_begun)
         elif self._pass_was_begun not in counter.arguments:
             counter.arguments.append(self._pass_was_begun)

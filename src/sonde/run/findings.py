@@ -373,9 +373,9 @@ class _Judges:
         """Whether the steps of a *model* have moved its weights far, behind a warm-up or within it."""
         return self._scalars.loss_of(model).has_gone_far
 
-    def stands(self, model: str) -> bool:
-        """Whether the loss of a *model* has hardly come down in many steps."""
-        return self._scalars.loss_of(model).stands(_STANDS)
+    def stands(self, model: str, times: int = 1) -> bool:
+        """Whether the loss of a *model* has hardly come down in many steps, or in so many *times* as many."""
+        return self._scalars.loss_of(model).stands(_STANDS, times)
 
     def may_learn(self, model: str) -> bool:
         """Whether the loss of a *model* has come down, if only a little, or is not known."""
@@ -662,9 +662,9 @@ class Findings:
 
         That nothing is won of what should be, where steps have moved the weights far and no finding says yet that the loss stands
         still; that a label is seen, where the loss has come down; that a rate is 0, where it has not, or where steps move nothing;
-        that steps are made of gradients of a loss that was multiplied, where they do harm; that a decay outweighs the gradients,
-        where the loss stands still and nothing else explains it; that each step sees the same samples, where these are learnt by
-        heart.
+        that few layers are random, where it has not in more steps; that steps are made of gradients of a loss that was multiplied,
+        where they do harm; that a decay outweighs the gradients, where the loss stands still and nothing else explains it; that
+        each step sees the same samples, where these are learnt by heart.
 
         >>> from sonde.run import Findings
         >>> from sonde.types import Finding
@@ -677,6 +677,8 @@ class Findings:
         """
         if each.rule == "loss_stuck":
             return self._judges.should_have_learnt(each.model) and all(known.rule != each.rule for known in self._opened.values())
+        if each.rule == "frozen_raw" and each.severity != "note" and each.value <= self.chosen.limit("frozen_raw", "few"):
+            return self._judges.stands(each.model, 2)
         if each.rule == "rate_small" and not each.value:
             small = [other.places for other in self.judged() if other.rule == "update_small" and other.severity != "note"]
             return self._judges.stands(each.model) or any(set(places) & set(each.places) for places in small)
@@ -786,7 +788,9 @@ def combined(seen: Iterable[Finding], judged: Iterable[Finding]) -> list[Finding
     """
     of_rows = list(judged)
     opened = {each.identity: each.found_at for each in of_rows}
-    of_training = [each for each in seen if each.begun <= opened.get(each.identity, _NEVER)]
+    every = [*seen]
+    of_training = [each for each in every if each.begun <= opened.get(each.identity, _NEVER)]
+    of_training = [each for each in of_training if not any(_is_graver(known, each) for known in every)]
     of_rows = [each for each in of_rows if not any(stands_for(known, each) for known in of_training)]
     return [*of_training, *of_rows]
 
