@@ -179,7 +179,7 @@ class WatchedModel:
             self._sentinel.take_loss(loss)
 
     def take_validation_loss(self) -> None:
-        """See from which passes such losses come, the first of which was given now."""
+        """Note that a validation loss was given, and see from which passes later ones come."""
         if self._clock is None:
             return
         counter = self._clock.forward_counter

@@ -22,8 +22,8 @@ def eval_mode(evaluated: int, modules: int, forgotten: float = 0.0, *, what: str
 
     Where losses were *forgotten*, which means taken in training mode, judge these beside others that were evaluated; *what* acts.
     """
-    yield (evaluated > 0 and not forgotten) or (forgotten >= 2 and forgotten > evaluated)
-    yield forgotten or evaluated
+    yield ((evaluated > 0) & (forgotten == 0)) | ((forgotten >= 2) & (forgotten > evaluated))
+    yield np.maximum(forgotten, evaluated)
     yield (
         f"validation losses come from passes in training mode, in which {what} acts as in training"
         if forgotten
