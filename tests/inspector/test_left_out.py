@@ -519,3 +519,23 @@ def test_an_optimizer_of_one_layer_leaves_others_that_were_never_trained(first: 
         for loss in steps(optimizer, 14):
             inspector.push_loss(loss, train=True)
     assert [each.severity for each in inspector.findings if each.rule == "unmoved"] == [severity]
+
+
+@pytest.mark.parametrize(("learns", "severity"), [(False, "warn"), (True, "note")])
+def test_few_random_layers_are_a_warning_where_the_loss_stands(learns: bool, severity: str) -> None:
+    """Random features that are meant may be so few; a frozen table before them is named with them, whatever its deviation."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(60, 16), nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
+    model[0] = nn.Embedding.from_pretrained((1.0 if learns else 1e-3) * torch.randn(60, 16))
+    model[2].requires_grad_(False)
+    optimizer = torch.optim.Adam(model[4].parameters(), lr=0.03 if learns else 1e-3)
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False) as inspector:
+        for _ in range(200):
+            tokens = torch.randint(60, (32, 1)).expand(-1, 4)
+            loss = nn.functional.cross_entropy(model(tokens), (tokens[:, 0] > 29).long())
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            inspector.push_loss(loss, train=True)
+    (raw,) = [each for each in inspector.findings if each.rule == "frozen_raw"]
+    assert (raw.severity, raw.places) == (severity, ("2.weight", "0.weight"))

@@ -348,3 +348,31 @@ def test_a_decay_that_outweighs_gradients_in_adam_is_told_of_a_loss_that_does_no
     told = [each for each in inspector.findings if each.severity != "note"]
     assert [each.rule for each in told if not each.follows] == (["decay_large"] if is_told else [])
     assert not is_told or "is added to gradients, and outweighs them" in told[0].message
+
+
+@pytest.mark.parametrize(
+    ("rates", "until", "told"), [((1e-5, 0.0), 140, "4.weight"), ((0.0, 1e-5), 140, "0.weight"), ((0.0, 1e-2), 2, "")]
+)
+def test_a_group_whose_rate_is_zero_is_named_with_what_it_holds(rates: tuple[float, float], until: int, told: str) -> None:
+    """Where it stays so: a warm-up may begin with it."""
+
+    def groups(model: nn.Module) -> Optimizer:
+        parts = list(model.children())
+        return AdamW(
+            [
+                {"params": nn.Sequential(*part).parameters(), "lr": rate}
+                for part, rate in zip((parts[:3], parts[3:]), rates, strict=True)
+            ]
+        )
+
+    def before(optimizer: Optimizer, step: int) -> None:
+        with_rate(optimizer, *(rates if step < until else (1e-2, 1e-2)))
+
+    found = {each.rule: each for each in trained(groups, 100, before)}
+    assert ("rate_small" in found) is bool(told)
+    if told:
+        message = found["rate_small"].message
+        assert message.startswith(
+            f"{told}: the learning rate has been 0 in every step so far, of parameter group {rates.index(0)} (of 2) (also "
+        )
+        assert {each.follows for rule, each in found.items() if rule == "update_small"} == {"rate_small"}

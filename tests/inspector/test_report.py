@@ -124,6 +124,36 @@ def test_a_forgotten_train_is_said_at_the_second_step_and_at_the_end(capsys: pyt
     assert inspector.run.findings[0].message == found.message
 
 
+@pytest.mark.parametrize(
+    ("layer", "forgets", "every", "with_gradients", "told"),
+    [
+        (nn.Dropout(0.5), True, 1, False, "1 (Dropout)"),
+        (nn.BatchNorm1d(4), True, 5, True, "1 (BatchNorm1d)"),  # also between logged steps
+        (nn.Dropout(0.5), False, 1, False, ""),
+        (nn.Dropout(0.0), True, 1, False, ""),
+        (nn.LayerNorm(4), True, 1, False, ""),
+    ],
+)
+def test_validation_losses_of_passes_in_training_mode_are_told(
+    layer: nn.Module, forgets: bool, every: int, with_gradients: bool, told: str
+) -> None:
+    """Of a model whose layers act otherwise then; those of another model are none of its passes."""
+    model = nn.Sequential(nn.Linear(4, 4), layer, nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with watch(model, optimizer, every=every, to="memory", verbose=False) as inspector:
+        for evaluated in (model, model[0], model, model):
+            train(model, optimizer, 3)
+            model.train(forgets)
+            with torch.set_grad_enabled(with_gradients):
+                loss = evaluated(torch.randn(8, 4)).square().mean()
+            model.train()
+            inspector.push_loss(loss.detach(), train=False)
+        train(model, optimizer, 1)
+    found = [each.message for each in inspector.findings if each.rule == "eval_mode"]
+    message = f"validation losses come from passes in training mode, in which {told} acts as in training"
+    assert found == ([message] if told else [])
+
+
 def test_an_evaluation_inside_the_root_has_rows_of_its_step() -> None:
     """As of ``ddp.module(x)``, which does not call the root."""
     model = nn.Sequential(nn.Sequential(nn.Linear(4, 3), nn.ReLU()))

@@ -469,3 +469,20 @@ def test_a_loss_that_stood_still_and_falls_after_all_is_taken_back(falls: bool) 
             value = 1.0 + noise[step] - falls * 0.6 * max(0.0, (step - 1_100) / 400)
             writer.scalar("loss", value, step=step)
     assert [each.rule for each in sonde.check(writer.run()).findings] == ([] if falls else ["loss_stuck"])
+
+
+@pytest.mark.parametrize(
+    ("shares", "severity"),
+    [
+        ([0.1, 0.94, 0.95, *[0.96] * 10], "bad"),
+        ([0.1, 0.94, 0.95, 0.92, *[0.8] * 5], "note"),
+        ([0.1, 0.94, 0.95, 0.92, *[0.8] * 3], "bad"),  # may be chance so far
+        ([0.1, 0.94, 0.95, *[0.2] * 5, 0.94, 0.95, 0.95], "bad"),
+    ],
+)
+def test_dead_units_that_live_again_are_a_note(shares: list[float], severity: str) -> None:
+    """One batch in which most of them are zero, or a few, do not say that they stay so."""
+    writer = memory_run()
+    for step, share in enumerate(shares):
+        writer.append("activation", Layout(["1:output"]), {"call_death": [share], "activation": [0.1]}, step=step)
+    assert [each.severity for each in sonde.check(writer.run()).findings if each.rule == "dead"][:1] == [severity]

@@ -1,12 +1,20 @@
-"""Notice logged steps in which the model ran in evaluation mode alone: a forgotten ``model.train()``."""
+"""Notice a forgotten ``model.train()``, by logged steps in evaluation mode alone, and a forgotten ``model.eval()``."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from torch import nn
+
 from sonde import rules
-from sonde.rules import Finding
+from sonde.rules import Chosen, Finding
 from sonde.warn import warn_user
+
+_EVALUATES = (
+    "call model.eval() before each evaluation, and model.train() after it: these losses are of a network with units dropped, or of "
+    "statistics of the validation batches, which also become running ones; leave it where that is meant, as for Monte Carlo dropout"
+)
+_ENOUGH = 3  # evaluations in evaluation mode
 
 
 class ForwardModes:
@@ -45,3 +53,57 @@ class ForwardModes:
         since = f" The first without: step {self._first[0]:,}." if self._missed < logged else ""
         message = f"{self._model}: " * bool(self._model) + found.message + since
         return replace(found.at("", *self._last, message), first_step=self._first[0])
+
+
+class EvaluationModes:
+    """The modes of the passes that validation losses come from: those of one model since its last step, from the first loss on.
+
+    Args:
+        chosen: the rules that are applied.
+        model: the name of the model in messages.
+    """
+
+    def __init__(self, chosen: Chosen, model: str) -> None:
+        self._chosen, self._model = chosen, model
+        self._acting: dict[str, nn.Module] | None = None  # what works otherwise in training than in evaluation, by its name
+        self._passes: list[tuple[int, str]] = []  # with the step that comes next: what acts as in training, or ""
+        self._waiting: tuple[str, int, int] | None = None  # of a loss: what acted, epoch and step
+        self._times = [0, 0]  # evaluations in evaluation mode, and in training mode
+        self._found: tuple[Finding, ...] = ()
+
+    def begin_pass(self, model: nn.Module, step: int) -> None:
+        """Note the mode of a pass of *model* that begins before the *step* ends."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None and waiting[2] == step - 1:  # no step has come since, of which the pass was
+            self._count(*waiting)
+        acts = (f"{name} ({type(each).__name__})" for name, each in (self._acting or {}).items() if each.training)
+        self._passes = [*[each for each in self._passes if each[0] == step], (step, next(acts, "") if model.training else "")]
+
+    def take_loss(self, model: nn.Module, epoch: int, step: int) -> bool:
+        """Note that a validation loss was given behind *step*; return whether further passes matter."""
+        if self._acting is None:
+            self._acting = {name: each for name, each in model.named_modules() if _has_modes(each)}
+        passes, self._passes = [acts for at, acts in self._passes if at == step + 1], []
+        if passes and all(passes):
+            self._waiting = passes[0], epoch, step
+        self._times[0] += bool(passes) and not all(passes)
+        return bool(self._acting) and not self._found and self._times[0] < _ENOUGH and self._chosen.is_on("eval_mode")
+
+    def _count(self, acts: str, epoch: int, step: int) -> None:
+        self._times[1] += 1
+        found = self._chosen.judge("eval_mode", self._times[0], 0, float(self._times[1]), what=acts)
+        if found is not None:
+            message = f"{self._model}: " * bool(self._model) + found.message
+            self._found = (replace(found.at("", epoch, step, message), advice=_EVALUATES),)
+
+    def found(self) -> tuple[Finding, ...]:
+        """Return the finding that validation losses come from passes in training mode, once there is one."""
+        return self._found
+
+
+def _has_modes(module: nn.Module) -> bool:
+    """Return whether a dropout drops anything, or a normalisation has running statistics."""
+    if isinstance(module, nn.RNNBase | nn.MultiheadAttention):
+        return float(module.dropout) > 0
+    rate = getattr(module, "p", 0) if "Dropout" in type(module).__name__ else 0
+    return (isinstance(rate, float) and rate > 0) or getattr(module, "running_mean", None) is not None

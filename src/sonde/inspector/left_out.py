@@ -98,6 +98,7 @@ class _NeverTrained:
         self._weights = [hook for hook in self._weights if hook.target.numel() >= _LEAST[_is_table(hook)]]
         self._others = [hook for hook in plain if hook.target.dim() == 1 and hook.target.numel()] if self._weights else []
         self._versions = {id(hook): version_of(hook.target) for hook in self._weights}
+        self.tables: list[SiteHook] = []  # those whose numbers are normal, of whatever deviation: once hooks() was asked
         with torch.inference_mode(False), torch.no_grad():
             numbers = [_moments(hook.target.detach()) for hook in self._weights]
             numbers += [(hook.target.detach() - _at_first(hook)).abs().max().double() for hook in self._others]
@@ -108,7 +109,8 @@ class _NeverTrained:
         numbers = self._numbers.unpack()
         is_plain = len(self._others) > 0 and not any(float(each) for each in numbers[len(self._weights) :])
         found, usual = [], _shared_sizes(self._weights, numbers) if is_plain else [_STD]
-        for hook, (largest, mean, square, fourth, edge) in zip(self._weights, numbers[: len(self._weights)], strict=True):
+        self.tables = []
+        for hook, (largest, mean, square, fourth, edge, scatter) in zip(self._weights, numbers[: len(self._weights)], strict=True):
             weight, count = hook.target, min(hook.target.numel(), _SAMPLE)
             bound, size, error = math.prod(weight.shape[1:]) ** -0.5, math.sqrt(square), 1 / math.sqrt(count)
             is_within = bound * (1 - 12 / count) <= largest <= bound * (1 + torch.finfo(weight.dtype).eps)
@@ -120,6 +122,8 @@ class _NeverTrained:
             is_drawn = is_uniform or (is_plain and is_normal)
             if is_table:  # tables that are trained may be scaled to that size, and are not normal then
                 is_drawn = is_normal and abs(fourth / square**2 - 3) <= 40 * error
+            if is_table and abs(fourth / square**2 - 3) <= 15 * error and abs(scatter - 1) <= 3 * math.sqrt(2 / len(weight)):
+                self.tables.append(hook)
             if is_drawn and version_of(weight) == self._versions[id(hook)]:
                 found.append(hook)
         return found
@@ -198,8 +202,9 @@ class LeftOut:
         """Judge what was seen, unless that is done."""
         left, self._left = self._left or [], []
         raw: Sequence[SiteHook] = [] if self._raw is None else self._raw.hooks()
+        tables = [] if self._raw is None else self._raw.tables
         self._raw = None
-        self._found = (*self._found, *self._never_trained(raw, hooks, ran), *self._frozen_at_zero())
+        self._found = (*self._found, *self._never_trained(raw, tables, hooks, ran), *self._frozen_at_zero())
         if not left:
             return
         loose = [each for each in left if not each.is_held and not each.hook.was_stepped()]
@@ -249,10 +254,14 @@ class LeftOut:
         except Exception as error:
             raise_if_foreign(error)
 
-    def _never_trained(self, raw: Sequence[SiteHook], hooks: Sequence[SiteHook], ran: Mapping[str, Ran]) -> Iterator[Finding]:
+    def _never_trained(
+        self, raw: Sequence[SiteHook], tables: Sequence[SiteHook], hooks: Sequence[SiteHook], ran: Mapping[str, Ran]
+    ) -> Iterator[Finding]:
         """Yield a finding about frozen layers in a row that were never trained, a note where no trained one takes what they return.
 
-        Nor is more than a note said of a network that is the twin of a trained one, as a target that another part learns.
+        Nor is more than a note said of a network that is the twin of a trained one, as a target that another part learns. Few of
+        them are a note, and a warning, too, which counts where the loss stands. Frozen *tables* of normal numbers that are looked
+        up before them are named with them.
         """
         ids = {id(hook) for hook in raw if not hook.target.requires_grad and _is_current(hook)}
         weights = [hook for hook in hooks if _mixes(hook)]
@@ -281,8 +290,16 @@ class LeftOut:
         others = {_below(hook) for hook in weights if hook.target.requires_grad}
         is_twin = all(_below(hook) in others for _, hook in row)
         names = [hook.sites["param"].name for each in (row, *[each for each in rows if each is not row]) for _, hook in each]
+        begins = min((place for place, hook in known if id(hook.module) in trained), default=math.inf)
+        first = row[0][0]
+        before = [hook for hook in tables if not hook.target.requires_grad and first <= begins and (_place(hook, ran) or 0) < first]
+        names += [hook.sites["param"].name for hook in before]
         told_at = found.at(str(row[0][1].sites["param"]), *self._first, among(names, found.message))
-        yield replace(told_at, first_step=self._first[1], severity=found.severity if takes and not is_twin else "note")
+        told_at = replace(told_at, first_step=self._first[1], places=tuple(names))
+        if takes and not is_twin:
+            yield replace(told_at, severity="warn")
+        if found.severity == "note" or not takes or is_twin:
+            yield replace(told_at, severity="note")
 
     def _frozen_at_zero(self) -> Iterator[Finding]:
         """Yield a finding about frozen weights that are zero throughout, where no gradient comes to what runs before them."""
@@ -393,19 +410,24 @@ class LeftOut:
 def _moments(weight: Tensor) -> Tensor:
     """Return the largest magnitude and the means of first, second and fourth powers of a sample of a *weight*.
 
-    The last number is the share of the sample that lies in the outer fiftieth, up to the largest magnitude.
+    Then come the share of the sample that lies in the outer fiftieth, up to the largest magnitude, and how far sizes of lines
+    scatter, of what those of normal numbers of one deviation do.
     """
     flat = weight.flatten()
     sample = flat[:: max(1, len(flat) // _SAMPLE)][:_SAMPLE].double()
     sizes = sample.abs()
     edge = (sizes > (1 - _EDGE) * sizes.max()).double().mean()
-    return torch.stack([sizes.max(), sample.mean(), sample.square().mean(), sample.pow(4).mean(), edge])
+    lines = weight.flatten(1)[:_SAMPLE].double().square().mean(1)
+    own = (lines > 0).double()  # that of padding is zero
+    mean = lines.sum() / own.sum()
+    scatter = ((lines / mean - 1).square() * own).sum() / own.sum() * math.prod(weight.shape[1:]) / 2
+    return torch.stack([sizes.max(), sample.mean(), sample.square().mean(), sample.pow(4).mean(), edge, scatter])
 
 
 def _shared_sizes(weights: Sequence[SiteHook], numbers: Iterable[Any]) -> list[float]:
     """Return the deviations of normal numbers that three of the *weights* or more have in common, and that of transformers."""
     known: list[tuple[float, float]] = []  # with the error of each
-    for hook, (_, mean, square, fourth, _) in zip(weights, numbers, strict=False):
+    for hook, (_, mean, square, fourth, *_) in zip(weights, numbers, strict=False):
         size, error = math.sqrt(square), 1 / math.sqrt(min(hook.target.numel(), _SAMPLE))
         if size > 0 and abs(mean) <= 4 * size * error and abs(fourth / square**2 - 3) <= 20 * error and _mixes(hook):
             known.append((size, 3 * error))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,11 +12,15 @@ import torch
 from torch import Tensor, optim
 from torch.optim.optimizer import Optimizer
 
-from sonde.rules import Chosen, Finding
+from sonde.engine import SiteHook
+from sonde.rules import Chosen, Finding, among
 
 _LONG = 1000  # steps
 _WARM_UP = 190  # steps from which on a training is more than a trial
 _RETURNS_RATE = "have the function of the schedule (LambdaLR) return a factor of the rate, which is 1 for the rate as it was given"
+_GIVE_RATE = (
+    "give this group a learning rate in the optimizer, or freeze its parameters with requires_grad_(False), if that is meant"
+)
 _FACTOR, _SAME = 0.1, 1e-3  # a rate that is no factor of one, as 1 is; and how near a rate comes to its square
 _IN_TYPE = (optim.Adam, optim.AdamW, optim.NAdam, optim.Adamax, optim.RMSprop, optim.Adagrad)  # compute as their parameters are
 _ALIVE = 2  # optimizers: where more are kept, they are many, and none is made anew
@@ -41,11 +45,13 @@ class OddSettings:
         self._new = 0  # logged steps, one after the other, of optimizers that were not seen before
         self._held: WeakKeyDictionary[Optimizer, frozenset[int]] = WeakKeyDictionary()  # by optimizer, ids of its parameters
         self._last: frozenset[int] = frozenset()  # of the optimizer that made the logged step before
+        self._still: dict[int, set[int]] = {}  # by optimizer, numbers of the groups whose rate has been 0 so far
         self._shared = 0  # logged steps behind one of another optimizer that holds all of the same parameters, and others
 
-    def look(self, optimizer: Optimizer, epoch: int, step: int) -> None:
-        """Look at the *optimizer*, which has made a step."""
+    def look(self, optimizer: Optimizer, hooks: Sequence[SiteHook], epoch: int, step: int) -> None:
+        """Look at the *optimizer*, which has made a step; *hooks* are those of all parameters."""
         groups = optimizer.param_groups
+        self._look_for_still(optimizer, hooks, epoch, step)
         self._look_at_warm_up(groups[0], epoch, step)
         for found in filter(None, self._of_steps(optimizer)):
             self._keep(found, epoch, step, first=0)
@@ -67,6 +73,24 @@ class OddSettings:
         self._highest = max(self._highest, rate)
         first, begun, last, _ = self._warms or (step, rate, rate, given)
         self._warms, self._epoch, self._step = (first, begun, rate if rate >= last else math.inf, given), epoch, step
+
+    def _look_for_still(self, optimizer: Optimizer, hooks: Sequence[SiteHook], epoch: int, step: int) -> None:
+        """Keep what is said of groups whose rate has been 0 in every step; forget that where one has got a rate."""
+        groups, before = optimizer.param_groups, self._still.get(id(optimizer))
+        rates = [group.get("lr") for group in groups]
+        still = {number for number, rate in enumerate(rates) if isinstance(rate, int | float) and not rate}
+        self._still[id(optimizer)] = still = still if before is None else still & before
+        if still == (before or set()):
+            return
+        self._found.pop("still", None)
+        held = {id(each) for number in still for each in groups[number]["params"] if each.requires_grad}
+        sites = [hook.sites["param"] for hook in hooks if id(hook.target) in held]
+        found = self._chosen.judge("rate_small", 0.0, 0.0, 1.0, math.nan) if sites else None
+        if found is not None:
+            of = f", of parameter group {', '.join(map(str, sorted(still)))} (of {len(groups)})" * (len(groups) > 1)
+            names = tuple(dict.fromkeys(each.name for each in sites))
+            told = found.at(str(sites[0]), epoch, step, among(names, found.message + of))
+            self._found["still"] = replace(told, places=names, first_step=step, advice=_GIVE_RATE)
 
     def end(self) -> None:
         """Judge whether the training ends within a warm-up, or a schedule has multiplied a rate by itself."""

@@ -229,6 +229,8 @@ class WatchedTraining:
         """Record a loss under the first of *names*, of training, or the second; *train* None: as the first model's mode says."""
         of_training = train if train is not None or not self.watched else self.watched[0].model.training
         self.push(names[0 if of_training else 1], value, train=bool(of_training), running=running)
+        if train is False and self.watched:
+            self.watched[0].take_validation_loss()
 
     def push(self, name: str, value: Any, *, train: bool | None, running: bool) -> None:
         """Record a loss or metric; *train*: of training, or else of evaluation; None as the first model's mode says."""

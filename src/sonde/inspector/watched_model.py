@@ -138,6 +138,7 @@ class WatchedModel:
             clock.call_no_more(self._backward_ended)
             clock.call_no_more(self._model_changed)
             self._look_at_no_passes()
+            clock.forward_counter.take_no_more(self._pass_was_begun)
         self.rows.detach()
 
     @property
@@ -176,6 +177,19 @@ class WatchedModel:
             self.rows.loss_graph.take_loss(loss, *self.moment(in_step=False))
         if self._sentinel is not None:
             self._sentinel.take_loss(loss)
+
+    def take_validation_loss(self) -> None:
+        """Note that a validation loss was given, and see from which passes later ones come."""
+        if self._clock is None:
+            return
+        counter = self._clock.forward_counter
+        if not self.rows.evaluations.take_loss(self.model, *self.moment(in_step=False)):
+            counter.take_no_more(self._pass_was_begun)
+        elif self._pass_was_begun not in counter.arguments:
+            counter.arguments.append(self._pass_was_begun)
+
+    def _pass_was_begun(self, args: Any, kwargs: Any) -> None:
+        self.rows.evaluations.begin_pass(self.model, self.clock.step)
 
     def moment(self, *, in_step: bool) -> tuple[int, int]:
         """Epoch and step of something that happens now: in the step that runs, if *in_step* and one does; else in the last."""

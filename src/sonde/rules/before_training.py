@@ -11,16 +11,27 @@ from sonde.words import percent, short
 
 
 @entry(
-    "a module is in evaluation mode",
+    "a module is in evaluation mode; or, in a training, two validation losses or more, and most of them, come from passes in "
+    "training mode, of a model that has a dropout or a batch normalisation",
     "nn.Module.eval(): dropout is off, batch normalisation uses running statistics",
     "call model.train() before the training, unless these modules are kept in evaluation mode on purpose",
+    brings=("overfitting",),
 )
-def eval_mode(evaluated: int, modules: int) -> Judged:
-    """Judge how many of the *modules* are *evaluated*, which means in evaluation mode."""
-    yield evaluated > 0
-    yield evaluated
-    yield "the model is in eval mode" if evaluated == modules else f"{evaluated:,} of {modules:,} modules are in eval mode"
-    yield "warn" if evaluated == modules else "note"
+def eval_mode(evaluated: int, modules: int, forgotten: float = 0.0, *, what: str = "") -> Judged:
+    """Judge how many of the *modules* are *evaluated*, which means in evaluation mode.
+
+    Where losses were *forgotten*, which means taken in training mode, judge these beside others that were evaluated; *what* acts.
+    """
+    yield ((evaluated > 0) & (forgotten == 0)) | ((forgotten >= 2) & (forgotten > evaluated))
+    yield np.maximum(forgotten, evaluated)
+    yield (
+        f"validation losses come from passes in training mode, in which {what} acts as in training"
+        if forgotten
+        else "the model is in eval mode"
+        if evaluated == modules
+        else f"{evaluated:,} of {modules:,} modules are in eval mode"
+    )
+    yield "warn" if forgotten or evaluated == modules else "note"
 
 
 @entry(

@@ -14,8 +14,10 @@ from sonde.rules.finding import Finding, Rule
 from sonde.rules.layer_groups import joined
 from sonde.rules.model_facts import ModelFacts
 from sonde.rules.place_history import History
-from sonde.rules.window import Held, Mask, Numbers
+from sonde.rules.window import Held, Mask, Numbers, extended
 from sonde.site import PORTS
+
+_ALL, _ONCE = 0b11111, 1  # the last five values; at how many of them what has passed may still hold
 
 
 class PortFindings:
@@ -125,7 +127,12 @@ class _Own:
 
 
 class _BuiltIn(_Own):
-    """The places at which a built-in rule holds often enough, and those at which it does as far as a note."""
+    """The places at which a built-in rule holds often enough, and those at which it does as far as a note.
+
+    Where there is a note, it is all that is left of what does not hold any more: units that lived again were not dead.
+    """
+
+    _lately = np.empty(0, np.int64)  # of each column, a bit for each of the last values: whether it held there
 
     def add(self, numbers: list[Numbers], moments: npt.NDArray[np.int64]) -> None:
         """Add numbers of shape ``(moments, columns)``."""
@@ -134,11 +141,15 @@ class _BuiltIn(_Own):
             if self._noted is not None:
                 self._noted.add(holds, values, moments[:, 1], *numbers)
                 holds &= values > self._chosen.limit(self.rule.name, self.rule.note_until)
+                self._lately = extended(self._lately, holds.shape[1], _ALL)
+                for held, seen in zip(holds, np.isfinite(values), strict=True):
+                    self._lately = np.where(seen, (self._lately << 1 | held) & _ALL, self._lately)
             self._held.add(holds, values, moments[:, 1], *numbers)
 
     def findings(self) -> Iterator[list[tuple[int, Finding]]]:
         """Yield the findings by their columns, and then the notes about other columns."""
-        found = list(self._found(self._held))
+        passed = set() if self._noted is None else set(np.flatnonzero(np.bitwise_count(self._lately) <= _ONCE).tolist())
+        found = [each for each in self._found(self._held) if each[0] not in passed]
         yield found
         if self._noted is not None:
             known = {column for column, _ in found}

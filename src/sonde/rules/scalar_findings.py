@@ -112,7 +112,7 @@ class ScalarFindings:
         model, _, kind = name.rpartition("/")
         if "lr" in (kind, model.rpartition("/")[2]):
             known = self._rates.setdefault(model if kind == "lr" else model.rpartition("/")[0], [])
-            _keep_two(known, step, value)
+            _keep_two(known, step, max([value, *[rate for at, rate in known if at == step]]))  # of several groups the largest
         if kind in ("param_norm", "momentum_steps"):
             self._latest[model, kind] = value
         if kind == "update_norm" and (size := self._latest.get((model, "param_norm"), 0.0)) > 0:

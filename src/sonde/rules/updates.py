@@ -263,8 +263,9 @@ def frozen(weights: float, trained: float, *, most: float = 0.34) -> Judged:
 
 @entry(
     "frozen layers (Linear, Conv, recurrent) whose weights are as drawn: uniform up to their bounds, or normal of deviation 0.02, "
-    f"or of one that three have in common, beside norms of 1 and biases of 0: more than {RANDOM_FEATURES} in a row, before a "
-    "trained one that takes what they return, or where norms alone are trained (warn), else a note",
+    f"or of one that three have in common, beside norms of 1 and biases of 0: more than {RANDOM_FEATURES} in a row, or fewer where "
+    "the loss has not fallen by a fifth in 200 steps, before a trained one that takes what they return, or where norms alone are "
+    "trained (warn), else a note",
     "torch.nn.Linear.reset_parameters; transformers, initializer_range; random features that are meant are a layer or two",
     "where random features are not meant, load the trained weights (look at what load_state_dict() says of missing keys), or train "
     "these layers: requires_grad_(True)",
@@ -477,6 +478,8 @@ def rate_small(
     yield (
         f"a schedule has multiplied the learning rate, {given:.3g}, by itself: its largest is {rate:.3g}"
         if is_squared
+        else "the learning rate has been 0 in every step so far"
+        if not largest
         else f"the learning rate is {rate:.3g}, where it was {largest:.3g}: next to nothing is learnt since"
         if has_fallen
         else f"the training ended within its warm-up: the learning rate is {rate:.3g}, {percent(rate / given)} of {given:.3g}"

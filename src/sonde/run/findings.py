@@ -48,8 +48,8 @@ _OF_FADING: set[object] = {
     ("loss", "still"),
 }  # what weights that begin too small can do
 _GROWN = (("output", "large"), ("weight", "large"))  # what a loss that falls without bound makes grow
-# rules whose findings are taken back where the loss comes down again
-_PASSING = ("loss_rising", "loss_stuck", "overfitting", "output_growth", "weight_growth")
+# rules whose findings are taken back where the loss comes down again, or units live again
+_PASSING = ("loss_rising", "loss_stuck", "overfitting", "output_growth", "weight_growth", "dead")
 _BY_OTHERS = (
     "rate_grown",
     "momentum_large",
@@ -373,6 +373,10 @@ class _Judges:
         """Whether the steps of a *model* have moved its weights far, behind a warm-up or within it."""
         return self._scalars.loss_of(model).has_gone_far
 
+    def stands(self, model: str, times: int = 1) -> bool:
+        """Whether the loss of a *model* has hardly come down in many steps, or in so many *times* as many."""
+        return self._scalars.loss_of(model).stands(_STANDS, times)
+
     def may_learn(self, model: str) -> bool:
         """Whether the loss of a *model* has come down, if only a little, or is not known."""
         loss = self._scalars.loss_of(model)
@@ -629,10 +633,12 @@ class Findings:
         if not any(self._may_open(each, is_whole=is_whole, at_end=at_end) for each in every):
             return
         there = [*self._opened.values(), *every]
+        now = {each.identity for each in every}
+        stays = [each for name, each in self._opened.items() if name in now or not self._judges.has_passed(each)]
         for each in every:
             if not self._may_open(each, is_whole=is_whole, at_end=at_end):
                 continue
-            if any(_is_graver(known, each) for known in self._opened.values()):
+            if any(_is_graver(known, each) for known in stays):
                 continue  # a note about other places may come
             self._known.add(each.identity)
             if implied(each, there) or step <= self._until:
@@ -655,7 +661,8 @@ class Findings:
         """Return whether what is recorded bears out what a training has seen, of the rules that need that; True of others.
 
         That nothing is won of what should be, where steps have moved the weights far and no finding says yet that the loss stands
-        still; that a label is seen, where the loss has come down; that steps are made of gradients of a loss that was multiplied,
+        still; that a label is seen, where the loss has come down; that a rate is 0, where it has not, or where steps move nothing;
+        that few layers are random, where it has not in more steps; that steps are made of gradients of a loss that was multiplied,
         where they do harm; that a decay outweighs the gradients, where the loss stands still and nothing else explains it; that
         each step sees the same samples, where these are learnt by heart.
 
@@ -670,6 +677,11 @@ class Findings:
         """
         if each.rule == "loss_stuck":
             return self._judges.should_have_learnt(each.model) and all(known.rule != each.rule for known in self._opened.values())
+        if each.rule == "frozen_raw" and each.severity != "note" and each.value <= self.chosen.limit("frozen_raw", "few"):
+            return self._judges.stands(each.model, 2)
+        if each.rule == "rate_small" and not each.value:
+            small = [other.places for other in self.judged() if other.rule == "update_small" and other.severity != "note"]
+            return self._judges.stands(each.model) or any(set(places) & set(each.places) for places in small)
         if each.rule == "loss_summed":
             harms = {RULES[other.rule].about for other in self.judged() if other.severity != "note" and related(each, other)}
             return bool(harms & _TOO_FAR) and self._judges.is_left_scaled(each, divides=divides)
@@ -776,7 +788,9 @@ def combined(seen: Iterable[Finding], judged: Iterable[Finding]) -> list[Finding
     """
     of_rows = list(judged)
     opened = {each.identity: each.found_at for each in of_rows}
-    of_training = [each for each in seen if each.begun <= opened.get(each.identity, _NEVER)]
+    every = [*seen]
+    of_training = [each for each in every if each.begun <= opened.get(each.identity, _NEVER)]
+    of_training = [each for each in of_training if not any(_is_graver(known, each) for known in every)]
     of_rows = [each for each in of_rows if not any(stands_for(known, each) for known in of_training)]
     return [*of_training, *of_rows]
 

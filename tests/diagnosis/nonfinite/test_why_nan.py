@@ -173,6 +173,28 @@ def test_a_new_infinity_beside_an_old_one_is_followed_with_it() -> None:
 # What was bad before
 
 
+@pytest.mark.parametrize(
+    ("kind", "where"),
+    [
+        ("constant", "all in column 2, in every sample"),
+        ("two", "all in columns 2, 5, in every sample"),
+        ("lacks", "all in column 2"),
+        ("sample", ""),
+        ("few", ""),
+    ],
+)
+def test_a_column_that_holds_all_bad_numbers_of_a_batch_is_named(kind: str, where: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(32, 8)
+    x[:, [2, 5] if kind == "two" else [2] if kind == "constant" else []] = 3.0
+    x = (x - x.mean(0)) / x.std(0)
+    rows, columns = {"lacks": ([1, 7, 9], 2), "sample": (4, slice(None)), "few": ([4, 9], [3, 6])}.get(kind, ([], []))
+    x[rows, columns] = math.nan
+    cause = sonde.why_nan(nn.Linear(8, 1), x, lambda out: out.mean()).origin.cause
+    assert (f", {where}; the first at" in cause.sentence) is bool(where)
+    assert ("column" in cause.sentence, "drop or repair this sample" in cause.advice) == (bool(where), not where)
+
+
 def test_a_bad_input_is_named_with_its_place() -> None:
     x = X.clone()
     x[3, 2] = math.nan

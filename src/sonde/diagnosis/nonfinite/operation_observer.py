@@ -198,11 +198,15 @@ class OperationObserver(OperatorMode):
             "rank": "what a collective has brought",
             "uninitialised": "uninitialised memory",
         }.get(source, f"the {source}")
-        sentence = f"{word} {name} holds {facts.numbers}; the first at {list(index)}".replace("  ", " ")
+        columns, is_always = _columns(bad) if source == "input" else ("", False)
+        where = f", all in {columns}" if columns else ""
+        where += ", in every sample" if is_always else ""
+        sentence = f"{word} {name} holds {facts.numbers}{where}; the first at {list(index)}".replace("  ", " ")
         operand = Operand(name, facts, value if not isinstance(value, complex) else None)
         given = value if isinstance(value, float) and facts.positive_infinities == 0 else math.inf
         is_statistic = source == "buffer" and name.rpartition(".")[2].startswith("running_")
         advice = _OF_STATISTIC if is_statistic else _ADVICE[source]
+        advice = (_OF_COLUMNS if is_always else _IN_COLUMN) if columns else advice
         return Origin(
             next(self._numbers), what, source, place, name, operands=[operand], result=facts, index=index,
             cause=Cause(f"non-finite {source}", sentence, advice), given=given,
@@ -725,6 +729,15 @@ _NEVER = "most likely never initialised, as torch.empty leaves it: use nn.init; 
 
 _OF_STATISTIC = "reset or reload the buffer: an earlier step has broken the running statistics"
 
+_OF_COLUMNS = (
+    "look at how it is made: what is constant has a deviation of 0, and was divided by it. Leave it out, or divide by the "
+    "deviation + 1e-8; or the data have no value there"
+)
+_IN_COLUMN = (
+    "look at how it is made: values that the table lacks, a division by 0, a log of 0. Fill them in before the model sees them, or "
+    "leave it out"
+)
+
 _ADVICE: dict[Source, str] = {
     "operation": "",
     "constant": "write a finite number, or keep the infinity away from the loss",
@@ -737,6 +750,24 @@ _ADVICE: dict[Source, str] = {
     "rank": "look at the answer of the other ranks: call why_nan on each of them",
     "outside": "see where this tensor is made: no operation of torch in this step has made the value",
 }
+
+
+def _columns(bad: Tensor) -> tuple[str, bool]:
+    """Return in words the columns, or channels, of a batch that hold all *bad* elements, and whether they are so in every sample.
+
+    One may hold them in some samples; several do in every one, at the same places. ``""`` where it is not so.
+    """
+    if bad.dim() < 2:
+        return "", False
+    of_samples = bad.flatten(1).any(1)
+    is_always = bool(of_samples.all()) and torch.equal(bad.any(0), bad.all(0))
+    for axis in dict.fromkeys((bad.dim() - 1, 1)):
+        each = bad.movedim(axis, -1).flatten(0, -2).any(0)
+        at = each.nonzero().flatten().tolist()
+        if int(of_samples.sum()) > 1 and 2 * len(at) <= len(each) and (len(at) == 1 or is_always):
+            kind = "column" if axis == bad.dim() - 1 else "channel"
+            return f"{kind}{'s' * (len(at) > 1)} {', '.join(map(str, at[:3]))}{', ...' * (len(at) > 3)}", is_always
+    return "", False
 
 
 def _settings(group: dict[str, Any]) -> Iterator[tuple[str, float]]:

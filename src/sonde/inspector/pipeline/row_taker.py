@@ -11,7 +11,7 @@ from torch.optim.optimizer import Optimizer
 from sonde.engine import Pace, RowKeys, Scaling, SiteHook, held_by
 from sonde.inspector.batches import BatchChecks, LossGraph, PartPasses
 from sonde.inspector.between_steps import BetweenSteps
-from sonde.inspector.forward_modes import ForwardModes
+from sonde.inspector.forward_modes import EvaluationModes, ForwardModes
 from sonde.inspector.initial_gates import InitialGates
 from sonde.inspector.kept_gradients import KeptGradients
 from sonde.inspector.left_out import LeftOut
@@ -67,6 +67,7 @@ class RowTaker:
         self.evaluated = False
         self.evaluated_alone = 0
         self.modes = ForwardModes(name)
+        self.evaluations = EvaluationModes(settings.rules, name)
         self.left_out = LeftOut(settings.rules, model)
         self.gates = InitialGates(settings.rules)
         self.kept = KeptGradients(settings.rules)
@@ -76,7 +77,10 @@ class RowTaker:
         self.loss_graph = LossGraph(settings.rules, model, name)
         self.batches = BatchChecks(settings.rules, model, name)
         self.parts = PartPasses(settings.rules, model, name)
-        self.looks = (self.left_out, self.gates, self.kept, self.same, self.settings, self.loss_graph, self.batches, self.parts)
+        self.looks = (
+            self.left_out, self.gates, self.kept, self.same, self.settings, self.loss_graph, self.batches, self.parts,
+            self.evaluations,
+        )  # fmt: skip
         self._send = send
         self._scaling = Scaling(settings.scaler)
         self._ordering = Ordering(model, name)
@@ -201,7 +205,7 @@ class RowTaker:
             if measurement.kind == "step" and wanted and measurement.attachment.attached:
                 builder.rows(measurement, self._order(), scales=scales)
         if optimizer is not None:
-            self.settings.look(optimizer, ended.epoch, ended.step)
+            self.settings.look(optimizer, self._hooks_at("param"), ended.epoch, ended.step)
             for name, rate in _learning_rates(optimizer, turn):
                 builder.scalar(self._prefix + name, rate, "lowest")
         waited, self._waiting = self._waiting, []
