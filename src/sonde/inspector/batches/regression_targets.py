@@ -212,7 +212,13 @@ def regression_numbers(output: Tensor, gradient: Tensor, reaches: Range | None, 
     """
     found = {} if (size := _error_size(number)) is None else {"error": size}
     if reaches is not None:
-        found["side"] = _side(output, gradient, reaches, number, nodes)
+        low, high = (torch.as_tensor(each, dtype=torch.float64, device=output.device) for each in (reaches.low, reaches.high))
+        found |= {
+            "side": _side(output, gradient, reaches, number, nodes),
+            "low": low,
+            "high": high,
+            "middle": output.double().mean(),
+        }
     errors = squared_errors(gradient, number)
     if errors is None:
         return found

@@ -19,6 +19,7 @@ from sonde.inspector.batches.findings.pass_history import (
     SETTLED,
     History,
     PassFindings,
+    has_room,
 )
 from sonde.inspector.batches.look import EACH, Look
 from sonde.inspector.batches.regression_targets import COSINE
@@ -81,7 +82,8 @@ class TargetFindings(PassFindings):
                 advice = _TEMPERATURE if look.activations[at] == COSINE else _LOGITS
                 yield found and replace(found, site=site, advice=advice)
             sides = self._so_far("side", at, look.number, value=numbers.get(f"side {at}", 0.0))
-            if len(sides) > EACH and abs(sum(sides)) == len(sides):
+            is_one_sided = len(sides) > EACH and abs(sum(sides)) == len(sides)
+            if is_one_sided and not has_room(numbers, at, numbers[f"middle {at}"], sides[0], numbers.get(f"error {at}", 0.0)):
                 found = judge("target_beyond", 1.0, math.nan, math.nan, what=what, side=-sides[0])
                 yield found if found is None else replace(found, site=site)
         known = [numbers.get(each, 0.0) for each in ("target share", "target low", "target")]
