@@ -215,8 +215,8 @@ def regression_numbers(output: Tensor, gradient: Tensor, reaches: Range | None, 
         low, high = (torch.as_tensor(each, dtype=torch.float64, device=output.device) for each in (reaches.low, reaches.high))
         found |= {
             "side": _side(output, gradient, reaches, number, nodes),
-            "low": low,
-            "high": high,
+            "floor": low,
+            "ceiling": high,
             "middle": output.double().mean(),
         }
     errors = squared_errors(gradient, number)

@@ -162,7 +162,7 @@ class GradientFindings(PassFindings):
             levels = [level for _, level in ways]
             is_alone = len(one_way) == 1  # where several move, they may be on the way to targets that are far off
             if len(ways) > SEEN and look.activations[at] in _BOUNDED and numbers.get(f"toward {at}"):
-                has_end = f"low {at}" in numbers and not has_room(numbers, at, levels[-1], ways[0][0])
+                has_end = f"floor {at}" in numbers and not has_room(numbers, at, levels[-1], ways[0][0])
                 what = look.activations[at].lower()
                 found = self._chosen.judge("target_beyond", float(has_end), math.nan, math.nan, what=what, side=-ways[0][0])
                 yield found and replace(found, site=f"{self._part}:output{look.outputs[at] if at else ''}")

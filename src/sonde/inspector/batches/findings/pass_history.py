@@ -66,7 +66,7 @@ def has_room(numbers: Mapping[str, float], at: int, level: float, way: float, er
 
     It has come to a *level*, and is off its targets by an *error* at least.
     """
-    low, high = numbers[f"low {at}"], numbers[f"high {at}"]
+    low, high = numbers[f"floor {at}"], numbers[f"ceiling {at}"]
     room, width = (level - low if way > 0 else high - level), high - low
     size = numbers.get(f"size {at}", numbers.get("size", 0.0))
     return room > _NO_ROOM * (width if math.isfinite(width) else size) and error <= room
