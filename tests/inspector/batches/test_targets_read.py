@@ -778,3 +778,47 @@ def test_a_cross_entropy_that_wins_nothing_over_a_guess_is_found(kind: str) -> N
 
     found = trained(model, loss, steps=200, lr=1e-2)
     assert ("loss_stuck" in found) is ("shuffled" in kind)
+
+
+@pytest.mark.parametrize(
+    ("last", "is_told"), [(nn.ReLU(), True), (nn.ReLU6(), True), (nn.LeakyReLU(), False), (nn.Softplus(), False)]
+)
+def test_logits_that_are_cut_at_zero_are_found(last: nn.Module, is_told: bool) -> None:
+    torch.manual_seed(0)
+    model = mlp(3, last)
+
+    def loss(_: int) -> Tensor:
+        x = drawn()
+        return functional.cross_entropy(model(x), x[:, :3].argmax(1))
+
+    found = trained(model, loss, steps=25)
+    assert ("target_beyond" in found) is is_told
+    assert not is_told or "cuts the logits of a cross-entropy at 0" in found["target_beyond"].message
+
+
+class Standardised(nn.Module):
+    """Returns outputs of mean 0 and deviation 1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - x.mean(0)) / x.std(0)
+
+
+@pytest.mark.parametrize(
+    ("last", "mean", "is_told"),
+    [
+        (nn.BatchNorm1d(4, affine=False), 3.0, True),
+        (nn.LayerNorm(4, elementwise_affine=False), 3.0, False),  # of too few numbers
+        (Standardised(), 3.0, True),
+        (Standardised(), 0.1, False),
+        (nn.BatchNorm1d(4), 3.0, False),
+    ],
+)
+def test_targets_that_standardised_outputs_cannot_reach_are_found(last: nn.Module, mean: float, is_told: bool) -> None:
+    torch.manual_seed(0)
+    model = mlp(4, last)
+
+    def loss(_: int) -> Tensor:
+        x = drawn()
+        return functional.mse_loss(model(x), x[:, :4] + mean)
+
+    assert ("target_beyond" in trained(model, loss, steps=8, lr=1e-7)) is is_told

@@ -270,8 +270,7 @@ def _has(term: graph_nodes.Node, number: int) -> bool:
 
 def _is_layer(node: graph_nodes.Node) -> bool:
     """Return whether the operation has a parameter."""
-    before = graph_nodes.sources_of(node) if graph_nodes.operation_of(node) in _LAYERS else []
-    return any(graph_nodes.leaf_of(graph_nodes.behind(each, graph_nodes.MOVES)) is not None for each in before)
+    return graph_nodes.operation_of(node) in _LAYERS and graph_nodes.takes_leaf(node)
 
 
 def _compares(node: graph_nodes.Node) -> bool:

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from sonde.inspector.batches.dependence import is_graph_operation, is_statistic
 from sonde.inspector.batches.findings.pass_history import (
-    CUTS,
     DIFFERS,
     EXACT,
     HALF,
@@ -25,6 +24,7 @@ from sonde.inspector.batches.findings.pass_history import (
     PassFindings,
 )
 from sonde.inspector.batches.look import Depends, Look, label_axis
+from sonde.inspector.batches.regression_targets import CUTS
 from sonde.inspector.batches.target_reading import AHEAD
 from sonde.rules import Chosen, Finding
 from sonde.words import percent, shape_text, short

@@ -20,8 +20,6 @@ NOTHING, EXACT = 1e-6, 1e-8
 INPUTS = 8
 """That are compared with targets."""
 _NO_ROOM = 0.02  # of the width of a range, or of the size of outputs
-CUTS = ("Relu", "Clamp", "ClampMin", "ClampMax", "Hardtanh")
-"""Operations that return one number for all that is beyond it."""
 
 
 class History(dict[tuple[Any, ...], list[Any]]):
