@@ -101,7 +101,8 @@ def future_seen(share: float, past: float, *, least: float = 1e-6, what: str = "
 
 @entry(
     "the labels are tokens of the input at the same place or before it, which the model sees, or two places or more behind it; or "
-    "the targets of a squared error are the values of a series, which a causal model sees",
+    "the targets of a squared error are the values of a series, which a causal model sees; or 70 % of the labels or more are the "
+    "tokens at their place, and the others are hidden by one token there",
     "transformers shifts labels inside of its models; a loop of one's own gives inputs [:, :-1] and targets [:, 1:]",
     "shift the targets once, by one place, in the model or outside of it; of a model that fills gaps, give it the masked tokens",
     needs=("rms:output",),

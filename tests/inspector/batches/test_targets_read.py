@@ -822,3 +822,22 @@ def test_targets_that_standardised_outputs_cannot_reach_are_found(last: nn.Modul
         return functional.mse_loss(model(x), x[:, :4] + mean)
 
     assert ("target_beyond" in trained(model, loss, steps=8, lr=1e-7)) is is_told
+
+
+@pytest.mark.parametrize(("kind", "is_told"), [("all", True), ("masked", False), ("noise", False), ("replaced", False)])
+def test_labels_of_tokens_that_are_not_masked_are_found(kind: str, is_told: bool) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True)
+    model = nn.Sequential(nn.Embedding(13, 16), layer, nn.Linear(16, 12))
+
+    def loss(_: int) -> Tensor:
+        tokens = (torch.randint(12, (16, 1)) + torch.arange(10)) % 12
+        chosen = torch.rand(16, 10) < 0.2
+        given = torch.where(chosen, torch.randint(12, (16, 10)) if kind == "noise" else 12, tokens)
+        given = torch.where(tokens == 5, 12, tokens) if kind == "replaced" else given
+        labels = torch.where(chosen, tokens, -100) if kind == "masked" else tokens
+        return functional.cross_entropy(model(given).transpose(1, 2), labels)
+
+    found = trained(model, loss, steps=14)
+    assert ("target_shifted" in found) is is_told
+    assert not is_told or "of the labels are the tokens that stand there" in found["target_shifted"].message
