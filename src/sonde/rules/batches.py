@@ -101,7 +101,8 @@ def future_seen(share: float, past: float, *, least: float = 1e-6, what: str = "
 
 @entry(
     "the labels are tokens of the input at the same place or before it, which the model sees, or two places or more behind it; or "
-    "the targets of a squared error are the values of a series, which a causal model sees",
+    "the targets of a squared error are the values of a series, which a causal model sees; or 70 % of the labels or more are the "
+    "tokens at their place, and the others are hidden by one token there",
     "transformers shifts labels inside of its models; a loop of one's own gives inputs [:, :-1] and targets [:, 1:]",
     "shift the targets once, by one place, in the model or outside of it; of a model that fills gaps, give it the masked tokens",
     needs=("rms:output",),
@@ -145,9 +146,12 @@ def outputs_alike(apart: float, size: float, first: float, *, spread: float = 0.
 
 @entry(
     "5 % of the targets of a mean squared error or more are beyond what the activation that makes the outputs can return, or all "
-    "of an absolute error are on one side of it in 16 passes (or of another error, of a sigmoid or tanh), or those of a "
-    "binary cross-entropy are beyond 0 to 1, or 5 % of its labels or more off by 0.2 from all probabilities that the activation "
-    "leaves it, in six passes or more",
+    "of an absolute error are on one side of it in 16 passes (or of another error, of a sigmoid or tanh), and outputs have come to "
+    "the end of their range, or are less far from it than from their targets, or those of a binary cross-entropy are beyond 0 to "
+    "1, or 5 % of its labels or more off by 0.2 from all probabilities that the activation leaves it, in six passes or more; "
+    "or 5 % of its labels have logits that are cut at 0, in 18 passes; or those of a squared error are off by half of their "
+    "deviation from the mean 0 and deviation 1 that outputs always have; or a cross-entropy of masked scores is 300 x that of a "
+    "guess in the first three passes",
     "the range of the activation: sigmoid and softmax 0 to 1, tanh -1 to 1, ReLU and softplus 0 and more, clamp as it is given",
     "leave the last activation out, or scale the targets into its range",
     needs=("rms:output",),
@@ -162,6 +166,7 @@ def outputs_alike(apart: float, size: float, first: float, *, spread: float = 0.
         "gradient_zero",
         "outputs_alike",
         "all_zero",
+        "target_large",
     ),
     about=("setup", "lost"),
 )

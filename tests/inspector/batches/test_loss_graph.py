@@ -370,3 +370,20 @@ def test_a_distance_that_is_maximised_is_told_from_its_sign(kind: str) -> None:
     assert ("loss_unbounded" in found) is is_told
     assert not is_told or found["loss_unbounded"].message.startswith("a distance of outputs and targets is maximised")
     assert "target_trained" not in found
+
+
+@pytest.mark.parametrize(
+    ("turn", "value", "is_told"), [(0, -1e9, True), (6, -1e9, False), (6, -torch.inf, False), (0, -1.0, False)]
+)
+def test_labels_that_point_at_masked_scores_are_found(turn: int, value: float, is_told: bool) -> None:
+    own = torch.arange(12)
+
+    def loss(y: Tensor, _: Tensor) -> Tensor:
+        unit = functional.normalize(y, dim=1)
+        return functional.cross_entropy((unit @ unit.T).masked_fill(torch.eye(12).bool(), value) / 0.3, own.roll(turn))
+
+    torch.manual_seed(0)
+    found = trained(mlp(6), loss)
+    assert ("target_beyond" in found) is is_told
+    assert not is_told or found["target_beyond"].message.startswith("labels point at scores that a mask has put far below")
+    assert "target_large" not in found or found["target_large"].follows

@@ -98,6 +98,11 @@ def leaf_of(node: Node) -> Tensor | None:
     return held if isinstance(held, Tensor) else None
 
 
+def takes_leaf(node: Node) -> bool:
+    """Return whether the operation took a leaf, as it is or with its axes exchanged, as layers do with their parameters."""
+    return any(leaf_of(behind(each, MOVES)) is not None for each in sources_of(node))
+
+
 def nodes_before(node: Node, most: float = math.inf, ends: Collection[Node] = ()) -> Iterator[Node]:
     """Yield *node* and what it was made of, the nearest first; nothing behind the first *most*, nor before one of *ends*."""
     seen, waiting = {node}, deque([node])

@@ -171,6 +171,7 @@ class BatchChecks:
                         graph_nodes.normalised_by(each) or (graph_nodes.operation_of(each), graph_nodes.axis_of(each))
                         for each in nodes
                     ]
+                    look.plain = [not graph_nodes.takes_leaf(each) for each in nodes]
                     look.is_turned, look.arranged = is_turned, arranged
                     ranges = [range_of(each) for each in (held, *others)][:_OUTPUTS]
                     look.activations = ["" if each is None else each.activation for each in ranges]
@@ -446,7 +447,9 @@ def _gradient_comes(
                 if len(output) == len(gradient):
                     if look.made[0][0] == "Softmax" and (axis := look.made[0][1]) is not None:
                         look.add(shared_numbers(output, held, axis, nodes))
-                    look.add(_of_output(0, regression_numbers(output, held, reaches, look.makers[0], nodes)))
+                    look.add(
+                        _of_output(0, regression_numbers(output, held, reaches, look.makers[0], nodes, is_plain=look.plain[0]))
+                    )
                     chances = {} if reaches is None else chance_numbers(output, held, reaches, look.makers[0], nodes)
                     look.add(_of_output(0, chances))
                     look.add(lost_numbers(output, held, look.makers[0]))
@@ -514,7 +517,11 @@ def _gradient_of_other(output: Tensor, number: int, reaches: Range | None, look:
                         | one_label(*as_logits(output, held, *look.made[number]), nodes),
                     )
                 )
-                look.add(_of_output(number, regression_numbers(output, held, reaches, look.makers[number], nodes)))
+                look.add(
+                    _of_output(
+                        number, regression_numbers(output, held, reaches, look.makers[number], nodes, is_plain=look.plain[number])
+                    )
+                )
     except Exception as error:
         raise_if_foreign(error)
 

@@ -54,6 +54,7 @@ class Look:
         number: which pass of the step it is.
         makers: of each output that is looked at, the number of the operation that has made it.
         made: of each of them the name of that operation, and the axis along which it ran, if it is a softmax.
+        plain: of each of them whether that operation has no parameter.
         samples: of the output, that are looked at.
         activations: by which each of them is kept in a range; "" for none.
         viewed: where a view has its axes in another order than what it was made of, and what it was.
@@ -83,6 +84,7 @@ class Look:
     activations: list[str] = field(default_factory=list)
     makers: list[int] = field(default_factory=list)
     made: list[tuple[str, int | None]] = field(default_factory=list)
+    plain: list[bool] = field(default_factory=list)
     viewed: tuple[str, str] | None = None
     recurrent: str | None = None
     arranged: tuple[int, ...] = ()

@@ -41,6 +41,13 @@ _SHORT = (
     "look at input_lengths and target_lengths: an input has to be as long as its labels, and one longer for each pair of equal "
     "neighbours (a network that makes time shorter, lengths of the inputs before it, times and samples exchanged)"
 )
+_MASKS = ("MaskedFill", "Where", "IndexPut", "FillDiagonal")
+_PICKS = ("Neg", "Mean", "Index", "Gather", "NllLoss", "NllLoss2D")  # what makes a cross-entropy of logarithms
+_BEYOND = 300.0  # times the cross-entropy of a guess
+_UNMASKED = (
+    "look at the labels and at the mask: with the diagonal left out, the label of each of 2n views is the other view of it "
+    "(torch.arange(2 * n).roll(n)), and not its own place; or the mask is the wrong way round"
+)
 _STEPS_ALONE = ("Round", "Floor", "Ceil", "Trunc", "Sign", "Sgn")  # operations whose slope is zero
 _ROUNDED = (
     "leave it out of the loss, or let gradients pass as if it were not there: x + (x.round() - x).detach(); what is counted or "
@@ -80,6 +87,7 @@ class LossGraph:
         self._pushed: list[tuple[HostCopy, int, int]] = []  # such losses, with those that the loop gives, and the moment
         self._aligned_losses: list[HostCopy] = []  # what a ctc_loss has made
         self._began = (0, 0)  # epoch and step of the first of these
+        self._masked: list[tuple[HostCopy, int, int, int]] = []  # cross-entropies of masked scores, the moment, and their classes
         self._distances: list[tuple[HostCopy, int, int]] = []  # losses that are a multiple of a distance, and the moment
 
     def look(self, epoch: int, step: int) -> None:
@@ -106,6 +114,8 @@ class LossGraph:
                 self._aligned_losses.append(HostCopy.of([sent[0].detach().abs().double().sum()]))
             if self._sent is not None and _is_distance(nodes[0]):
                 self._distances.append((HostCopy.of([self._sent.double().reshape(())]), epoch, step))
+            if self._sent is not None and (classes := _masked_classes(nodes[0])):
+                self._masked.append((HostCopy.of([self._sent.double().reshape(())]), epoch, step, classes))
             if not (self._strangers or self._is_judged):
                 self._strangers = [(each, version_of(each)) for each in self._between(nodes)]
         except Exception as error:
@@ -151,10 +161,26 @@ class LossGraph:
             )
             self._found["loss_unbounded"] = replace(found.at("", epoch, step, self._prefix + message), first_step=step)
 
+    def _of_mask(self) -> None:
+        """Judge whether labels of a cross-entropy stand at scores that a mask has put far below all others."""
+        if self._looks < _LOOKS or not self._masked:
+            return
+        (_, epoch, step, classes), losses = self._masked[0], [float(each) for copy, *_ in self._masked for each in copy.unpack()]
+        self._masked = []
+        is_beyond = len(losses) == _LOOKS and min(losses) >= _BEYOND * math.log(classes)
+        found = self._chosen.judge("target_beyond", 1.0, 0.0, math.inf) if is_beyond else None
+        if found is not None:
+            what = f"a cross-entropy of {classes:,} classes is {short(losses[0])}, and that of a guess {short(math.log(classes))}"
+            told = found.at(
+                "", epoch, step, f"{self._prefix}labels point at scores that a mask has put far below all others: {what}"
+            )
+            self._found["target_beyond"] = replace(told, first_step=step, advice=_UNMASKED)
+
     def found(self) -> tuple[Finding, ...]:
         """Return the findings so far. Waits for the device."""
         self._of_factor()
         self._of_sign()
+        self._of_mask()
         losses, is_whole = self._aligned_losses, self._looks >= _LOOKS
         if is_whole and losses:
             self._aligned_losses = []
@@ -399,6 +425,15 @@ def _is_divergence(node: Node, *, trained: int) -> bool:
     product = next((each for each in before if graph_nodes.operation_of(each) == "Mul"), None)
     is_divergence = graph_nodes.operation_of(node) == "Sub" and {*map(graph_nodes.operation_of, before)} == {"Xlogy", "Mul"}
     return is_divergence and product is not None and len(graph_nodes.sources_of(product)) >= trained
+
+
+def _masked_classes(node: Node) -> int:
+    """Return of how many classes a loss is a mean cross-entropy, some of whose scores a mask has replaced; 0 for another one."""
+    node = graph_nodes.behind(node, (*graph_nodes.KEEPS, *_PICKS))
+    axis, shape = graph_nodes.axis_of(node), graph_nodes.shape_of(node)
+    scores = graph_nodes.behind(graph_nodes.sources_of(node)[0], (*graph_nodes.MOVES, "Div", "Mul")) if axis is not None else node
+    is_masked = graph_nodes.operation_of(node) == "LogSoftmax" and graph_nodes.operation_of(scores) in _MASKS
+    return shape[axis] if is_masked and axis is not None else 0
 
 
 def _is_distance(node: Node) -> bool:

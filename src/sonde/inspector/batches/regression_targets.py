@@ -53,6 +53,8 @@ _LABELLED = ("BinaryCrossEntropyWithLogits", "BinaryCrossEntropy", "NllLoss", "N
 COSINE = "Cosine"
 """What products of unit vectors are, beside activations."""
 _SHRUNK = 0.1  # by what a number that is trained multiplies cosines
+CUTS = ("Relu", "Clamp", "ClampMin", "ClampMax", "Hardtanh")
+"""Operations that return one number for all that is beyond it."""
 _CHANCES = ("Softmax", "Sigmoid")  # what these make is no logit: see softmax_twice
 _UNLIKELY = 0.2  # a label is by which it is more likely, or less, than outputs can say
 
@@ -148,8 +150,9 @@ def _ends_of(node: graph_nodes.Node) -> tuple[float, float] | None:
 def chance_numbers(output: Tensor, gradient: Tensor, reaches: Range, number: int, nodes: Loss) -> dict[str, Tensor]:
     """Return the share of the labels that an output which has a range cannot make likely (*unlikely*), and the ends of its chances.
 
-    The *least chance* and the *most* are what a cross-entropy makes of the ends of the range: by a sigmoid, or by a softmax over
-    classes, where it takes logits. Nothing of other losses.
+    Of logits that are cut at zero also the share of the labels whose own is (*cut*). The *least chance* and the *most* are what a
+    cross-entropy makes of the ends of the range: by a sigmoid, or by a softmax over classes, where it takes logits. Nothing of
+    other losses.
 
     Args:
         output, gradient: of one shape.
@@ -181,7 +184,11 @@ def chance_numbers(output: Tensor, gradient: Tensor, reaches: Range, number: int
         unlikely = (
             high < 1 - _UNLIKELY if is_class else _share_beyond(output, gradient, low, high, is_logit=of_logits or not is_own)
         )
-        return {"unlikely": unlikely, "least chance": low, "most chance": high}
+        found = {"unlikely": unlikely, "least chance": low, "most chance": high}
+        if name in _LABELLED[2:] and not is_own and reaches.low == 0 and reaches.activation == reaches.made_by in CUTS:
+            is_label = gradient < 0
+            found["cut"] = ((output <= 0) & is_label).sum() / is_label.sum().clamp(min=1)
+        return found
     return {}
 
 
@@ -197,7 +204,9 @@ def _share_beyond(output: Tensor, gradient: Tensor, low: Tensor, high: Tensor, *
     return are_labels * (((held > 0) & (low > _UNLIKELY)) | ((held < 0) & (high < 1 - _UNLIKELY))).double().mean()
 
 
-def regression_numbers(output: Tensor, gradient: Tensor, reaches: Range | None, number: int, nodes: Loss) -> dict[str, Tensor]:
+def regression_numbers(
+    output: Tensor, gradient: Tensor, reaches: Range | None, number: int, nodes: Loss, *, is_plain: bool = False
+) -> dict[str, Tensor]:
     """Return what a *gradient* says of targets: their one *side* of an absolute error, and all of a squared one.
 
     *error*: how far they are off, by root mean square, or the mean of absolute ones; *explained*: the share of their variance that
@@ -209,10 +218,17 @@ def regression_numbers(output: Tensor, gradient: Tensor, reaches: Range | None, 
         reaches: what the output can be.
         number: that of the operation which has made the output.
         nodes: the operations next to the loss.
+        is_plain: that operation has no parameter.
     """
     found = {} if (size := _error_size(number)) is None else {"error": size}
     if reaches is not None:
-        found["side"] = _side(output, gradient, reaches, number, nodes)
+        ends = [torch.as_tensor(each, dtype=torch.float64, device=output.device) for each in (reaches.low, reaches.high)]
+        found |= {
+            "side": _side(output, gradient, reaches, number, nodes),
+            "floor": ends[0],
+            "ceiling": ends[1],
+            "middle": output.double().mean(),
+        }
     errors = squared_errors(gradient, number)
     if errors is None:
         return found
@@ -239,7 +255,27 @@ def regression_numbers(output: Tensor, gradient: Tensor, reaches: Range | None, 
             "explained": torch.where(is_told, 1 - errors.each.square().sum() / total.clamp(min=1e-300), math.nan),
             "classed": errors.is_known & _are_classes(targets),
         }
+        | (_unreached_numbers(output.double(), targets, errors.is_known) if is_plain else {})
     )
+
+
+def _unreached_numbers(output: Tensor, targets: Tensor, is_known: Tensor) -> dict[str, Tensor]:
+    """Return what *targets* have that an *output* of mean 0 and deviation 1 cannot, of their variance (*unreached*).
+
+    That is 0 of an output which is not standardised, neither along the samples nor in each of them. *centre*, *deviation*: those
+    of the targets.
+    """
+    shares = []
+    rows, asked = (each.reshape(-1, each.shape[-1] if each.dim() > 1 else 1) for each in (output, targets))
+    for held, wanted in ((rows, asked), (rows.T, asked.T)):
+        if len(held) < _ROWS:
+            continue
+        mean, deviation = held.mean(0), held.std(0, correction=0)
+        is_so = (mean.abs().max() <= ALIKE) & ((deviation - 1).abs().max() <= 1 / len(held) + ALIKE)
+        off = wanted.mean(0).square() + (wanted.std(0, correction=0) - 1).square()
+        shares.append(torch.where(is_so & is_known, off.mean() / targets.var(correction=0).clamp(min=1e-300), 0.0))
+    numbers = {"unreached": torch.stack(shares).max()} if shares else {}
+    return numbers and numbers | {"centre": targets.mean(), "deviation": targets.std(correction=0)}
 
 
 def squared_errors(gradient: Tensor, number: int) -> Errors | None:

@@ -270,8 +270,7 @@ def _has(term: graph_nodes.Node, number: int) -> bool:
 
 def _is_layer(node: graph_nodes.Node) -> bool:
     """Return whether the operation has a parameter."""
-    before = graph_nodes.sources_of(node) if graph_nodes.operation_of(node) in _LAYERS else []
-    return any(graph_nodes.leaf_of(graph_nodes.behind(each, graph_nodes.MOVES)) is not None for each in before)
+    return graph_nodes.operation_of(node) in _LAYERS and graph_nodes.takes_leaf(node)
 
 
 def _compares(node: graph_nodes.Node) -> bool:
@@ -464,6 +463,7 @@ def _label_numbers(
         turned = [each.T.reshape(labels.shape) for each in (labels, tells)]  # as of outputs in the order of places, samples
         for place, each in enumerate(given[: len(labels)] for given in tokens):
             ways = ((labels, tells, each), (labels.T, tells.T, each.T), (*turned, each))
+            found |= {f"masked {place}": _masked(labels, is_counted, each)} if labels.shape == each.shape else {}
             for way, (own, counted, given) in enumerate(ways):
                 found |= {f"match {place} {way} {ahead}": _match(own, counted, given, ahead) for ahead in AHEAD}
         if tokens:
@@ -561,6 +561,19 @@ def _match(labels: Tensor, counted: Tensor, tokens: Tensor, ahead: int) -> Tenso
         counted = counted & (counted.flip(1).cumsum(1).flip(1) > 1)
     is_counted = counted[:, start:end]
     return ((labels[:, start:end] == given) & is_counted).sum() / is_counted.sum().clamp(min=1)
+
+
+def _masked(labels: Tensor, is_counted: Tensor, tokens: Tensor) -> Tensor:
+    """Return of the labels that are no token at their place the share that has one token there, which no label is; 1 of none.
+
+    They are 0 where the labels are one, as of a task that replaces one token by another.
+    """
+    differs = is_counted & (labels != tokens)
+    usual = torch.where(differs, tokens.double(), math.nan).nanmedian()
+    share = (differs & (tokens == usual)).sum() / differs.sum().clamp(min=1)
+    own = torch.where(differs, labels.double(), math.nan)
+    is_one = ((own == own.nanmedian()) | ~differs).all() | (is_counted & (labels == usual)).any()
+    return torch.where(differs.sum() < 2, 1.0, torch.where(is_one, 0.0, share))
 
 
 def _at_padding(labels: Tensor, is_counted: Tensor, tokens: Sequence[Tensor]) -> Tensor:

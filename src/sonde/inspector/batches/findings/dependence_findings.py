@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from sonde.inspector.batches.dependence import is_graph_operation, is_statistic
 from sonde.inspector.batches.findings.pass_history import (
-    CUTS,
     DIFFERS,
     EXACT,
     HALF,
@@ -25,6 +24,7 @@ from sonde.inspector.batches.findings.pass_history import (
     PassFindings,
 )
 from sonde.inspector.batches.look import Depends, Look, label_axis
+from sonde.inspector.batches.regression_targets import CUTS
 from sonde.inspector.batches.target_reading import AHEAD
 from sonde.rules import Chosen, Finding
 from sonde.words import percent, shape_text, short
@@ -61,6 +61,10 @@ _SOME = (
     "or a choice that is the same for these samples"
 )
 _PADDING = (10.0, 3.0)  # times as much as on a token depends on a place of padding what reads it; where attention can leave it out
+
+
+_COPIED = 0.7  # of the labels, those that stand in the input; and of the others, those that one token hides
+_UNMASKED = "set the labels of tokens that are not masked to -100 (ignore_index): those that are masked are to be predicted"
 
 
 class DependenceFindings(PassFindings):
@@ -146,6 +150,7 @@ class DependenceFindings(PassFindings):
             yield self._told_crossed(look, numbers, place)
             if axis is None:
                 continue
+            yield self._told_copied(numbers, axis, place, look.tokens)
             ways = {way: _ahead(numbers, axis, place, way) for way in (_ALONG, _ACROSS, _TURNED)}
             for way, ahead in ways.items():
                 if ahead is not None and way != _TURNED and not self._viewed:  # a view that mixes places lets later ones be seen
@@ -220,6 +225,21 @@ class DependenceFindings(PassFindings):
             is_causal = ahead != 0 or following + later <= NOTHING * whole
             is_picked = numbers.get(f"pieces {axis}", 0.0) > 1  # some places here and there, as of masked tokens
             yield self._chosen.judge("target_shifted", float(ahead), is_causal=is_causal, is_picked=is_picked)
+
+    def _told_copied(self, numbers: Mapping[str, float], axis: int, place: int, tokens: int) -> Finding | None:
+        """Return that most labels are the tokens at their place, and the others are masked there; no decoder is given them."""
+        share, masked = (numbers.get(f"{name} {axis}", 0.0) for name in (f"match {place} {_ALONG} 0", f"masked {place}"))
+        is_given = any(_ahead(numbers, axis, each, _ALONG) == 1 for each in range(tokens))
+        is_copy = share >= _COPIED and masked >= _COPIED and not is_given
+        shares = self._so_far("copied", place, value=share if is_copy else 0.0)
+        if len(shares) < LAST or min(shares) < _COPIED or statistics.median(shares) >= 1:
+            return None
+        found = self._chosen.judge("target_shifted", 0.0)
+        message = (
+            f"{percent(statistics.median(shares))} of the labels are the tokens that stand there, and the others are masked: the "
+            "model learns to copy"
+        )
+        return found and replace(found, message=message, advice=_UNMASKED)
 
     def _of_series(self, depends: Depends, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that a model of series sees the value it is to predict, or is to return the value it is given."""

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from sonde.inspector.batches.findings.pass_history import HALF, KEPT, LAST, OFTEN, SEEN, PassFindings
+from sonde.inspector.batches.findings.pass_history import HALF, KEPT, LAST, OFTEN, SEEN, PassFindings, has_room
 from sonde.inspector.batches.look import EACH, Look, label_axis
 from sonde.rules import Finding
 from sonde.words import short
@@ -162,9 +162,9 @@ class GradientFindings(PassFindings):
             levels = [level for _, level in ways]
             is_alone = len(one_way) == 1  # where several move, they may be on the way to targets that are far off
             if len(ways) > SEEN and look.activations[at] in _BOUNDED and numbers.get(f"toward {at}"):
-                found = self._chosen.judge(
-                    "target_beyond", 1.0, math.nan, math.nan, what=look.activations[at].lower(), side=-ways[0][0]
-                )
+                has_end = f"floor {at}" in numbers and not has_room(numbers, at, levels[-1], ways[0][0])
+                what = look.activations[at].lower()
+                found = self._chosen.judge("target_beyond", float(has_end), math.nan, math.nan, what=what, side=-ways[0][0])
                 yield found and replace(found, site=f"{self._part}:output{look.outputs[at] if at else ''}")
             elif (
                 len(ways) > SEEN and numbers.get(f"logistic {at}") and (numbers[f"taken {at}"] or len(look.outputs) == 1)

@@ -23,6 +23,7 @@ _FEW = 0.1  # of the samples of a pass
 _PICKED = "look at the mask or index that picks what the loss reads: some classes are never learnt"
 _MOST_AXES = 8
 _EVEN = "look at label_smoothing, at a temperature, and at what makes the targets: a teacher or a labeller that is sure of nothing"
+_ONE_NUMBER = "look at how targets are made and read: a cast to integers, a scale, a mask, an index, a column"
 _SIGN = "look at the sign of the loss, and at maximize=True of the optimizer"
 _NO_LOSS = (math.nan,) * 4  # of which the gradient tells
 _NO_BETTER = "the cross-entropy is no less than that of a guess by how often each label comes"
@@ -57,7 +58,7 @@ class LabelFindings(PassFindings):
         """Yield that labels are alike: how many each pass had, and their one class, NaN of several; of first passes, of others."""
         axis, labels_of_pass = label_axis(look, numbers), self._so_far("labels", look.number)
         yield from self._of_all_classes(look, numbers)
-        labels = numbers.get(f"labels {len(look.shape) - 1}", 0.0)
+        is_number, labels = False, numbers.get(f"labels {len(look.shape) - 1}", 0.0)
         shared = numbers.get("shared", 0.0)
         several = self._so_far("several", value=labels or (shared if shared >= _SEVERAL else None))
         if len(several) >= OFTEN:
@@ -80,6 +81,7 @@ class LabelFindings(PassFindings):
         elif self.axes and (sure := max(numbers.get(f"sure {each}", -1.0) for each in self.axes)) >= 0:
             labels_of_pass.append((numbers["reached"], sure))
         elif "one 0" in numbers:
+            is_number = True
             labels_of_pass.append((numbers["reached"], float(f"{numbers['least 0']:.3g}") if numbers["one 0"] else math.nan))
         elif "zeros" in numbers:
             same = 0.0 if numbers["zeros"] else 1.0 if numbers["ones"] else math.nan
@@ -98,7 +100,9 @@ class LabelFindings(PassFindings):
         )
         if is_sorted or (are_all and len(classes) == 1 and classes >= {each for _, each in others}):
             counts = sum(count for count, _ in (*firsts, *others))
-            yield self._chosen.judge("labels_alike", counts, float(len(firsts)), float(len(classes)), is_each=are_all)
+            found = self._chosen.judge("labels_alike", counts, float(len(firsts)), float(len(classes)), is_each=are_all)
+            message = f"all targets of the first {len(firsts)} training passes, {counts:,.0f} samples, are {short(singles[0])}"
+            yield found and (replace(found, message=message, advice=_ONE_NUMBER) if is_number else found)
 
     def _of_all_classes(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that the targets of a cross-entropy are one distribution, or that it is maximised."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,8 +19,7 @@ NOTHING, EXACT = 1e-6, 1e-8
 """Of a gradient: its rounding, and that of one which is the difference to a target."""
 INPUTS = 8
 """That are compared with targets."""
-CUTS = ("Relu", "Clamp", "ClampMin", "ClampMax", "Hardtanh")
-"""Operations that return one number for all that is beyond it."""
+_NO_ROOM = 0.02  # of the width of a range, or of the size of outputs
 
 
 class History(dict[tuple[Any, ...], list[Any]]):
@@ -57,3 +57,14 @@ class PassFindings:
             return None  # or what is slow has begun
         found = self._chosen.judge("loss_stuck", 1.0, 1.0, 1.0, 0.0, float("nan"))
         return found and replace(found, message=message)
+
+
+def has_room(numbers: Mapping[str, float], at: int, level: float, way: float, error: float = 0.0) -> bool:
+    """Return whether an output whose targets all push it one *way* (1: down) can go on, so that they may be in its range.
+
+    It has come to a *level*, and is off its targets by an *error* at least.
+    """
+    low, high = numbers[f"floor {at}"], numbers[f"ceiling {at}"]
+    room, width = (level - low if way > 0 else high - level), high - low
+    size = numbers.get(f"size {at}", numbers.get("size", 0.0))
+    return room > _NO_ROOM * (width if math.isfinite(width) else size) and error <= room

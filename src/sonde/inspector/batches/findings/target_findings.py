@@ -16,9 +16,11 @@ from sonde.inspector.batches.findings.pass_history import (
     LAST,
     LONG,
     MATCHES,
+    SEEN,
     SETTLED,
     History,
     PassFindings,
+    has_room,
 )
 from sonde.inspector.batches.look import EACH, Look
 from sonde.inspector.batches.regression_targets import COSINE
@@ -32,6 +34,12 @@ _TEMPERATURE = (
     "look at what multiplies the similarities: divide them by a temperature (0.05 to 0.1 is usual), or multiply them by its inverse"
 )
 _LOGITS = "leave the last activation out: the loss takes logits, and makes probabilities of them itself; or scale what it returns"
+_NORMED = (
+    "leave the last normalisation out, or let it have a weight and a bias that are trained (affine=True); or scale the targets to "
+    "mean 0 and deviation 1"
+)
+_CUT_OFF = 0.05  # of the labels, those whose logit is cut
+_UNREACHED = 0.25  # of the variance of targets, the squares that no output of mean 0 and deviation 1 can be without
 _UNSCALED = 30.0  # times as large as what a generator makes
 _FAR = 8.0  # times as large as all targets of its shape
 _SENTINEL = ("code", "coded", "nearest", "alone")
@@ -81,7 +89,23 @@ class TargetFindings(PassFindings):
                 advice = _TEMPERATURE if look.activations[at] == COSINE else _LOGITS
                 yield found and replace(found, site=site, advice=advice)
             sides = self._so_far("side", at, look.number, value=numbers.get(f"side {at}", 0.0))
-            if len(sides) > EACH and abs(sum(sides)) == len(sides):
+            cut = self._so_far("cut", at, look.number, value=numbers.get(f"cut {at}"))
+            if len(cut) > SEEN and min(cut[-KEPT:]) >= _CUT_OFF:
+                found = judge("target_beyond", cut[-1], 0.0, math.inf, what=what)
+                message = (
+                    f"a {what} cuts the logits of a cross-entropy at 0: {percent(cut[-1])} of the labels are cut, with no gradient"
+                )
+                yield found and replace(found, message=message, advice=_LOGITS, site=site)
+            unreached = self._so_far("unreached", at, look.number, value=numbers.get(f"unreached {at}"))
+            if len(unreached) >= KEPT and min(unreached) >= _UNREACHED:
+                found = judge("target_beyond", 1.0, 0.0, math.inf, what=what)
+                centre, deviation = (short(numbers[f"{each} {at}"]) for each in ("centre", "deviation"))
+                message = (
+                    f"outputs have mean 0 and deviation 1 whatever is learnt; targets have mean {centre}, deviation {deviation}"
+                )
+                yield found and replace(found, message=message, advice=_NORMED, site=site)
+            is_one_sided = len(sides) > EACH and abs(sum(sides)) == len(sides)
+            if is_one_sided and not has_room(numbers, at, numbers[f"middle {at}"], sides[0], numbers.get(f"error {at}", 0.0)):
                 found = judge("target_beyond", 1.0, math.nan, math.nan, what=what, side=-sides[0])
                 yield found if found is None else replace(found, site=site)
         known = [numbers.get(each, 0.0) for each in ("target share", "target low", "target")]
