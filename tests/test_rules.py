@@ -181,7 +181,7 @@ def said(found: Finding | None) -> tuple[str, str, str] | None:
             rules.judge("weight_large", 10.0, 1.0, 1.0),
             ("weight_large", "warn", "begins with weights of size 10, 10 x as large as usual"),
         ),
-        (rules.judge("weight_small", 3, 1e-9, 0.01), None),
+        (rules.judge("weight_small", 1, 1e-9, 0.01), None),
         (rules.judge("weight_small", 4, 2e-4, 0.1), None),
         (
             rules.judge("weight_small", 4, 1e-4, 0.1),

@@ -287,3 +287,21 @@ def test_a_table_of_bags_may_not_begin_large(size: float, is_found: bool) -> Non
         return functional.cross_entropy(model(x), x[:, 0] % 3)
 
     assert ("weight_large" in told(model, loss)) is is_found
+
+
+@pytest.mark.parametrize(("std", "is_found"), [(1e-3, True), (0.1, False)])
+def test_few_layers_that_begin_small_are_the_root_of_a_loss_that_stands(std: float, is_found: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+    for each in model:
+        if isinstance(each, nn.Linear):
+            nn.init.normal_(each.weight, std=std)
+            nn.init.zeros_(each.bias)
+
+    def loss(of: nn.Module) -> Tensor:
+        x = torch.randn(40, 8)
+        return functional.mse_loss(of(x), x[:, :1].sin() + x[:, 1:2] * x[:, 2:3])
+
+    found = told(model, loss, steps=150, optimizer=lambda weights: SGD(weights, lr=0.02))
+    assert ("weight_small" in found) is is_found
+    assert not is_found or found["weight_small"].evidence["layers"] == 3

@@ -1997,3 +1997,51 @@ def test_a_loss_that_reads_fewer_samples_than_there_are_classes_is_told(count: i
     told = found(model, Adam(model.parameters(), 1e-3), loss, steps=20)
     assert ("input_same" in told) is is_told
     assert not is_told or "reads the same 3 of 240 samples" in told["input_same"].message
+
+
+class Chosen(nn.Module):
+    """Parts that are alike, of which a router picks one for each sample; or all of them run, one after the other."""
+
+    def __init__(self, *, is_sparse: bool, is_row: bool = False) -> None:
+        super().__init__()
+        self.first, self.gate, self.last = nn.Linear(8, 16), nn.Linear(16, 4), nn.Linear(16, 1)
+        self.experts = nn.ModuleList([nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16)) for _ in range(4)])
+        self.is_sparse, self.is_row = is_sparse, is_row
+
+    def forward(self, x: Tensor) -> Tensor:
+        held = self.first(x).tanh()
+        shares = self.gate(held).softmax(1)
+        made = held
+        for at, expert in enumerate(self.experts):
+            picked = shares.argmax(1) == at
+            if self.is_row:
+                made = made + expert(made)
+            elif not self.is_sparse:
+                made = made + (shares[:, at] * picked)[:, None] * expert(held)
+            elif picked.any():
+                made = made.index_add(0, picked.nonzero()[:, 0], shares[picked, at, None] * expert(held[picked]))
+        out: Tensor = self.last(made)
+        return out
+
+
+@pytest.mark.parametrize(
+    ("bias", "is_sparse", "is_row", "lost"),
+    [(9.0, False, False, 3), (9.0, True, False, 3), (0.0, False, False, 0), (0.0, True, False, 0), (9.0, False, True, 0)],
+)
+def test_experts_that_a_router_leaves_without_samples_are_named(bias: float, is_sparse: bool, is_row: bool, lost: int) -> None:
+    torch.manual_seed(0)
+    model = Chosen(is_sparse=is_sparse, is_row=is_row)
+    with torch.no_grad():
+        model.gate.weight.mul_(3)
+        model.gate.bias.copy_(torch.tensor([0.0, bias, 0.0, 0.0]))
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(64, 8)
+        return functional.mse_loss(model(x), x[:, :1] * x[:, 1:2])
+
+    every = {
+        each.rule: each for each in trained(model, Adam(model.parameters(), 1e-3), loss, 60).findings if each.severity == "warn"
+    }
+    found = every.get("gradient_zero")
+    assert (0 if found is None else len(found.places)) == lost
+    assert found is None or (found.places[0] == "experts.0" and "what gate makes" in found.advice)

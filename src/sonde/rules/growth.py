@@ -30,7 +30,7 @@ TABLE_LARGE = 10.0
 ADDED_LARGE, ADDED_SIZE = 100.0, 10.0
 """Size of what is added to activations as training begins, such as places, against these; and its size, from which on it is told.
 Tokens of a deviation of 0.02 and places of 1, a sine, are 35 x apart."""
-WEIGHT_SMALL, SMALL_TOGETHER, SMALL_ROW = 0.2, 1e-4, 4
+WEIGHT_SMALL, SMALL_TOGETHER, SMALL_ROW = 0.2, 1e-4, 2
 """Size of a weight as training begins, against that of PyTorch's own initialisation; the product over layers in a row, and how many
 these are at least. A deviation of 0.02, as of transformers, has 0.2 with 32 inputs, and they normalise between layers."""
 INPUT_LARGE, INPUT_UNSCALED, INPUT_GROWTH = 1000.0, 30.0, 100.0

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from sonde.rows import RowBlock
 from sonde.rules.chosen import Chosen
+from sonde.rules.experts import Experts, experts_of
 from sonde.rules.finding import RULES, Finding
 from sonde.rules.gradients import ALONG
 from sonde.rules.growth import BEGINS_SIZE, BEGINS_WEIGHT, MADE_LARGE, WEIGHT_BEYOND, WEIGHT_SMALL
@@ -66,6 +67,10 @@ _ZEROS = (
 _RETURNED, _SPELL = 5, 50  # rows, in most of which a gradient that was zero has come again; steps for which it may be zero
 _CANCELS = "the loss, or a normalisation, may cancel what is added to all it compares: then the parameter is of no use"
 _FIRST_STEPS = ", and that of the weight beside it is not: only first steps, whose state is zero, reach the loss"
+_ROUTED = (
+    "look at what {router} makes, which has one output for each of these parts: a term that is to balance them (its sign, its "
+    "weight), noise, how many of them take part, and how large its weights have become; those that it never picks learn nothing"
+)
 _ONE_STEP = (
     "look in this order at which steps of its output are used (the last one, of a layer that reads both ways, is the first of its "
     "reverse), at the axis of time (batch_first), and at sequences of one step, or a state that is never passed on"
@@ -142,9 +147,9 @@ class LayerFindings:
         self.takes_turns = False  # whether parts are trained against each other: each moves in steps of its own, and runs in them
         self._turns: list[Columns] = []  # which updates there were in the first such step, and in the first with others
         self.pace = math.nan  # update / weight of half of the weights, in the last step
-        self._gaps = np.empty(
-            (4, 0)
-        )  # of each gradient and output: rows, steps since the last, the longest gap before, and the last step
+        # of each gradient and output: rows, steps since the last, the longest gap before, the last step, and steps of zeros or none
+        self._gaps = np.empty((5, 0))
+        self._experts: list[Experts] = []
         self._begins: list[Finding] = []  # about outputs and weights at the first logged step
         self._looked = False
 
@@ -169,6 +174,8 @@ class LayerFindings:
         if self._groups is None or self._known != history.changes:
             self._groups, self._known = Groups.of(history, self._facts), history.changes
             self._usual = np.array([fact.usual for fact in history.facts])
+            order = {history.sites[c].path: int(history.order[c]) for c in np.flatnonzero(history.at("output")).tolist()}
+            self._experts = list(experts_of(dict(self._of_model()), order))
             self._norms = list(self._of_norms())
         groups = self._groups
         self._remember_first(values, steps)
@@ -296,16 +303,18 @@ class LayerFindings:
             self._gaps = extended(self._gaps, values.shape[1], 0)
         gradients = self.history.at("grad")
         counted = gradients | self.history.at("output")
-        for step, line in zip(steps.tolist(), np.isfinite(values), strict=True):
+        for step, line, now in zip(steps.tolist(), np.isfinite(values), values, strict=True):
             here = line & counted
             if not (line & gradients).any():
                 continue
-            rows, gap, longest, last = self._gaps
+            rows, gap, longest, last, quiet = self._gaps
             longest[here] = np.maximum(longest, gap)[here]
             rows[here] += 1
             last[here] = step
             gap[here] = 0
             gap[counted & ~line] += 1
+            quiet[counted] += 1
+            quiet[(now > 0) & counted] = 0
 
     def _look_for_turns(self, values: Numbers) -> None:
         """See whether steps with a forward pass move some weights, then others alone, and then the first again.
@@ -937,10 +946,39 @@ class LayerFindings:
                     grown.append((column, replace(each, message=each.message + when, step=step, first_step=first, last_step=step)))
             yield from joined(history, grown)
 
+    def _of_experts(self, still: set[int]) -> Iterator[Finding]:
+        """Yield that some of several experts get no gradient any more; add to *still* the columns of those without one now."""
+        history = self.history
+        for experts in self._experts if self._gaps.shape[1] == len(history) else ():
+            columns = {
+                part: [c for path in paths if (c := history.column_at(path, "grad")) is not None]
+                for part, paths in experts.weights.items()
+            }
+            quiet = {part: min(self._gaps[4, held], default=math.inf) for part, held in columns.items()}
+            heard = [column for part, held in columns.items() if not quiet[part] for column in held]
+            lost = [part for part, steps in quiet.items() if steps >= _SPELL]
+            if not heard:
+                continue
+            still.update(column for part, held in columns.items() if quiet[part] for column in held)
+            is_long = max(self._gaps[0, heard]) >= _SPELL  # of what never ran nothing was counted
+            found = self._chosen.judge("gradient_zero", 0.0) if lost and is_long else None
+            if found is not None:
+                first, step = Site(experts.weights[lost[0]][0], "grad", model=history.sites[0].model), int(history.moments[-1, 1])
+                message = among(lost, f"no gradient, for {_SPELL} steps, and others of {len(quiet)} that are alike have one")
+                begun = 0 if quiet[lost[0]] >= max(self._gaps[0, heard]) else step
+                placed = found.at(str(first), int(history.moments[-1, 0]), step, message)
+                advice = _ROUTED.format(router=experts.router.removesuffix(".weight"))
+                evidence = {"lost": float(len(lost))}
+                yield replace(placed, severity="warn", advice=advice, evidence=evidence, places=tuple(lost), first_step=begun)
+
     def _of_records(self) -> Iterator[Finding]:
+        still: set[int] = set()
+        yield from self._of_experts(still) if "gradient_zero" in self._held else ()
         for rule, record in self._held.items():
             found = []
             for column in record.columns().tolist():
+                if rule == "gradient_zero" and column in still:
+                    continue
                 judged = self._judged(rule, column, [float(number[column]) for number in record.others])
                 if judged is not None:
                     step, first = int(record.step[column]), int(record.since[column])
@@ -1081,7 +1119,7 @@ class LayerFindings:
         columns = np.flatnonzero(history.at("grad") & history.matrix)
         if self._gaps.shape[1] < len(history) or not len(columns):
             return
-        rows, gap, longest, last = self._gaps[:, columns]
+        rows, gap, longest, last, _ = self._gaps[:, columns]
         ended = (rows >= UNMOVED) & (gap >= _ENDED) & (gap > 3 * longest)
         if not ended.any():
             return

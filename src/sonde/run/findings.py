@@ -181,6 +181,8 @@ class _Judges:
         if each.rule == "loss_stuck" and each.evidence.get("early", 0.0) >= _LARGE_LOSS:
             size = f"a loss of {short(each.evidence['early'])} is that of targets far from what the outputs are, or of a sum"
             each = replace(each, advice=f"{size}: look at the scale of the targets first; then {each.advice}")
+        if "lost" in each.evidence:
+            return each  # experts, whose router is named
         if each.rule == "gradient_zero" and (told := self._of_no_gradient(each)) is not None:
             return told
         if each.rule == "gradient_zero" and any(held.gets_nothing for (_, of), held in self._layers.items() if of == each.model):
@@ -312,7 +314,8 @@ class _Judges:
         is_matrix = each.rule == "weight_large" and each.evidence["usual"] < 1  # that of an embedding is 1
         if each.rule == "weight_small":
             early = (other for other in found if other.severity != "note" and other.begun < each.begun + _EARLY)
-            return each if any(RULES[other.rule].about in _OF_FADING and related(each, other) for other in early) else None
+            fades = any(RULES[other.rule].about in _OF_FADING and related(each, other) for other in early)
+            return each if fades or self._scalars.loss_of(each.model).stands(_HALF) else None
         if is_matrix and "output" not in each.evidence and each.value < self.chosen.limit("weight_large", "factor"):
             small = {place for other in found if RULES[other.rule].about == ("update", "small") for place in other.places}
             return each if ("output", "lost") in self._harms(each, found) or small & set(each.places) else None
@@ -338,7 +341,7 @@ class _Judges:
         if each.rule in ("rate_grown", "momentum_large"):
             stands = each.rule == "momentum_large" and self._scalars.loss_of(each.model).stands(_HALF, 2)
             return each if stands or self._harms(each, found, each.begun) & _TOO_FAR else None
-        if each.rule == "gradient_zero" and each.begun and self._scalars.loss_of(each.model).is_low:
+        if each.rule == "gradient_zero" and each.begun and "lost" not in each.evidence and self._scalars.loss_of(each.model).is_low:
             return replace(each, severity="note")  # as of batches whose samples are all beyond a margin
         if each.rule == "loss_unbounded" and self._crosses_zero(each):
             grown = (RULES[other.rule].about for other in found if other.severity != "note" and related(each, other))

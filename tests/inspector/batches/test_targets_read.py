@@ -841,3 +841,57 @@ def test_labels_of_tokens_that_are_not_masked_are_found(kind: str, is_told: bool
     found = trained(model, loss, steps=14)
     assert ("target_shifted" in found) is is_told
     assert not is_told or "of the labels are the tokens that stand there" in found["target_shifted"].message
+
+
+@pytest.mark.parametrize(("weight", "is_told"), [(10.0, True), (0.01, False)])
+def test_the_weight_of_an_entropy_is_that_of_the_passes_of_all_moments(weight: float, is_told: bool) -> None:
+    torch.manual_seed(0)
+    model = mlp(3)
+
+    def loss(_: int) -> Tensor:
+        likely, won, entropies = [], [], []
+        for _ in range(10):
+            x = drawn(32)
+            policy = torch.distributions.Categorical(logits=model(x))
+            action = policy.sample()
+            likely.append(policy.log_prob(action))
+            won.append((action == x[:, :3].argmax(1)).float() - 1 / 3)
+            entropies.append(policy.entropy())
+        made: Tensor = -(torch.stack(likely) * torch.stack(won)).mean() - weight * torch.stack(entropies).mean()
+        return made
+
+    found = trained(model, loss, steps=6)
+    assert ("penalty_alone" in found) is is_told
+    assert not is_told or "the loss raises the entropy of the outputs, at a weight of" in found["penalty_alone"].message
+
+
+@pytest.mark.parametrize(("weight", "is_told"), [(1000.0, True), (1.0, False)])
+def test_a_cross_entropy_that_stands_beside_a_larger_term_is_told_so(weight: float, is_told: bool) -> None:
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.one, self.two = mlp(16), nn.Linear(16, 3), nn.Linear(16, 1)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            held = self.body(x)
+            return self.one(held), self.two(held)
+
+    torch.manual_seed(0)
+    model = Heads()
+
+    def loss(_: int) -> Tensor:
+        x = drawn(32)
+        one, two = model(x)
+        return functional.cross_entropy(one, x[:, :3].argmax(1)) + weight * functional.mse_loss(two, x[:, 3:4])
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False) as inspector:
+        for step in range(150):
+            optimizer.zero_grad()
+            value = loss(step)
+            value.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            inspector.push_loss(value, train=True)
+    beside = [each for each in inspector.findings if each.rule == "loss_stuck" and "of that at output 1 or less" in each.message]
+    assert bool(beside) is is_told
+    assert all(each.advice.startswith("weigh the terms of the loss") for each in beside)

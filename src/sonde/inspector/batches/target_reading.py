@@ -264,8 +264,13 @@ def is_picked_of(node: graph_nodes.Node, number: int) -> bool:
 
 def _has(term: graph_nodes.Node, number: int) -> bool:
     """Return whether a *term* of a loss is made of what the operation with this *number* has made, with no layer between."""
+    return any(autograd_state.sequence_of_node(each) == number for each in _behind_layers(term))
+
+
+def _behind_layers(term: graph_nodes.Node) -> Loss:
+    """Return the operations that have made what a *term* of a loss has, up to the last layers."""
     layers = [each for each in graph_nodes.nodes_before(term, _TERM) if _is_layer(each)]
-    return any(autograd_state.sequence_of_node(each) == number for each in graph_nodes.nodes_before(term, _TERM, layers))
+    return list(graph_nodes.nodes_before(term, _TERM, layers))
 
 
 def _is_layer(node: graph_nodes.Node) -> bool:
@@ -297,7 +302,8 @@ def column_gradients(output: Tensor, gradient: Tensor, nodes: Loss) -> dict[str,
 
     Of one output for each sample, its gradient, if that is the *same gradient* for all of them, or 0; of logits that differ, whose
     loss takes a softmax times what else they make, which share of it is not that of the *entropy* of that softmax, the weight of
-    that in a mean (*entropy weight*), and by how much this is off, as far as all else is noise (*entropy error*).
+    that in a mean (*entropy weight*), over several passes too, and by how much this is off, as far as all else is noise (*entropy
+    error*).
     """
     columns = output.numel() // len(output)
     made, held = (each.reshape(len(output), -1).double() for each in (output, gradient))
@@ -310,15 +316,21 @@ def column_gradients(output: Tensor, gradient: Tensor, nodes: Loss) -> dict[str,
     idle = {"idle": torch.where(is_idle.sum() == 1, is_idle.long().argmax(), -1)}
     if columns > 2:
         idle["alone"] = torch.where(is_idle.sum() == columns - 1, (~is_idle).long().argmax(), -1)
+    loss = sent_loss()
+    nodes = [] if loss is None else _behind_layers(loss.grad_fn)  # of the passes of many moments there are many
     names = {graph_nodes.operation_of(each) for each in nodes}
     if names.isdisjoint(_SOFTMAX) or not any(_is_product(each) for each in nodes):
         return idle
+    means = [
+        math.prod(graph_nodes.shape_of(*graph_nodes.sources_of(each))) for each in nodes if graph_nodes.operation_of(each) == "Mean"
+    ]
     logs = made.log_softmax(1)
     slope = logs.exp() * (logs - (logs.exp() * logs).sum(1, keepdim=True))
     across = 1 - (slope * held).sum().square() / (slope.square().sum() * held.square().sum()).clamp(min=1e-300)
     is_open = logs.exp().amax(1).mean() <= _SURE  # of what is sure, the slopes of an entropy and of a label are alike
     is_own = (slope - slope.mean(0)).square().sum() > _VARIES * slope.square().sum()  # rows that are equal fit many a loss
-    weight = len(made) * (slope * held).sum() / slope.square().sum().clamp(min=1e-300)
+    count = min((each for each in means if each % len(made) == 0), default=len(made))  # of the samples of all passes
+    weight = count * (slope * held).sum() / slope.square().sum().clamp(min=1e-300)
     return {
         **idle,
         "entropy": torch.where(is_open & is_own, across, 1.0),

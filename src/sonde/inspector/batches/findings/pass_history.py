@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from sonde.rules import Chosen, Finding
+from sonde.words import short
 
 LAST, KEPT, OFTEN, SEEN = 3, 6, 10, 17
 """Looks that show it again and again: the last ones, few, many; and so many that by then it is known what is dead."""
@@ -19,6 +20,12 @@ NOTHING, EXACT = 1e-6, 1e-8
 """Of a gradient: its rounding, and that of one which is the difference to a target."""
 INPUTS = 8
 """That are compared with targets."""
+DROWNED = 100.0
+"""Times as large, from which on a gradient at one output leaves another one's loss where it is, if that stands still."""
+_DROWNED = (
+    "weigh the terms of the loss so that their gradients are of one size: look at a weight, a sum for a mean, units of a target; a "
+    "learning rate that is right for the larger one does nothing for the other"
+)
 _NO_ROOM = 0.02  # of the width of a range, or of the size of outputs
 
 
@@ -50,13 +57,21 @@ class PassFindings:
         self._chosen, self._part, self._history = chosen, part, history
         self._so_far, self._by = history.so_far, history.by
 
-    def _told_stuck(self, values: Sequence[float], most: float, message: str) -> Finding | None:
-        """Return that a loss stands still, as a *message* says, if the last *values* are no more than *most*, and do not rise."""
+    def _told_stuck(self, values: Sequence[float], most: float, message: str, at: int = 0) -> Finding | None:
+        """Return that a loss stands still, as a *message* says, if the last *values* are no more than *most*, and do not rise.
+
+        It is that of the output *at* this place, which another one may drown.
+        """
         last = list(values[-LAST:])
         if len(last) < LAST or not all(each <= most for each in last) or sorted(set(last)) == last:
             return None  # or what is slow has begun
         found = self._chosen.judge("loss_stuck", 1.0, 1.0, 1.0, 0.0, float("nan"))
-        return found and replace(found, message=message)
+        uneven = self._so_far("uneven")[:KEPT]
+        times = min(times for *_, times in uneven) if uneven and all(each[:2] == (uneven[0][0], at) for each in uneven) else 0.0
+        if times < DROWNED:
+            return found and replace(found, message=message)
+        beside = f"its gradient at first is 1/{short(times)} of that at output {uneven[0][0]} or less"
+        return found and replace(found, message=f"{message}; {beside}", advice=_DROWNED)
 
 
 def has_room(numbers: Mapping[str, float], at: int, level: float, way: float, error: float = 0.0) -> bool:

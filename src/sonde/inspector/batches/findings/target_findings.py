@@ -142,7 +142,7 @@ class TargetFindings(PassFindings):
         explained = self._so_far("explained", at)
         if any(each < -HALF for each in explained[-LAST:]):
             return None  # the error is not that of their mean, but larger
-        return self._told_stuck(explained, _EXPLAINED, _GUESS.format(share=percent(max([0.0, *explained[-LAST:]]))))
+        return self._told_stuck(explained, _EXPLAINED, _GUESS.format(share=percent(max([0.0, *explained[-LAST:]]))), at)
 
     def _told_sentinel(self, what: str, read: Sequence[float | None]) -> Finding | None:
         """Return that one number, far from all others, stands in *what* of most passes.
