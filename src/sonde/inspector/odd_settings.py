@@ -45,7 +45,9 @@ class OddSettings:
         self._new = 0  # logged steps, one after the other, of optimizers that were not seen before
         self._held: WeakKeyDictionary[Optimizer, frozenset[int]] = WeakKeyDictionary()  # by optimizer, ids of its parameters
         self._last: frozenset[int] = frozenset()  # of the optimizer that made the logged step before
-        self._still: dict[int, set[int]] = {}  # by optimizer, numbers of the groups whose rate has been 0 so far
+        self._still: WeakKeyDictionary[Optimizer, set[int]] = (
+            WeakKeyDictionary()
+        )  # by optimizer, numbers of the groups whose rate has been 0 so far
         self._shared = 0  # logged steps behind one of another optimizer that holds all of the same parameters, and others
 
     def look(self, optimizer: Optimizer, hooks: Sequence[SiteHook], epoch: int, step: int) -> None:
@@ -76,10 +78,10 @@ class OddSettings:
 
     def _look_for_still(self, optimizer: Optimizer, hooks: Sequence[SiteHook], epoch: int, step: int) -> None:
         """Keep what is said of groups whose rate has been 0 in every step; forget that where one has got a rate."""
-        groups, before = optimizer.param_groups, self._still.get(id(optimizer))
+        groups, before = optimizer.param_groups, self._still.get(optimizer)
         rates = [group.get("lr") for group in groups]
         still = {number for number, rate in enumerate(rates) if isinstance(rate, int | float) and not rate}
-        self._still[id(optimizer)] = still = still if before is None else still & before
+        self._still[optimizer] = still = still if before is None else still & before
         if still == (before or set()):
             return
         self._found.pop("still", None)

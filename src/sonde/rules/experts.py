@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from sonde.rules.model_facts import Fact
 
@@ -22,7 +22,7 @@ class Experts:
     """
 
     router: str
-    weights: Mapping[str, list[str]] = field(default_factory=dict)
+    weights: Mapping[str, list[str]]
 
 
 def experts_of(parameters: Mapping[str, Fact], order: Mapping[str, int]) -> Iterator[Experts]:

@@ -205,7 +205,9 @@ class Subject:
     @cached_property
     def apart(self) -> tuple[float, float]:
         """How far the outputs of two forwards from one random state are apart, and by how much rounding may move them."""
-        pairs = zip(self.outputs(), self.outputs(), strict=False)
+        if not (first := self.outputs()):
+            raise UnjudgedError("the output holds no floating-point tensor")
+        pairs = zip(first, self.outputs(), strict=False)
         return max(((distance_of(one, other), rounding_of(one)) for one, other in pairs), default=(0.0, 0.0))
 
     def expect_repeats(self) -> None:

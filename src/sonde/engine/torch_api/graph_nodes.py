@@ -29,7 +29,7 @@ WEIGHTED = ("Addmm", "Mm", "Convolution")
 """Operations of layers with weights."""
 LINEAR = frozenset(
     (
-        "AccumulateGrad", "Embedding", "Addmm", "Mm", "Convolution", "Add", "Sub", "Neg", "T", "Transpose", "Permute", "View",
+        "AccumulateGrad", "Embedding", *WEIGHTED, "Add", "Sub", "Neg", "T", "Transpose", "Permute", "View",
         "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Expand", "Clone", "ToCopy", "Slice", "Select", "Cat", "Stack",
         "Mean", "Sum", "AvgPool2D", "NativeBatchNorm", "CudnnBatchNorm", "ConstantPadNd",
     )

@@ -25,6 +25,7 @@ from sonde.inspector.batches.dependence import (
 )
 from sonde.inspector.batches.findings import SHUT_LOOKS, BatchFindings
 from sonde.inspector.batches.layer_reading import (
+    BEHIND,
     added_by,
     attention_numbers,
     dead_numbers,
@@ -84,7 +85,6 @@ _OUTPUTS = 6  # of one pass
 _SLOW = 0.005  # momentum of running statistics: a tenth of them is new after 20 passes
 _SETTLED = 50  # logged steps after which running statistics have settled
 _FEATURES, _TELLING = 1 << 22, 8  # elements of an input that are compared with targets; of one sample, that tell it from others
-_BEHIND = (*graph_nodes.KEEPS, "Div", "Mul")
 _ACTIVATIONS = (nn.ReLU, nn.GELU, nn.SiLU)
 _GIVEN, _DERIVATIVES = 3, 8  # inputs whose derivatives are looked at, and how many come to them in one pass
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)  # which are judged by what they return
@@ -242,7 +242,7 @@ class BatchChecks:
         if walks:  # of an embedding that is frozen, the arguments tell
             tokens += [each for each in given if _are_tokens(each, len(shown), tokens)]
         look.tokens = len(tokens)
-        if graph_nodes.operation_of(graph_nodes.behind(output.grad_fn, _BEHIND)) in ("Cat", "Stack"):
+        if graph_nodes.operation_of(graph_nodes.behind(output.grad_fn, BEHIND)) in ("Cat", "Stack"):
             return  # the labels of a positive in front of others, or of pairs, are alike
         kept = shown if look.samples == len(shown) else shown[: look.samples].clone()  # which lets go of the others
         place = None if depends is None else (depends.sample, depends.place)

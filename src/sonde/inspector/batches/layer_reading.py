@@ -18,7 +18,8 @@ _SCORES = (*graph_nodes.KEEPS, "Div", "Mul", "MaskedFill", "Add", "Where", "Expa
 _NEAR, _HALF = 40, 0.5  # nodes behind an attention among which a layer is looked for; share of the rows that read one place
 _ELEMENTS = 32  # of a channel of a batch normalisation
 _FEATURES = 1 << 22  # elements of a tensor that is read
-_BEHIND = (*graph_nodes.KEEPS, "Div", "Mul")
+BEHIND = (*graph_nodes.KEEPS, "Div", "Mul")
+"""Operations that leave elements as they are, but for a factor."""
 _SUMS, _CANDIDATES = 8, 16  # first inputs of layers that are compared with what may be added; and how many of these
 _ZERO_BELOW = {"Relu": 0.0, "Gelu": -6.0, "Silu": -20.0}  # what goes into an activation that returns nothing for it, nor a slope
 _SHUTS = ("Tanh", "Sigmoid", "Softmax")
@@ -87,7 +88,7 @@ def shut_numbers(nodes: Sequence[Any], names: Mapping[int, str], last: Any) -> d
     for node in (each for each in nodes if graph_nodes.operation_of(each) in _SHUTS):
         is_softmax = graph_nodes.operation_of(node) == "Softmax"
         first = graph_nodes.sources_of(node)[0]
-        before = [graph_nodes.behind(first, _BEHIND)] if is_softmax else graph_nodes.nodes_before(first, _NEAR_LAYER)
+        before = [graph_nodes.behind(first, BEHIND)] if is_softmax else graph_nodes.nodes_before(first, _NEAR_LAYER)
         layer, held, name = _layer_behind(node, before, names)
         with suppress(RuntimeError):  # as of what has been written into
             made = graph_nodes.result_of(node)
