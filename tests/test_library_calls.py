@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow
 import pytest
 import torch
 from tests.quick import quick
@@ -19,7 +20,7 @@ from torch import nn
 import sonde
 from sonde.inspector.sinks.experiment import ExperimentSink
 from sonde.run import memory_run, open_run, start_run
-from sonde.run.folder.duckdb_sql import connect
+from sonde.run.folder.duckdb_sql import ask_tables, connect
 from sonde.view import plots
 
 RUN = """
@@ -245,3 +246,22 @@ def test_a_database_opens_where_duckdb_refuses_to_switch_its_bar_off(monkeypatch
     made: Any = InNotebook()
     monkeypatch.setattr(duckdb, "connect", lambda *_, **__: made)
     assert connect() is made
+
+
+def test_a_question_is_asked_once_more_where_duckdb_was_stopped_as_the_program_began_to_end() -> None:
+    tables = {"t": pyarrow.table({"a": [1, 2, 3]})}
+    asked = []
+
+    def question(connection: duckdb.DuckDBPyConnection, names: tuple[str, ...]) -> Any:
+        asked.append(names)
+        if len(asked) == 1:
+            raise duckdb.InvalidInputException(
+                "reading the stream registered as 't' failed: the Python interpreter is shutting down"
+            )
+        return connection.execute("SELECT sum(a) FROM t").fetchall()
+
+    with connect() as connection:
+        assert ask_tables(connection, tables, question) == [(6,)]
+        assert asked == [("t",), ("t",)]
+        with pytest.raises(duckdb.InvalidInputException, match="always"):
+            ask_tables(connection, tables, lambda *_: (_ for _ in ()).throw(duckdb.InvalidInputException("always")))

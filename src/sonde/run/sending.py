@@ -12,7 +12,7 @@ import numpy.typing as npt
 from sonde.errors import ArgumentError
 from sonde.rows import KEYS, Layout, Rows, Scalar
 from sonde.rules import Finding
-from sonde.run.folder.duckdb_sql import literal, numbers_of, of_rank, quoted
+from sonde.run.folder.duckdb_sql import ask_tables, literal, numbers_of, of_rank, quoted
 from sonde.run.folder.end import End
 from sonde.run.folder.run_json import Description
 from sonde.run.folder.source import Answer, Ask, Source
@@ -105,10 +105,7 @@ class Beginning:
         return "it is the beginning of a run"
 
     def ask(self, connection: duckdb.DuckDBPyConnection, question: Ask[Answer]) -> Answer:
-        there = {family: table for family, table in self._tables.items() if table.num_rows}
-        for family, table in there.items():
-            connection.register(family, table)
-        return question(connection, tuple(there))
+        return ask_tables(connection, {family: table for family, table in self._tables.items() if table.num_rows}, question)
 
 
 _DOCUMENTS = ("graph", "coverage")

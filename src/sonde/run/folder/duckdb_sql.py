@@ -120,6 +120,27 @@ def connect_locked(*folders: Path, threads: int | None = None) -> duckdb.DuckDBP
     return connection
 
 
+def ask_tables(
+    connection: duckdb.DuckDBPyConnection,
+    tables: Mapping[str, pyarrow.Table],
+    question: Callable[[duckdb.DuckDBPyConnection, tuple[str, ...]], Answer],
+) -> Answer:
+    """Return what *question* returns, called with *connection*, which reads *tables* by name, and with their names.
+
+    It is called once more where DuckDB could not read a table: DuckDB stops what it reads of Python when the program begins to end,
+    though other threads and what is called at the end may still ask.
+    """
+    import duckdb
+
+    for name, table in tables.items():
+        connection.register(name, table)
+    names = tuple(tables)
+    try:
+        return question(connection, names)
+    except duckdb.InvalidInputException:
+        return question(connection, names)
+
+
 def check_query(query: str) -> None:
     """Raise unless *query* is one statement that only reads.
 

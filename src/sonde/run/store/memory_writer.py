@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sonde.rows import RowBlock
+from sonde.run.folder.duckdb_sql import ask_tables
 from sonde.run.folder.end import End
 from sonde.run.folder.run_json import Description, copied
 from sonde.run.folder.source import Answer, Ask
@@ -71,10 +72,7 @@ class MemorySource:
         return {} if self.record is None else {0: self.record}
 
     def ask(self, connection: duckdb.DuckDBPyConnection, question: Ask[Answer]) -> Answer:
-        tables = self._gathered()
-        for family, table in tables.items():
-            connection.register(family, table)
-        return question(connection, tuple(tables))
+        return ask_tables(connection, self._gathered(), question)
 
     def _gathered(self) -> Mapping[str, pyarrow.Table]:
         import pyarrow
