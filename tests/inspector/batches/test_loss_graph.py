@@ -387,3 +387,20 @@ def test_labels_that_point_at_masked_scores_are_found(turn: int, value: float, i
     assert ("target_beyond" in found) is is_told
     assert not is_told or found["target_beyond"].message.startswith("labels point at scores that a mask has put far below")
     assert "target_large" not in found or found["target_large"].follows
+
+
+@pytest.mark.parametrize(("every", "steps"), [(1, {*range(17), 24}), (10, {0, 1, 10, 11, 20, 21})])
+def test_what_is_sent_backward_is_seen_in_steps_that_are_looked_at_alone(every: int, steps: set[int]) -> None:
+    original, seen = torch.autograd.backward, set()
+    model = mlp(3)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    with sonde.watch(model, optimizer, every=every, to="memory", verbose=False) as inspector:
+        for step in range(30):
+            value = model(torch.randn(12, 8)).square().mean()
+            optimizer.zero_grad()
+            seen |= {step} if torch.autograd.backward is not original else set()
+            value.backward()
+            optimizer.step()
+            inspector.push_loss(value, train=True)
+    assert seen == steps
+    assert torch.autograd.backward is original

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from types import FrameType
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -397,26 +394,3 @@ def _called(node: Node, given: Mapping[int, Tensor]) -> tuple[Tensor | None, ...
         return ((gradient * scale.reshape(1, -1, *[1] * (gradient.dim() - 2))).to(gradient.dtype),)
     made = node(*[given.get(place) for place in range(len(node._input_metadata))])
     return made if isinstance(made, tuple) else (made,)
-
-
-def sent_backward() -> list[Tensor]:
-    """Return what ``torch.autograd.backward`` was given, whose backward pass runs now; nothing where no call of it is seen.
-
-    On an accelerator the pass runs in threads of its own, and the one that called waits.
-    """
-    found = _given(sys._getframe())
-    if found is None:
-        others = sys._current_frames()
-        del others[threading.get_ident()]  # this very frame, which would hold itself
-        found = next((given for frame in others.values() if (given := _given(frame)) is not None), [])
-    return found
-
-
-def _given(frame: FrameType | None) -> list[Tensor] | None:
-    """Return what the call of ``torch.autograd.backward`` was given that *frame* is in; None if it is in none."""
-    while frame is not None and frame.f_code is not torch.autograd.backward.__code__:
-        frame = frame.f_back
-    if frame is None:
-        return None
-    given = frame.f_locals.get("tensors")
-    return [each for each in (given if isinstance(given, tuple) else (given,)) if isinstance(each, Tensor)]

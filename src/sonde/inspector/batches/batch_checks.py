@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from sonde.engine import autograd_state, communicates, graph_nodes, hooks, raise_if_foreign, walk
+from sonde.engine import autograd_state, backward_calls, communicates, graph_nodes, hooks, raise_if_foreign, walk
 from sonde.inspector.batches.dependence import (
     NODES,
     dependence_of,
@@ -434,7 +434,7 @@ def _gradient_comes(
         if tuple(gradient.shape) == look.shape:
             with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False):
                 held, nodes = gradient[: len(output)], nodes_of_loss()
-                look.loss = next(map(id, graph_nodes.sent_backward()), None)
+                look.loss = next(map(id, backward_calls.sent_backward()), None)
                 look.terms[0] = terms_with(look.makers[0])
                 scores, slopes = as_logits(output, held, *look.made[0])
                 look.add(numbers_of(scores, slopes, class_axes(look) & axes, tokens, place, nodes))
@@ -490,7 +490,7 @@ def _derivative_comes(look: Look, gradient: Tensor) -> None:
     """Note that a *gradient* comes to what a pass was given: whether it has a graph, and if it has, the largest of it."""
     try:
         if not torch.is_grad_enabled():
-            look.is_ungraphed |= not graph_nodes.sent_backward()
+            look.is_ungraphed |= not backward_calls.sent_backward()
         elif type(gradient) is Tensor and look.derivatives < _DERIVATIVES:
             with torch.no_grad():
                 look.add({f"derivative {look.derivatives}": gradient.detach().abs().max()})

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.engine import communicates, graph_nodes, raise_if_foreign, version_of
+from sonde.engine import backward_calls, communicates, graph_nodes, raise_if_foreign, version_of
 from sonde.rules import Chosen, Finding
 from sonde.stats import HostCopy
 from sonde.words import many, shape_text, short
@@ -90,6 +90,14 @@ class LossGraph:
         self._masked: list[tuple[HostCopy, int, int, int]] = []  # cross-entropies of masked scores, the moment, and their classes
         self._distances: list[tuple[HostCopy, int, int]] = []  # losses that are a multiple of a distance, and the moment
 
+    @property
+    def looks(self) -> bool:
+        """Whether the backward passes of the logged step that comes are looked at."""
+        return self._looks < _LOOKS
+
+    def before_backward(self, sent: list[Tensor]) -> None:
+        """See what is *sent* backward, by whatever model it was made."""
+
     def look(self, epoch: int, step: int) -> None:
         """Look at what the backward pass that runs, of a logged step, was begun from."""
         if self._strangers and step - self._first >= _STEPS:
@@ -98,7 +106,7 @@ class LossGraph:
             return
         self._passes[step] = self._passes.get(step, 0) + 1
         try:
-            sent = graph_nodes.sent_backward()[:1]
+            sent = backward_calls.sent_backward()[:1]
             self._sent = next((each.detach() for each in sent if each.numel() == 1), None)
             if self._looks >= _LOOKS:
                 return

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from sonde.engine import autograd_state, graph_nodes
+from sonde.engine import autograd_state, backward_calls, graph_nodes
 from sonde.inspector.batches.dependence import padded
 
 AHEAD = (-1, 0, 1, 2, 3)
@@ -616,5 +616,5 @@ def nodes_of_loss() -> Loss:
 
 def sent_loss() -> Tensor | None:
     """Return what the backward pass that runs was begun from; None where that is not known, or has no graph."""
-    first = next(iter(graph_nodes.sent_backward()), None)
+    first = next(iter(backward_calls.sent_backward()), None)
     return None if first is None or first.grad_fn is None else first
