@@ -22,6 +22,8 @@ TURNS = ("T", "Transpose", "Permute")
 """Operations that exchange axes."""
 MOVES = (*KEEPS, *TURNS)
 """Operations that make no other numbers."""
+TAKES = ("Split", "Unbind", "Slice", "Select", "Index")
+"""Operations that take a part of the elements."""
 WEIGHTED = ("Addmm", "Mm", "Convolution")
 """Operations of layers with weights."""
 LINEAR = frozenset(
@@ -162,20 +164,21 @@ def factor_of(node: Node) -> Tensor | None:
     return numbers[0].double() if operation_of(node) == "Mul" else 1 / numbers[0].double()
 
 
-def is_cosine(node: Node) -> bool:
-    """Return whether the operation multiplies unit vectors with each other: vectors that were divided by their norms."""
+def multiplied_in(node: Node) -> list[Node]:
+    """Return the sides of what multiplies vectors with each other; nothing of another operation."""
     name = operation_of(node)
     product = next(iter(sources_of(node)), node) if name == "Sum" else node
-    sides = [behind(each, (*MOVES, "Expand")) for each in sources_of(product)]
     is_product = name in ("Mm", "Bmm") or (name == "Sum" and operation_of(product) == "Mul")
-    return is_product and bool(sides) and all(map(is_unit, sides))
+    return sources_of(product) if is_product else []
 
 
 def is_unit(node: Node) -> bool:
-    """Return whether the operation divides vectors by their norms."""
-    before = sources_of(node) if operation_of(node) == "Div" else []
+    """Return whether the operation divides vectors by their norms, or puts several such ones together, or parts of them."""
+    before = sources_of(node)
+    if operation_of(node) == "Cat" and axis_of(node) != len(shape_of(node)) - 1:
+        return all(is_unit(behind(each, (*KEEPS, *TAKES))) for each in before)
     norm = behind(before[1], (*MOVES, "Expand", "Clamp", "ClampMin", "Add")) if len(before) == 2 else node
-    return operation_of(norm) in ("LinalgVectorNorm", "Norm")
+    return operation_of(node) == "Div" and operation_of(norm) in ("LinalgVectorNorm", "Norm")
 
 
 def constant_factor_of(node: Node) -> Tensor | None:
@@ -191,6 +194,21 @@ def target_of(node: Node) -> Tensor | None:
     """Return the target that a loss function keeps for its backward pass; None for another operation."""
     held = getattr(node, "_saved_target", None)
     return held if isinstance(held, Tensor) else None
+
+
+def blanks_of(node: Node) -> tuple[Tensor, int] | None:
+    """Return which share of the labels that ``ctc_loss`` was given is its blank, and that; None for another operation.
+
+    What labels are padded with does not count.
+    """
+    labels, lengths, blank = (getattr(node, f"_saved_{each}", None) for each in ("targets", "target_lengths", "blank"))
+    if not isinstance(labels, Tensor) or lengths is None or not isinstance(blank, int):
+        return None
+    is_label = torch.ones_like(labels, dtype=torch.bool)
+    if labels.dim() == 2:
+        places, ends = (torch.as_tensor(each, device=labels.device) for each in (range(labels.shape[1]), lengths))
+        is_label = places < ends[:, None]
+    return ((labels == blank) & is_label).sum() / is_label.sum().clamp(min=1), blank
 
 
 def terms_of(node: Node) -> Iterator[Node]:

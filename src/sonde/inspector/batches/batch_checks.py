@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -34,7 +33,7 @@ from sonde.inspector.batches.layer_reading import (
     shut_numbers,
     sum_numbers,
 )
-from sonde.inspector.batches.look import EACH, PASSES, Depends, Look, Table, class_axes
+from sonde.inspector.batches.look import EACH, PASSES, Depends, Look, Table, class_axes, without_recomputing
 from sonde.inspector.batches.regression_targets import (
     Range,
     beyond_numbers,
@@ -160,7 +159,7 @@ class BatchChecks:
             if returned and not autograd_state.is_transformed():
                 held, *others = returned.values()
                 device = held.device.type
-                with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False), _without_recomputing():
+                with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False), without_recomputing():
                     arranged = _arranged(held, [each for _, each in given])
                     is_turned = _are_places_first(arranged, [each for _, each in given])
                     shape = (arranged[1], arranged[0], *arranged[2:]) if is_turned else arranged
@@ -322,11 +321,6 @@ class BatchChecks:
             self._found.setdefault(found.rule, replace(placed, first_step=since))
 
 
-def _without_recomputing() -> AbstractContextManager[None]:
-    """Return a context in which what an activation checkpoint keeps cannot be read, since the checkpoint would run again."""
-    return torch.autograd.graph.disable_saved_tensors_hooks("an activation checkpoint would run again")
-
-
 def _is_of_samples(tensor: Tensor) -> bool:
     """Return whether *tensor* holds outputs of several samples, with a graph."""
     return (
@@ -343,7 +337,7 @@ def _compared(output: Any, given: Sequence[Tensor]) -> dict[str, tuple[Tensor, T
     losses = {name: each for name, each in walk(output) if type(each) is Tensor and each.numel() == 1 and each.grad_fn is not None}
     samples = {len(each) for each in given if each.dim() > 1}
     compared: dict[str, tuple[Tensor, Tensor | None]] = {}
-    with _without_recomputing():
+    with without_recomputing():
         for name, loss in losses.items():
             for at, (each, targets) in enumerate(compared_in(loss)):
                 is_new = all(each.grad_fn is not one.grad_fn for one, _ in compared.values())
