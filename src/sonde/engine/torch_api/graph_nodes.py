@@ -34,6 +34,16 @@ LINEAR = frozenset(
     )
 )  # fmt: skip
 """Operations that are linear in what they take."""
+_LOSSES = {
+    "MseLoss": ("mse_loss", ("reduction",)),
+    "SmoothL1Loss": ("smooth_l1_loss", ("reduction", "beta")),
+    "HuberLoss": ("huber_loss", ("reduction", "delta")),
+    "NllLoss": ("nll_loss", ("weight", "reduction", "ignore_index")),
+    "NllLoss2D": ("nll_loss2d", ("weight", "reduction", "ignore_index")),
+    "BinaryCrossEntropy": ("binary_cross_entropy", ("weight", "reduction")),
+    "BinaryCrossEntropyWithLogits": ("binary_cross_entropy_with_logits", ("weight", "pos_weight", "reduction")),
+}  # loss functions, and what they are given beside two tensors
+_EXACT = 1e-5  # rounding of a number that is computed again
 _FUSED = ("CudnnRnn", "MiopenRnn")  # recurrent layers, of which the first axis may be of samples
 _BATCH_NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
 
@@ -73,7 +83,12 @@ def axis_of(node: Node) -> int | None:
     axis = getattr(node, "_saved_dim", None)
     if not isinstance(axis, int):
         return None  # a sum has several
-    return axis if axis < 1 << 32 else axis - (1 << 64) + len(shape_of(node))  # one below zero was kept without its sign
+    return axis if _signed(axis) == axis else _signed(axis) + len(shape_of(node))
+
+
+def _signed(number: int) -> int:
+    """Return a *number* that may be below zero, and was kept without its sign."""
+    return number - (1 << 64) if number > 1 << 32 else number
 
 
 def normalised_by(node: Node) -> tuple[str, int] | None:
@@ -211,6 +226,16 @@ def blanks_of(node: Node) -> tuple[Tensor, int] | None:
     return ((labels == blank) & is_label).sum() / is_label.sum().clamp(min=1), blank
 
 
+def value_of(node: Node) -> Tensor | None:
+    """Return what a loss function of torch has returned, from what it was given; None for another operation, or one that rounds."""
+    name = operation_of(node)
+    given = [getattr(node, f"_saved_{each}", None) for each in ("self", "target", *_LOSSES.get(name, ("", ()))[1])]
+    if name not in _LOSSES or not isinstance(given[0], Tensor) or torch.finfo(given[0].dtype).eps > _EXACT:
+        return None
+    made: Tensor = getattr(torch.ops.aten, _LOSSES[name][0])(*[_signed(each) if type(each) is int else each for each in given])
+    return made
+
+
 def terms_of(node: Node) -> Iterator[Node]:
     """Yield the operations whose results are added up, as they are, to what *node* made: itself, if it adds nothing."""
     waiting = [node]  # and no call of itself: a loss may be the sum of a thousand steps
@@ -286,9 +311,9 @@ def moved(node: Node, places: Tensor) -> Tensor | None:
     if name in VIEWS:
         return places.reshape(shape_of(node)) if math.prod(shape_of(node)) == places.numel() else None
     if name == "Transpose" and first is not None and second is not None:
-        return places.transpose(*(each - (1 << 64) if each > 1 << 32 else each for each in (first, second)))
+        return places.transpose(_signed(first), _signed(second))
     if name == "Permute" and order is not None:
-        return places.permute([each - (1 << 64) if each > 1 << 32 else each for each in order])
+        return places.permute([*map(_signed, order)])
     is_kept = name in ("Clone", "ToCopy", "Alias") or (name == "Add" and shape_of(node) == tuple(places.shape))  # as by a bias
     return places if is_kept else None
 

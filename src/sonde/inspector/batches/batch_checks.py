@@ -50,7 +50,6 @@ from sonde.inspector.batches.target_reading import (
     column_gradients,
     column_numbers,
     compared_in,
-    lost_numbers,
     nodes_of_loss,
     numbers_of,
     one_label,
@@ -446,7 +445,6 @@ def _gradient_comes(
                     )
                     chances = {} if reaches is None else chance_numbers(output, held, reaches, look.makers[0], nodes)
                     look.add(_of_output(0, chances))
-                    look.add(lost_numbers(output, held, look.makers[0]))
                     for at, each in enumerate(features):
                         look.add(_of_output(at, _feature_numbers(scores, slopes, each)))
     except Exception as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -57,6 +58,8 @@ _OF_BLANK = (
     "give ctc_loss a blank= that is no label (0 where labels are from 1 on, or one class more than there are labels); and look "
     "whether target_lengths count what labels are padded with"
 )
+_AS_NUMBER = "look for what makes a number of it: item(), float(), detach(), .data, numpy(), torch.tensor(), or no_grad() around it"
+_CHANGES, _PART = 2e-3, 0.1  # of what a loss adds up, its deviation from pass to pass; and its share of the loss
 _STEPS_ALONE = ("Round", "Floor", "Ceil", "Trunc", "Sign", "Sgn")  # operations whose slope is zero
 _ROUNDED = (
     "leave it out of the loss, or let gradients pass as if it were not there: x + (x.round() - x).detach(); what is counted or "
@@ -107,7 +110,8 @@ class LossGraph:
         if self.looks and sent[0].numel() == 1 and sent[0].grad_fn is not None:
             with torch.inference_mode(False), torch.no_grad(), without_recomputing():
                 nodes = graph_nodes.nodes_before(sent[0].grad_fn, _OF_LOSS)
-                self._noted = id(sent[0]), [read for node in nodes for read in _constants_of(node, sent[0].device)]
+                read = [each for node in nodes for each in _constants_of(node, sent[0].device)]
+                self._noted = id(sent[0]), [*_lost_of(sent[0]), *read]
 
     def look(self, epoch: int, step: int) -> None:
         """Look at what the backward pass that runs, of a logged step, was begun from."""
@@ -121,7 +125,6 @@ class LossGraph:
             self._sent = next((each.detach() for each in sent if each.numel() == 1), None)
             if self._looks >= _LOOKS:
                 return
-            self._looks += 1
             self._first = step if self._first < 0 else self._first
             nodes = [node for each in sent for node in graph_nodes.nodes_before(each.grad_fn, _NODES)]
             for found in (*self._of_function(nodes[:_OF_LOSS]), *self._of_sides(nodes), *self._of_slopes(nodes)):
@@ -130,9 +133,10 @@ class LossGraph:
                 )
             of, noted = self._noted
             for kind, number, extra in (*(noted if sent and id(sent[0]) == of else ()), *_numbers_of(nodes, sent)):
-                self._read.append((kind, extra, HostCopy.of([number.double().reshape(())]), epoch, step))
+                self._read.append((kind, extra, HostCopy.of([number.double().reshape(-1)]), epoch, step))
             if not (self._strangers or self._is_judged):
                 self._strangers = [(each, version_of(each)) for each in self._between(nodes)]
+            self._looks += 1  # and not before all is read: findings are asked for in another thread, too
         except Exception as error:
             raise_if_foreign(error)
             self._looks = _LOOKS
@@ -167,7 +171,7 @@ class LossGraph:
         self._of_factor()
         held, self._read = ([], self._read) if self.looks else (self._read, [])
         for name in dict.fromkeys(kind for kind, *_ in held):
-            numbers = [float(number) for kind, _, copy, *_ in held if kind == name for number in copy.unpack()]
+            numbers = [float(one) for kind, _, copy, *_ in held if kind == name for each in copy.unpack() for one in each]
             of, epoch, step = next((extra, epoch, step) for kind, extra, _, epoch, step in held if kind == name)
             found = self._of_numbers(name, numbers, of)
             if found is not None:
@@ -186,6 +190,10 @@ class LossGraph:
             found = judge("loss_unbounded", *[math.nan] * 4, is_maximised=True)
             what = f"below zero, {short(numbers[0])} at first"
             message = f"a distance of outputs and targets is maximised: what is sent backward is {what}"
+        elif kind == "lost" and statistics.pstdev(numbers[::2]) >= _CHANGES * abs(statistics.mean(numbers[::2])):
+            most, whole = statistics.median(map(abs, numbers[::2])), statistics.median(numbers[1::2])
+            found, advice = judge("gradient_zero", 0.0) if most >= _PART * whole else None, _AS_NUMBER
+            message = f"a term of the loss, {short(most)} of {short(whole)}, has no graph: no gradient of it comes to the weights"
         elif kind == "masked" and min(numbers) >= _BEYOND * math.log(of):
             found, advice = judge("target_beyond", 1.0, 0.0, math.inf), _UNMASKED
             what = f"a cross-entropy of {of:,} classes is {short(numbers[0])}, and that of a guess {short(math.log(of))}"
@@ -447,6 +455,15 @@ def _numbers_of(nodes: Sequence[Node], sent: Sequence[Tensor]) -> Iterator[Read]
         yield "distance", loss, 0
     if loss is not None and (classes := _masked_classes(nodes[0])):
         yield "masked", loss, classes
+
+
+def _lost_of(loss: Tensor) -> Iterator[Read]:
+    """Yield what a *loss* adds to the one of its terms that has a graph, a loss function of torch as it is, and how large it is."""
+    terms = list(graph_nodes.terms_of(loss.grad_fn)) if graph_nodes.lacks_term(loss.grad_fn) else []
+    own = graph_nodes.value_of(terms[0]) if len(terms) == 1 else None
+    if own is not None and own.numel() == 1:
+        whole = loss.detach().double().reshape(())
+        yield "lost", torch.stack([whole - own.double(), whole.abs()]), 0
 
 
 def _constants_of(node: Node, device: torch.device) -> Iterator[Read]:
