@@ -96,6 +96,7 @@ from sonde.engine.unseen import quiet as quiet
 # FLOPs, and torch's private parts by subject
 from sonde.engine import flops as flops
 from sonde.engine.torch_api import autograd_state as autograd_state
+from sonde.engine.torch_api import backward_calls as backward_calls
 from sonde.engine.torch_api import compiler_state as compiler_state
 from sonde.engine.torch_api import graph_nodes as graph_nodes
 from sonde.engine.torch_api import hooks as hooks

@@ -86,6 +86,7 @@ class WatchedModel:
         if self.pace.on and self._clock is not None:
             self.rows.watch_order()
             self.rows.look_at_start(self._clock.step)
+            self.rows.listen(self.pace)
         if bad_step is not None and self._clock is not None:
             self._sentinel = Sentinel(
                 self.model,
@@ -262,6 +263,8 @@ class WatchedModel:
         step, former, self._pass_of = self.clock.step, self._pass_of, self.clock.step
         self._pass_number = 0 if former is None else self._pass_number + 1
         looks = self.rows.batches.looks and former in (None, step) and self._pass_number < PASSES
+        if former != step:
+            self.rows.listen(self.pace, passes=looks and not self.clock.forward_counter.is_compiled)
         if former is None and step == self._logged_step + 1:
             self.rows.between.look()
         if former in (None, step) and self.rows.same.looks and self._pass_number < _SAME_PASSES:
@@ -269,7 +272,7 @@ class WatchedModel:
         if looks and not self.clock.forward_counter.is_compiled:
             self._arguments = args, kwargs
             self.clock.forward_counter.take_outputs(self._pass_ends)  # for this call alone: compiled code is guarded by hooks
-        elif former is not None or not self.rows.same.looks:
+        elif former != step and (former is not None or not self.rows.same.looks):
             self._look_at_no_passes()
 
     def _pass_ends(self, output: Any) -> None:

@@ -150,8 +150,8 @@ def outputs_alike(apart: float, size: float, first: float, *, spread: float = 0.
     "the end of their range, or are less far from it than from their targets, or those of a binary cross-entropy are beyond 0 to "
     "1, or 5 % of its labels or more off by 0.2 from all probabilities that the activation leaves it, in six passes or more; "
     "or 5 % of its labels have logits that are cut at 0, in 18 passes; or those of a squared error are off by half of their "
-    "deviation from the mean 0 and deviation 1 that outputs always have; or a cross-entropy of masked scores is 300 x that of a "
-    "guess in the first three passes",
+    "deviation from the mean 0 and deviation 1 that outputs always have; or in the first three passes a cross-entropy of masked "
+    "scores is 300 x that of a guess, or takes cosines times 0.1 or less, or labels of ctc_loss are its blank",
     "the range of the activation: sigmoid and softmax 0 to 1, tanh -1 to 1, ReLU and softplus 0 and more, clamp as it is given",
     "leave the last activation out, or scale the targets into its range",
     needs=("rms:output",),

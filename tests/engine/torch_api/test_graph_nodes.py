@@ -131,8 +131,12 @@ def test_a_distribution_completes_a_softmax() -> None:
 def test_products_of_unit_vectors_are_cosines() -> None:
     x = torch.randn(3, 4, requires_grad=True) * 1
     unit = nn.functional.normalize(x, dim=1)
-    are = [graph_nodes.is_cosine(each.grad_fn) for each in (unit @ unit.T, nn.functional.cosine_similarity(x, x + 1), x @ unit.T)]
-    assert are == [True, True, False]
+    several = unit @ unit.T, nn.functional.cosine_similarity(x, x + 1), x @ unit.T, x + unit
+    sides = [graph_nodes.multiplied_in(each.grad_fn) for each in several]
+    found = [[graph_nodes.is_unit(graph_nodes.behind(one, (*graph_nodes.MOVES, "Expand"))) for one in each] for each in sides]
+    assert found == [[True, True], [True, True], [False, True], []]
+    assert graph_nodes.is_unit(torch.cat([unit, unit]).grad_fn)
+    assert not graph_nodes.is_unit(torch.cat([unit, unit], 1).grad_fn)  # which is longer
     factors = [graph_nodes.factor_of(each.grad_fn) for each in (x * 3, x / 4, torch.tensor(2.0) * x, x * x)]
     assert [each if each is None else float(each) for each in factors] == [3.0, 0.25, 2.0, None]
 

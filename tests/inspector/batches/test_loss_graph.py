@@ -387,3 +387,89 @@ def test_labels_that_point_at_masked_scores_are_found(turn: int, value: float, i
     assert ("target_beyond" in found) is is_told
     assert not is_told or found["target_beyond"].message.startswith("labels point at scores that a mask has put far below")
     assert "target_large" not in found or found["target_large"].follows
+
+
+@pytest.mark.parametrize(("every", "steps"), [(1, {*range(17), 24}), (10, {0, 1, 10, 11, 20, 21})])
+def test_what_is_sent_backward_is_seen_in_steps_that_are_looked_at_alone(every: int, steps: set[int]) -> None:
+    original, seen = torch.autograd.backward, set()
+    model = mlp(3)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    with sonde.watch(model, optimizer, every=every, to="memory", verbose=False) as inspector:
+        for step in range(30):
+            value = model(torch.randn(12, 8)).square().mean()
+            optimizer.zero_grad()
+            seen |= {step} if torch.autograd.backward is not original else set()
+            value.backward()
+            optimizer.step()
+            inspector.push_loss(value, train=True)
+    assert seen == steps
+    assert torch.autograd.backward is original
+
+
+def similarities(kind: str, y: Tensor) -> Tensor:
+    """Similarities of the halves of a batch, or of what *kind* names, of samples and of others."""
+    one, other = functional.normalize(y, dim=1).chunk(2)
+    if kind == "all with all":
+        both = torch.cat([one, other])
+        return (both @ both.T).masked_fill(torch.eye(len(y)).bool(), -1e9)
+    if kind == "a queue":
+        queue = functional.normalize(torch.randn(9, y.shape[1]), dim=1)
+        return torch.cat([torch.einsum("nc,nc->n", one, other.detach())[:, None], torch.einsum("nc,kc->nk", one, queue)], 1)
+    made = torch.chunk(y, 2)
+    known = {"cosine_similarity": functional.cosine_similarity(made[0][:, None], made[1], dim=-1), "products": made[0] @ made[1].T}
+    return known.get(kind, one @ other.T)
+
+
+@pytest.mark.parametrize(
+    ("kind", "times", "is_told"),
+    [
+        ("all with all", 0.01, True),
+        ("all with all", 1.0, False),
+        ("a queue", 0.02, True),
+        ("a queue", 10.0, False),
+        ("cosine_similarity", 0.1, True),
+        ("picked by hand", 0.05, True),
+        ("products", 0.01, False),  # what is no cosine may grow
+        ("squared", 0.01, False),
+    ],
+)
+def test_a_temperature_that_leaves_a_cross_entropy_where_it_is_is_found(kind: str, times: float, is_told: bool) -> None:
+    torch.manual_seed(0)
+
+    def loss(y: Tensor, _: Tensor) -> Tensor:
+        scores = similarities(kind, y) * times
+        if kind in ("picked by hand", "squared"):
+            return scores.square().mean() if kind == "squared" else -scores.log_softmax(1).diagonal().mean()
+        return functional.cross_entropy(scores, torch.arange(len(scores)).roll(6) % scores.shape[1])
+
+    found = trained(mlp(6), loss)
+    assert ("target_beyond" in found) is is_told
+    stays = f"cosines times {times:g} go into a cross-entropy: whatever the outputs are, it stays within {2 * times:g} of"
+    assert not is_told or found["target_beyond"].message.startswith(stays)
+
+
+@pytest.mark.parametrize(
+    ("blank", "least", "counted", "is_told"),
+    [(0, 0, 2, True), (2, 1, 2, True), (0, 1, 2, False), (3, 0, 2, False), (0, 1, 3, True)],
+)
+@pytest.mark.parametrize("is_flat", [False, True])
+def test_labels_of_ctc_that_are_its_blank_are_found(blank: int, least: int, counted: int, is_told: bool, is_flat: bool) -> None:
+    """Not those that labels are padded with, unless these count."""
+    torch.manual_seed(0)
+
+    def loss(y: Tensor, _: Tensor) -> Tensor:
+        made = y.reshape(4, 8, 4).transpose(0, 1).log_softmax(-1)
+        labels = functional.pad(least + (torch.arange(8).reshape(4, 2) + torch.randint(3, (4, 1))) % 3, (0, 1))
+        given = labels[:, :counted].flatten() if is_flat else labels
+        return functional.ctc_loss(made, given, torch.full((4,), 8), torch.full((4,), counted), blank=blank)
+
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False) as inspector:
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss(model(torch.randn(32, 8)), torch.ones(1)).backward()
+            optimizer.step()
+    found = {each.rule: each.message for each in inspector.findings}
+    assert ("target_beyond" in found) is is_told
+    assert not is_told or f"of the labels of ctc_loss are its blank, {blank}" in found["target_beyond"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ from tests.inspector.batches.test_batch_checks import mlp, trained
 from torch import Tensor, nn
 from torch.nn import functional
 
+from sonde.engine import backward_calls
 from sonde.inspector.batches.regression_targets import sentinel_numbers, squared_errors
 from sonde.inspector.batches.target_reading import nodes_of_loss
 
@@ -27,6 +28,22 @@ SQUARED: dict[str, Loss] = {
 }
 
 
+class Listener:
+    """Asks that what is sent backward be seen."""
+
+    def before_backward(self, sent: list[Tensor]) -> None:
+        assert sent
+
+
+@pytest.fixture
+def listens() -> Iterator[None]:
+    listener = Listener()
+    backward_calls.listen(listener)
+    yield
+    backward_calls.listen_no_more(listener)
+
+
+@pytest.mark.usefixtures("listens")
 @pytest.mark.parametrize("kind", SQUARED)
 def test_errors_are_read_off_any_squared_error(kind: str) -> None:
     torch.manual_seed(0)
@@ -45,6 +62,7 @@ def test_errors_are_read_off_any_squared_error(kind: str) -> None:
     assert torch.allclose(errors.each, (made - wanted).detach().double(), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.usefixtures("listens")
 @pytest.mark.parametrize("loss", [functional.l1_loss, functional.smooth_l1_loss, lambda made, wanted: (made - wanted).abs().mean()])
 def test_no_errors_are_read_off_another_loss(loss: Loss) -> None:
     made = torch.randn(6, 4, requires_grad=True) * 1.0

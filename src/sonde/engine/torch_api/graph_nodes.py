@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from types import FrameType
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -25,6 +22,8 @@ TURNS = ("T", "Transpose", "Permute")
 """Operations that exchange axes."""
 MOVES = (*KEEPS, *TURNS)
 """Operations that make no other numbers."""
+TAKES = ("Split", "Unbind", "Slice", "Select", "Index")
+"""Operations that take a part of the elements."""
 WEIGHTED = ("Addmm", "Mm", "Convolution")
 """Operations of layers with weights."""
 LINEAR = frozenset(
@@ -35,6 +34,16 @@ LINEAR = frozenset(
     )
 )  # fmt: skip
 """Operations that are linear in what they take."""
+_LOSSES = {
+    "MseLoss": ("mse_loss", ("reduction",)),
+    "SmoothL1Loss": ("smooth_l1_loss", ("reduction", "beta")),
+    "HuberLoss": ("huber_loss", ("reduction", "delta")),
+    "NllLoss": ("nll_loss", ("weight", "reduction", "ignore_index")),
+    "NllLoss2D": ("nll_loss2d", ("weight", "reduction", "ignore_index")),
+    "BinaryCrossEntropy": ("binary_cross_entropy", ("weight", "reduction")),
+    "BinaryCrossEntropyWithLogits": ("binary_cross_entropy_with_logits", ("weight", "pos_weight", "reduction")),
+}  # loss functions, and what they are given beside two tensors
+_EXACT = 1e-5  # rounding of a number that is computed again
 _FUSED = ("CudnnRnn", "MiopenRnn")  # recurrent layers, of which the first axis may be of samples
 _BATCH_NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
 
@@ -74,7 +83,12 @@ def axis_of(node: Node) -> int | None:
     axis = getattr(node, "_saved_dim", None)
     if not isinstance(axis, int):
         return None  # a sum has several
-    return axis if axis < 1 << 32 else axis - (1 << 64) + len(shape_of(node))  # one below zero was kept without its sign
+    return axis if _signed(axis) == axis else _signed(axis) + len(shape_of(node))
+
+
+def _signed(number: int) -> int:
+    """Return a *number* that may be below zero, and was kept without its sign."""
+    return number - (1 << 64) if number > 1 << 32 else number
 
 
 def normalised_by(node: Node) -> tuple[str, int] | None:
@@ -165,20 +179,21 @@ def factor_of(node: Node) -> Tensor | None:
     return numbers[0].double() if operation_of(node) == "Mul" else 1 / numbers[0].double()
 
 
-def is_cosine(node: Node) -> bool:
-    """Return whether the operation multiplies unit vectors with each other: vectors that were divided by their norms."""
+def multiplied_in(node: Node) -> list[Node]:
+    """Return the sides of what multiplies vectors with each other; nothing of another operation."""
     name = operation_of(node)
     product = next(iter(sources_of(node)), node) if name == "Sum" else node
-    sides = [behind(each, (*MOVES, "Expand")) for each in sources_of(product)]
     is_product = name in ("Mm", "Bmm") or (name == "Sum" and operation_of(product) == "Mul")
-    return is_product and bool(sides) and all(map(is_unit, sides))
+    return sources_of(product) if is_product else []
 
 
 def is_unit(node: Node) -> bool:
-    """Return whether the operation divides vectors by their norms."""
-    before = sources_of(node) if operation_of(node) == "Div" else []
+    """Return whether the operation divides vectors by their norms, or puts several such ones together, or parts of them."""
+    before = sources_of(node)
+    if operation_of(node) == "Cat" and axis_of(node) != len(shape_of(node)) - 1:
+        return all(is_unit(behind(each, (*KEEPS, *TAKES))) for each in before)
     norm = behind(before[1], (*MOVES, "Expand", "Clamp", "ClampMin", "Add")) if len(before) == 2 else node
-    return operation_of(norm) in ("LinalgVectorNorm", "Norm")
+    return operation_of(node) == "Div" and operation_of(norm) in ("LinalgVectorNorm", "Norm")
 
 
 def constant_factor_of(node: Node) -> Tensor | None:
@@ -194,6 +209,31 @@ def target_of(node: Node) -> Tensor | None:
     """Return the target that a loss function keeps for its backward pass; None for another operation."""
     held = getattr(node, "_saved_target", None)
     return held if isinstance(held, Tensor) else None
+
+
+def blanks_of(node: Node) -> tuple[Tensor, int] | None:
+    """Return which share of the labels that ``ctc_loss`` was given is its blank, and that; None for another operation.
+
+    What labels are padded with does not count.
+    """
+    labels, lengths, blank = (getattr(node, f"_saved_{each}", None) for each in ("targets", "target_lengths", "blank"))
+    if not isinstance(labels, Tensor) or lengths is None or not isinstance(blank, int):
+        return None
+    is_label = torch.ones_like(labels, dtype=torch.bool)
+    if labels.dim() == 2:
+        places, ends = (torch.as_tensor(each, device=labels.device) for each in (range(labels.shape[1]), lengths))
+        is_label = places < ends[:, None]
+    return ((labels == blank) & is_label).sum() / is_label.sum().clamp(min=1), blank
+
+
+def value_of(node: Node) -> Tensor | None:
+    """Return what a loss function of torch has returned, from what it was given; None for another operation, or one that rounds."""
+    name = operation_of(node)
+    given = [getattr(node, f"_saved_{each}", None) for each in ("self", "target", *_LOSSES.get(name, ("", ()))[1])]
+    if name not in _LOSSES or not isinstance(given[0], Tensor) or torch.finfo(given[0].dtype).eps > _EXACT:
+        return None
+    made: Tensor = getattr(torch.ops.aten, _LOSSES[name][0])(*[_signed(each) if type(each) is int else each for each in given])
+    return made
 
 
 def terms_of(node: Node) -> Iterator[Node]:
@@ -271,9 +311,9 @@ def moved(node: Node, places: Tensor) -> Tensor | None:
     if name in VIEWS:
         return places.reshape(shape_of(node)) if math.prod(shape_of(node)) == places.numel() else None
     if name == "Transpose" and first is not None and second is not None:
-        return places.transpose(*(each - (1 << 64) if each > 1 << 32 else each for each in (first, second)))
+        return places.transpose(_signed(first), _signed(second))
     if name == "Permute" and order is not None:
-        return places.permute([each - (1 << 64) if each > 1 << 32 else each for each in order])
+        return places.permute([*map(_signed, order)])
     is_kept = name in ("Clone", "ToCopy", "Alias") or (name == "Add" and shape_of(node) == tuple(places.shape))  # as by a bias
     return places if is_kept else None
 
@@ -397,26 +437,3 @@ def _called(node: Node, given: Mapping[int, Tensor]) -> tuple[Tensor | None, ...
         return ((gradient * scale.reshape(1, -1, *[1] * (gradient.dim() - 2))).to(gradient.dtype),)
     made = node(*[given.get(place) for place in range(len(node._input_metadata))])
     return made if isinstance(made, tuple) else (made,)
-
-
-def sent_backward() -> list[Tensor]:
-    """Return what ``torch.autograd.backward`` was given, whose backward pass runs now; nothing where no call of it is seen.
-
-    On an accelerator the pass runs in threads of its own, and the one that called waits.
-    """
-    found = _given(sys._getframe())
-    if found is None:
-        others = sys._current_frames()
-        del others[threading.get_ident()]  # this very frame, which would hold itself
-        found = next((given for frame in others.values() if (given := _given(frame)) is not None), [])
-    return found
-
-
-def _given(frame: FrameType | None) -> list[Tensor] | None:
-    """Return what the call of ``torch.autograd.backward`` was given that *frame* is in; None if it is in none."""
-    while frame is not None and frame.f_code is not torch.autograd.backward.__code__:
-        frame = frame.f_back
-    if frame is None:
-        return None
-    given = frame.f_locals.get("tensors")
-    return [each for each in (given if isinstance(given, tuple) else (given,)) if isinstance(each, Tensor)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from sonde.engine import autograd_state, communicates, graph_nodes, hooks, raise_if_foreign, walk
+from sonde.engine import autograd_state, backward_calls, communicates, graph_nodes, hooks, raise_if_foreign, walk
 from sonde.inspector.batches.dependence import (
     NODES,
     dependence_of,
@@ -34,7 +33,7 @@ from sonde.inspector.batches.layer_reading import (
     shut_numbers,
     sum_numbers,
 )
-from sonde.inspector.batches.look import EACH, PASSES, Depends, Look, Table, class_axes
+from sonde.inspector.batches.look import EACH, PASSES, Depends, Look, Table, class_axes, without_recomputing
 from sonde.inspector.batches.regression_targets import (
     Range,
     beyond_numbers,
@@ -51,7 +50,6 @@ from sonde.inspector.batches.target_reading import (
     column_gradients,
     column_numbers,
     compared_in,
-    lost_numbers,
     nodes_of_loss,
     numbers_of,
     one_label,
@@ -160,7 +158,7 @@ class BatchChecks:
             if returned and not autograd_state.is_transformed():
                 held, *others = returned.values()
                 device = held.device.type
-                with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False), _without_recomputing():
+                with torch.inference_mode(False), torch.no_grad(), torch.autocast(device, enabled=False), without_recomputing():
                     arranged = _arranged(held, [each for _, each in given])
                     is_turned = _are_places_first(arranged, [each for _, each in given])
                     shape = (arranged[1], arranged[0], *arranged[2:]) if is_turned else arranged
@@ -322,11 +320,6 @@ class BatchChecks:
             self._found.setdefault(found.rule, replace(placed, first_step=since))
 
 
-def _without_recomputing() -> AbstractContextManager[None]:
-    """Return a context in which what an activation checkpoint keeps cannot be read, since the checkpoint would run again."""
-    return torch.autograd.graph.disable_saved_tensors_hooks("an activation checkpoint would run again")
-
-
 def _is_of_samples(tensor: Tensor) -> bool:
     """Return whether *tensor* holds outputs of several samples, with a graph."""
     return (
@@ -343,7 +336,7 @@ def _compared(output: Any, given: Sequence[Tensor]) -> dict[str, tuple[Tensor, T
     losses = {name: each for name, each in walk(output) if type(each) is Tensor and each.numel() == 1 and each.grad_fn is not None}
     samples = {len(each) for each in given if each.dim() > 1}
     compared: dict[str, tuple[Tensor, Tensor | None]] = {}
-    with _without_recomputing():
+    with without_recomputing():
         for name, loss in losses.items():
             for at, (each, targets) in enumerate(compared_in(loss)):
                 is_new = all(each.grad_fn is not one.grad_fn for one, _ in compared.values())
@@ -434,7 +427,7 @@ def _gradient_comes(
         if tuple(gradient.shape) == look.shape:
             with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False):
                 held, nodes = gradient[: len(output)], nodes_of_loss()
-                look.loss = next(map(id, graph_nodes.sent_backward()), None)
+                look.loss = next(map(id, backward_calls.sent_backward()), None)
                 look.terms[0] = terms_with(look.makers[0])
                 scores, slopes = as_logits(output, held, *look.made[0])
                 look.add(numbers_of(scores, slopes, class_axes(look) & axes, tokens, place, nodes))
@@ -452,7 +445,6 @@ def _gradient_comes(
                     )
                     chances = {} if reaches is None else chance_numbers(output, held, reaches, look.makers[0], nodes)
                     look.add(_of_output(0, chances))
-                    look.add(lost_numbers(output, held, look.makers[0]))
                     for at, each in enumerate(features):
                         look.add(_of_output(at, _feature_numbers(scores, slopes, each)))
     except Exception as error:
@@ -490,7 +482,7 @@ def _derivative_comes(look: Look, gradient: Tensor) -> None:
     """Note that a *gradient* comes to what a pass was given: whether it has a graph, and if it has, the largest of it."""
     try:
         if not torch.is_grad_enabled():
-            look.is_ungraphed |= not graph_nodes.sent_backward()
+            look.is_ungraphed |= not backward_calls.sent_backward()
         elif type(gradient) is Tensor and look.derivatives < _DERIVATIVES:
             with torch.no_grad():
                 look.add({f"derivative {look.derivatives}": gradient.detach().abs().max()})

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -144,3 +146,8 @@ def label_axis(look: Look, numbers: Mapping[str, float]) -> int | None:
             return axis
     is_square = len(look.shape) == 2 and look.shape[0] == look.shape[1] and look.shape[0] >= SQUARE
     return 1 if is_square and numbers.get("single 1", 0.0) >= _BOTH_WAYS * look.shape[0] else None  # as of pairs
+
+
+def without_recomputing() -> AbstractContextManager[None]:
+    """Return a context in which what an activation checkpoint keeps cannot be read, since the checkpoint would run again."""
+    return torch.autograd.graph.disable_saved_tensors_hooks("an activation checkpoint would run again")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,12 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.engine import communicates, graph_nodes, raise_if_foreign, version_of
+from sonde.engine import backward_calls, communicates, graph_nodes, raise_if_foreign, version_of
+from sonde.inspector.batches.findings import TEMPERATURE
+from sonde.inspector.batches.look import without_recomputing
+from sonde.inspector.batches.regression_targets import SHRUNK, width_of_cosines
 from sonde.rules import Chosen, Finding
 from sonde.stats import HostCopy
-from sonde.words import many, shape_text, short
+from sonde.words import many, percent, shape_text, short
 
 Node = graph_nodes.Node
+Read = tuple[str, Tensor, int]
+"""Of what a number is, the number on its device, and one that is known."""
 
 _LOOKS = 3  # backward passes: those of a generator and a discriminator, which sees two batches
 _NODES, _OF_LOSS = 20_000, 60  # nodes of one graph that are read; those nearest to the loss, among which its function is
@@ -25,7 +31,6 @@ _COMPARES = ("Sub", "Rsub", "MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "B
 _MOVES = (*graph_nodes.MOVES, "Add", "Clamp", "ClampMin")
 _VIEWS = (*graph_nodes.MOVES, "Expand")
 _REDUCES = ("Mean", "Sum", "Div", "Mul", "Neg", "Rsub", "Diagonal", *(_DISTANCES := ("Pow", "Abs", "Norm", "LinalgVectorNorm")))
-_TAKES = ("Split", "Unbind", "Slice", "Select", "Index")
 _SQUARES = ("MseLoss", "SmoothL1Loss", "HuberLoss")
 _LINEAR = ("Addmm", "Mm", "Bmm", "Convolution")
 _OF_LOGARITHMS = {"NllLoss": "nll_loss", "NllLoss2D": "nll_loss", "CtcLoss": "ctc_loss"}
@@ -43,11 +48,18 @@ _SHORT = (
 )
 _MASKS = ("MaskedFill", "Where", "IndexPut", "FillDiagonal")
 _PICKS = ("Neg", "Mean", "Index", "Gather", "NllLoss", "NllLoss2D")  # what makes a cross-entropy of logarithms
+_CHOOSES = ("NllLoss", "NllLoss2D", "Gather", "Index", "Diagonal")  # what picks those of labels
 _BEYOND = 300.0  # times the cross-entropy of a guess
 _UNMASKED = (
     "look at the labels and at the mask: with the diagonal left out, the label of each of 2n views is the other view of it "
     "(torch.arange(2 * n).roll(n)), and not its own place; or the mask is the wrong way round"
 )
+_OF_BLANK = (
+    "give ctc_loss a blank= that is no label (0 where labels are from 1 on, or one class more than there are labels); and look "
+    "whether target_lengths count what labels are padded with"
+)
+_AS_NUMBER = "look for what makes a number of it: item(), float(), detach(), .data, numpy(), torch.tensor(), or no_grad() around it"
+_CHANGES, _PART = 2e-3, 0.1  # of what a loss adds up, its deviation from pass to pass; and its share of the loss
 _STEPS_ALONE = ("Round", "Floor", "Ceil", "Trunc", "Sign", "Sgn")  # operations whose slope is zero
 _ROUNDED = (
     "leave it out of the loss, or let gradients pass as if it were not there: x + (x.round() - x).detach(); what is counted or "
@@ -85,10 +97,21 @@ class LossGraph:
         self._passes: dict[int, int] = {}  # by step, of those that were looked at
         self._sent: Tensor | None = None  # the loss that was sent backward last
         self._pushed: list[tuple[HostCopy, int, int]] = []  # such losses, with those that the loop gives, and the moment
-        self._aligned_losses: list[HostCopy] = []  # what a ctc_loss has made
-        self._began = (0, 0)  # epoch and step of the first of these
-        self._masked: list[tuple[HostCopy, int, int, int]] = []  # cross-entropies of masked scores, the moment, and their classes
-        self._distances: list[tuple[HostCopy, int, int]] = []  # losses that are a multiple of a distance, and the moment
+        self._noted: tuple[int, list[Read]] = 0, []  # the identity of what is sent backward now, and what was read of it before
+        self._read: list[tuple[str, int, HostCopy, int, int]] = []  # what was read, with the moment
+
+    @property
+    def looks(self) -> bool:
+        """Whether the backward passes of the logged step that comes are looked at."""
+        return self._looks < _LOOKS
+
+    def before_backward(self, sent: list[Tensor]) -> None:
+        """Read what the graph of a loss that is *sent* backward keeps, by whatever model it was made."""
+        if self.looks and sent[0].numel() == 1 and sent[0].grad_fn is not None:
+            with torch.inference_mode(False), torch.no_grad(), without_recomputing():
+                nodes = graph_nodes.nodes_before(sent[0].grad_fn, _OF_LOSS)
+                read = [each for node in nodes for each in _constants_of(node, sent[0].device)]
+                self._noted = id(sent[0]), [*_lost_of(sent[0]), *read]
 
     def look(self, epoch: int, step: int) -> None:
         """Look at what the backward pass that runs, of a logged step, was begun from."""
@@ -98,26 +121,22 @@ class LossGraph:
             return
         self._passes[step] = self._passes.get(step, 0) + 1
         try:
-            sent = graph_nodes.sent_backward()[:1]
+            sent = backward_calls.sent_backward()[:1]
             self._sent = next((each.detach() for each in sent if each.numel() == 1), None)
             if self._looks >= _LOOKS:
                 return
-            self._looks += 1
             self._first = step if self._first < 0 else self._first
             nodes = [node for each in sent for node in graph_nodes.nodes_before(each.grad_fn, _NODES)]
             for found in (*self._of_function(nodes[:_OF_LOSS]), *self._of_sides(nodes), *self._of_slopes(nodes)):
                 self._found.setdefault(
                     found.rule, replace(found.at("", epoch, step, self._prefix + found.message), first_step=step)
                 )
-            if any(graph_nodes.operation_of(node) == "CtcLoss" for node in nodes[:_OF_LOSS]):
-                self._began = self._began if self._aligned_losses else (epoch, step)
-                self._aligned_losses.append(HostCopy.of([sent[0].detach().abs().double().sum()]))
-            if self._sent is not None and _is_distance(nodes[0]):
-                self._distances.append((HostCopy.of([self._sent.double().reshape(())]), epoch, step))
-            if self._sent is not None and (classes := _masked_classes(nodes[0])):
-                self._masked.append((HostCopy.of([self._sent.double().reshape(())]), epoch, step, classes))
+            of, noted = self._noted
+            for kind, number, extra in (*(noted if sent and id(sent[0]) == of else ()), *_numbers_of(nodes, sent)):
+                self._read.append((kind, extra, HostCopy.of([number.double().reshape(-1)]), epoch, step))
             if not (self._strangers or self._is_judged):
                 self._strangers = [(each, version_of(each)) for each in self._between(nodes)]
+            self._looks += 1  # and not before all is read: findings are asked for in another thread, too
         except Exception as error:
             raise_if_foreign(error)
             self._looks = _LOOKS
@@ -147,50 +166,48 @@ class LossGraph:
         else:
             self._found.pop("loss_summed", None)
 
-    def _of_sign(self) -> None:
-        """Judge whether a distance, which is never below zero, is sent backward with the other sign."""
-        if self._looks < _LOOKS or not self._distances:
-            return
-        (_, epoch, step), losses = self._distances[0], [float(each) for copy, *_ in self._distances for each in copy.unpack()]
-        self._distances = []
-        is_below = len(losses) == _LOOKS and max(losses) < 0
-        found = self._chosen.judge("loss_unbounded", *[math.nan] * 4, is_maximised=True) if is_below else None
-        if found is not None:
-            message = (
-                f"a distance of outputs and targets is maximised: what is sent backward is below zero, {short(losses[0])} at first"
-            )
-            self._found["loss_unbounded"] = replace(found.at("", epoch, step, self._prefix + message), first_step=step)
-
-    def _of_mask(self) -> None:
-        """Judge whether labels of a cross-entropy stand at scores that a mask has put far below all others."""
-        if self._looks < _LOOKS or not self._masked:
-            return
-        (_, epoch, step, classes), losses = self._masked[0], [float(each) for copy, *_ in self._masked for each in copy.unpack()]
-        self._masked = []
-        is_beyond = len(losses) == _LOOKS and min(losses) >= _BEYOND * math.log(classes)
-        found = self._chosen.judge("target_beyond", 1.0, 0.0, math.inf) if is_beyond else None
-        if found is not None:
-            what = f"a cross-entropy of {classes:,} classes is {short(losses[0])}, and that of a guess {short(math.log(classes))}"
-            told = found.at(
-                "", epoch, step, f"{self._prefix}labels point at scores that a mask has put far below all others: {what}"
-            )
-            self._found["target_beyond"] = replace(told, first_step=step, advice=_UNMASKED)
-
     def found(self) -> tuple[Finding, ...]:
         """Return the findings so far. Waits for the device."""
         self._of_factor()
-        self._of_sign()
-        self._of_mask()
-        losses, is_whole = self._aligned_losses, self._looks >= _LOOKS
-        if is_whole and losses:
-            self._aligned_losses = []
-            lost = not any(float(number) for each in losses for number in each.unpack())
-            found = self._chosen.judge("gradient_zero", 0.0) if lost else None
+        held, self._read = ([], self._read) if self.looks else (self._read, [])
+        for name in dict.fromkeys(kind for kind, *_ in held):
+            numbers = [float(one) for kind, _, copy, *_ in held if kind == name for each in copy.unpack() for one in each]
+            of, epoch, step = next((extra, epoch, step) for kind, extra, _, epoch, step in held if kind == name)
+            found = self._of_numbers(name, numbers, of)
             if found is not None:
-                message = "ctc_loss returns 0 and no gradient: its inputs are shorter than their labels (zero_infinity=True)"
-                told = replace(found.at("", *self._began, self._prefix + message), first_step=self._began[1], advice=_SHORT)
-                self._found["gradient_zero"] = told
+                self._found[found.rule] = replace(found.at("", epoch, step, self._prefix + found.message), first_step=step)
         return tuple(self._found.values())
+
+    def _of_numbers(self, kind: str, numbers: Sequence[float], of: int) -> Finding | None:
+        """Judge the *numbers* of one *kind* that the first passes have shown; see :func:`_numbers_of` and :func:`_constants_of`."""
+        found, message, advice, judge = None, "", None, self._chosen.judge
+        if kind == "lengths" and not any(numbers):
+            found, advice = judge("gradient_zero", 0.0), _SHORT
+            message = "ctc_loss returns 0 and no gradient: its inputs are shorter than their labels (zero_infinity=True)"
+        elif len(numbers) < _LOOKS:
+            return None
+        elif kind == "distance" and max(numbers) < 0:
+            found = judge("loss_unbounded", *[math.nan] * 4, is_maximised=True)
+            what = f"below zero, {short(numbers[0])} at first"
+            message = f"a distance of outputs and targets is maximised: what is sent backward is {what}"
+        elif kind == "lost" and statistics.pstdev(numbers[::2]) >= _CHANGES * abs(statistics.mean(numbers[::2])):
+            most, whole = statistics.median(map(abs, numbers[::2])), statistics.median(numbers[1::2])
+            found, advice = judge("gradient_zero", 0.0) if most >= _PART * whole else None, _AS_NUMBER
+            message = f"a term of the loss, {short(most)} of {short(whole)}, has no graph: no gradient of it comes to the weights"
+        elif kind == "masked" and min(numbers) >= _BEYOND * math.log(of):
+            found, advice = judge("target_beyond", 1.0, 0.0, math.inf), _UNMASKED
+            what = f"a cross-entropy of {of:,} classes is {short(numbers[0])}, and that of a guess {short(math.log(of))}"
+            message = f"labels point at scores that a mask has put far below all others: {what}"
+        elif kind == "blank" and min(numbers) > 0:
+            found, advice = judge("target_beyond", 1.0, 0.0, math.inf), _OF_BLANK
+            message = f"{percent(numbers[0])} of the labels of ctc_loss are its blank, {of}: what is decoded holds none of it"
+        elif kind == "width" and max(numbers) <= SHRUNK:
+            found, advice = judge("target_beyond", 1.0, 0.0, math.inf), TEMPERATURE
+            message = (
+                f"cosines times {short(numbers[0])} go into a cross-entropy: whatever the outputs are, it stays within "
+                f"{short(2 * numbers[0])} of that of a guess"
+            )
+        return found and replace(found, message=message, advice=advice or found.advice)
 
     def _of_function(self, nodes: Sequence[Node]) -> Iterator[Finding]:
         """Yield what is wrong in the *nodes* of the loss function."""
@@ -378,7 +395,7 @@ def _holds_itself(softmax: Node) -> bool:
     if graph_nodes.operation_of(node) not in ("Mm", "Bmm", "CdistForward", "Cdist") or shape[-1:] != shape[-2:-1]:
         return False
     sides = {graph_nodes.behind(each, ("Div", *_VIEWS), lambda node: graph_nodes.sources_of(node)[:1]) for each in before}
-    return len(before) == 2 and len(sides) == 1 and graph_nodes.operation_of(*sides) not in ("AccumulateGrad", *_TAKES)
+    return len(before) == 2 and len(sides) == 1 and graph_nodes.operation_of(*sides) not in ("AccumulateGrad", *graph_nodes.TAKES)
 
 
 def _but_numbers(node: Node) -> list[Node]:
@@ -411,10 +428,12 @@ def _is_trained_twice(node: Node) -> bool:
     is_distance |= name == "Mul" and made == {"LogSoftmax", "Softmax"}
     are_units = made == {"Div"} and all(map(graph_nodes.is_unit, before))
     is_distance |= are_units and (name == "Mul" or (name == "Mm" and "Diagonal" in above))
-    left, right = (set(graph_nodes.nodes_before(_behind_moves(each, _TAKES), _NODES)) for each in before)
+    left, right = (set(graph_nodes.nodes_before(_behind_moves(each, graph_nodes.TAKES), _NODES)) for each in before)
     shared = {graph_nodes.operation_of(each) for each in left & right}
     is_apart = (
-        shared <= {"AccumulateGrad", "T"} or (left == right and made <= set(_TAKES)) or _are_parts(left - right, right - left)
+        shared <= {"AccumulateGrad", "T"}
+        or (left == right and made <= set(graph_nodes.TAKES))
+        or _are_parts(left - right, right - left)
     )
     return (is_distance and is_apart) or _is_divergence(node, trained=2)
 
@@ -425,6 +444,38 @@ def _is_divergence(node: Node, *, trained: int) -> bool:
     product = next((each for each in before if graph_nodes.operation_of(each) == "Mul"), None)
     is_divergence = graph_nodes.operation_of(node) == "Sub" and {*map(graph_nodes.operation_of, before)} == {"Xlogy", "Mul"}
     return is_divergence and product is not None and len(graph_nodes.sources_of(product)) >= trained
+
+
+def _numbers_of(nodes: Sequence[Node], sent: Sequence[Tensor]) -> Iterator[Read]:
+    """Yield what is *sent* backward, by what it is: ctc_loss has made it, it is a distance, or a cross-entropy of masked scores."""
+    if any(graph_nodes.operation_of(node) == "CtcLoss" for node in nodes[:_OF_LOSS]):
+        yield "lengths", sent[0].detach().abs().double().sum(), 0
+    loss = next((each.detach() for each in sent if each.numel() == 1), None)
+    if loss is not None and _is_distance(nodes[0]):
+        yield "distance", loss, 0
+    if loss is not None and (classes := _masked_classes(nodes[0])):
+        yield "masked", loss, classes
+
+
+def _lost_of(loss: Tensor) -> Iterator[Read]:
+    """Yield what a *loss* adds to the one of its terms that has a graph, a loss function of torch as it is, and how large it is."""
+    terms = list(graph_nodes.terms_of(loss.grad_fn)) if graph_nodes.lacks_term(loss.grad_fn) else []
+    own = graph_nodes.value_of(terms[0]) if len(terms) == 1 else None
+    if own is not None and own.numel() == 1:
+        whole = loss.detach().double().reshape(())
+        yield "lost", torch.stack([whole - own.double(), whole.abs()]), 0
+
+
+def _constants_of(node: Node, device: torch.device) -> Iterator[Read]:
+    """Yield what an operation keeps before its backward pass: how many labels are the blank, and how wide cosines are."""
+    if (blanks := graph_nodes.blanks_of(node)) is not None:
+        yield "blank", *blanks
+    name, before = graph_nodes.operation_of(node), graph_nodes.sources_of(node)
+    soft = graph_nodes.behind(before[0], graph_nodes.KEEPS) if name in _CHOOSES and before else node
+    if graph_nodes.operation_of(soft) == ("Logsumexp" if soft is node else "LogSoftmax"):
+        width = width_of_cosines(graph_nodes.sources_of(soft)[0], device, (*graph_nodes.MOVES, *_MASKS))
+        if width is not None:
+            yield "width", width, 0
 
 
 def _masked_classes(node: Node) -> int:
@@ -450,7 +501,8 @@ def _is_distance(node: Node) -> bool:
 def _are_parts(one: Collection[Node], other: Collection[Node]) -> bool:
     """Return whether the nodes of *one* side and of the *other* begin with parts of one output."""
     of_one, of_other = (
-        {graph_nodes.sources_of(each)[0] for each in side if graph_nodes.operation_of(each) in _TAKES} for side in (one, other)
+        {graph_nodes.sources_of(each)[0] for each in side if graph_nodes.operation_of(each) in graph_nodes.TAKES}
+        for side in (one, other)
     )
     return bool(of_one) and of_one == of_other
 

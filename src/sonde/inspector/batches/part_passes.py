@@ -26,6 +26,11 @@ class PartPasses:
         self._passes: dict[str, int] = {}  # of the step that runs
         self._probe: Probe | None = None
 
+    @property
+    def looks(self) -> bool:
+        """Whether passes are looked at."""
+        return self._probe is not None
+
     def begin_step(self, parts: tuple[str, ...]) -> None:
         """Look at the passes of the logged step that begins; of *parts*, if the model was never called."""
         self._passes = {}

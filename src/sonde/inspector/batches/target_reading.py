@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from sonde.engine import autograd_state, graph_nodes
+from sonde.engine import autograd_state, backward_calls, graph_nodes
 from sonde.inspector.batches.dependence import padded
 
 AHEAD = (-1, 0, 1, 2, 3)
@@ -29,7 +29,6 @@ ERRORS = ("MseLoss", "SmoothL1Loss", "HuberLoss")
 _LOSSES = (*ERRORS, "L1Loss", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits")
 _LAYERS = ("Addmm", "Mm", "Bmm", "Convolution", "Embedding", "NativeLayerNorm", "NativeBatchNorm")
 _COMPARES = (*ERRORS, "Sub", "Rsub", "L1Loss")
-_EXACT = 1e-5  # rounding of outputs whose loss is known from its gradient
 _OFF = 0.02  # of a gradient in half precision, rounding of its sum
 CHOICES = (*graph_nodes.MOVES, "Gather", "Select", "Index", "Slice")
 """Operations behind which a target is compared with what they pick."""
@@ -192,46 +191,6 @@ def way_numbers(output: Tensor, gradient: Tensor, number: int, nodes: Loss) -> d
     known = {"toward": toward or is_softmax, "logistic": is_logistic, "taken": is_taken}
     numbers = {f"{name} {at}": each[at] for name, each in (("way", way), ("level", made.mean(0))) for at in range(columns)}
     return numbers | {name: torch.full((), float(each), device=output.device) for name, each in known.items()}
-
-
-def lost_numbers(output: Tensor, gradient: Tensor, number: int) -> dict[str, Tensor]:
-    """Return what a loss adds to the one of its terms that has a graph (*lost*), and how large it is (*whole*); else nothing.
-
-    The term is a loss function of torch as it is, a cross-entropy, a squared error or a binary cross-entropy, and takes what the
-    operation with this *number* has made, an *output* without classes on another axis than the last.
-    """
-    loss = sent_loss()
-    is_exact = torch.finfo(output.dtype).eps < _EXACT
-    if loss is None or loss.numel() != 1 or not is_exact or not graph_nodes.lacks_term(loss.grad_fn):
-        return {}
-    terms = list(graph_nodes.terms_of(loss.grad_fn))
-    name = graph_nodes.operation_of(terms[0])
-    taken = next(iter(graph_nodes.sources_of(terms[0])), None) if len(terms) == 1 else None
-    taken = next(iter(graph_nodes.sources_of(taken)), None) if taken is not None and name == "NllLoss" else taken
-    if taken is None or autograd_state.sequence_of_node(graph_nodes.behind(taken, graph_nodes.KEEPS)) != number:
-        return {}
-    made, held, is_mean = output.double(), gradient.double(), graph_nodes.is_mean(terms[0])
-    each = held * (output.numel() if is_mean else 1)  # the gradient of a sum
-    count = made.new_full((), output.numel())
-    if name == "NllLoss" and made.dim() > 1:
-        is_counted = (held != 0).any(-1, keepdim=True)
-        count = is_counted.sum().clamp(min=1)
-        logs = made.log_softmax(-1)
-        targets = (logs.exp() - held * (count if is_mean else 1)) * is_counted
-        known = -(targets * logs).sum()
-    elif name == "MseLoss":
-        targets, known = each.new_zeros(1), (each / 2).square().sum()
-    elif name == "BinaryCrossEntropyWithLogits":
-        targets = made.sigmoid() - each
-        known = (torch.nn.functional.softplus(made) - made * targets).sum()
-    elif name == "BinaryCrossEntropy":
-        targets = made - each * made * (1 - made)
-        known = -(targets * made.log().clamp(min=-100) + (1 - targets) * (1 - made).log().clamp(min=-100)).sum()
-    else:
-        return {}
-    is_known = (targets.min() >= -ALIKE) & (targets.max() <= 1 + ALIKE)  # but for weights of classes
-    lost = loss.detach().double().reshape(()) - (known / count if is_mean else known)
-    return {"lost": torch.where(is_known, lost, math.nan), "whole": loss.detach().double().abs().reshape(())}
 
 
 def terms_with(number: int) -> frozenset[int]:
@@ -616,5 +575,5 @@ def nodes_of_loss() -> Loss:
 
 def sent_loss() -> Tensor | None:
     """Return what the backward pass that runs was begun from; None where that is not known, or has no graph."""
-    first = next(iter(graph_nodes.sent_backward()), None)
+    first = next(iter(backward_calls.sent_backward()), None)
     return None if first is None or first.grad_fn is None else first

@@ -8,7 +8,7 @@ from operator import attrgetter
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from sonde.engine import Pace, RowKeys, Scaling, SiteHook, held_by
+from sonde.engine import Pace, RowKeys, Scaling, SiteHook, backward_calls, held_by
 from sonde.inspector.batches import BatchChecks, LossGraph, PartPasses
 from sonde.inspector.between_steps import BetweenSteps
 from sonde.inspector.forward_modes import EvaluationModes, ForwardModes
@@ -108,6 +108,7 @@ class RowTaker:
     def detach(self) -> None:
         """Take all hooks out."""
         self._ordering.stop()
+        backward_calls.listen_no_more(self.loss_graph)
         self.left_out.end(self._hooks_at("param"), self._ordering.ran)
         self.kept.end()
         self.settings.end()
@@ -136,6 +137,12 @@ class RowTaker:
             self.parts.begin_step(self._ordering.parts())
         else:
             self.parts.rest()
+        self.listen(pace)
+
+    def listen(self, pace: Pace, *, passes: bool = False) -> None:
+        """See what is sent backward in the step that runs, if that is looked at: of its training *passes*, or as it is logged."""
+        looks = passes or (pace.on and (self.loss_graph.looks or self.parts.looks))
+        (backward_calls.listen if looks else backward_calls.listen_no_more)(self.loss_graph)
 
     def never_stepped(self, passes: int, epoch: int, step: int) -> None:
         """Judge a model that no optimizer has stepped, where others were: so many *passes* have left it gradients."""

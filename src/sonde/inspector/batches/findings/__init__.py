@@ -10,6 +10,7 @@ from sonde.inspector.batches.findings.label_findings import LabelFindings
 from sonde.inspector.batches.findings.layers_of_pass import SHUT_LOOKS as SHUT_LOOKS
 from sonde.inspector.batches.findings.layers_of_pass import LayersOfPass
 from sonde.inspector.batches.findings.pass_history import History
+from sonde.inspector.batches.findings.target_findings import TEMPERATURE as TEMPERATURE
 from sonde.inspector.batches.findings.target_findings import TargetFindings
 from sonde.inspector.batches.look import Look, Table
 from sonde.rules import Chosen, Finding

@@ -44,8 +44,6 @@ _UNGRAPHED = (
     "term comes to the weights"
 )
 _GRAPHED = "take the derivatives by torch.autograd.grad(..., create_graph=True)"
-_AS_NUMBER = "look for what makes a number of it: item(), float(), detach(), .data, numpy(), torch.tensor(), or no_grad() around it"
-_CHANGES, _PART = 2e-3, 0.1  # of what a loss adds up, its deviation from pass to pass; and its share of the loss
 
 
 class GradientFindings(PassFindings):
@@ -54,7 +52,6 @@ class GradientFindings(PassFindings):
     def of(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield what one pass shows, beside those before it."""
         yield from self._of_derivatives(look, numbers)
-        yield from self._of_lost(look, numbers)
         yield from self._of_fading(look, numbers)
         yield from self._of_entropy(look, numbers)
         yield from self._of_parts(look, numbers)
@@ -73,17 +70,6 @@ class GradientFindings(PassFindings):
         if len(lacks) >= KEPT and all(lacks):
             found = self._chosen.judge("gradient_zero", 0.0)
             yield found and replace(found, message=_UNGRAPHED, advice=_GRAPHED, site=f"{self._part}:input")
-
-    def _of_lost(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
-        """Yield that a loss adds up a number that changes from pass to pass and has no graph."""
-        is_read = math.isfinite(numbers.get("lost", math.nan))
-        losses = self._so_far("lost", look.number, value=(numbers["lost"], numbers["whole"]) if is_read else None)
-        added, wholes = zip(*losses, strict=True) if len(losses) >= KEPT else ((), ())
-        if added and statistics.pstdev(added) >= _CHANGES * abs(statistics.mean(added)):
-            most, whole = statistics.median(map(abs, added)), statistics.median(wholes)
-            found = self._chosen.judge("gradient_zero", 0.0) if most >= _PART * whole else None
-            message = f"a term of the loss, {short(most)} of {short(whole)}, has no graph: no gradient of it comes to the weights"
-            yield found and replace(found, message=message, advice=_AS_NUMBER)
 
     def _of_fading(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that an output has shrunk whose gradient is mostly that of a penalty: a further one, or that of a part."""

@@ -30,7 +30,7 @@ from sonde.words import percent, short
 _SPARE = 8  # samples more than there are classes
 _OWN, _VARIED = 1e-10, 0.05  # of a gradient that is no multiple of outputs, rounding; of the size of outputs that vary
 _DIFFERENCES = ("Sub", "Rsub", "Abs", "Pow", "Mul")  # what makes an error, which may be what is returned
-_TEMPERATURE = (
+TEMPERATURE = (
     "look at what multiplies the similarities: divide them by a temperature (0.05 to 0.1 is usual), or multiply them by its inverse"
 )
 _LOGITS = "leave the last activation out: the loss takes logits, and makes probabilities of them itself; or scale what it returns"
@@ -86,7 +86,7 @@ class TargetFindings(PassFindings):
             if len(unlikely) >= KEPT:
                 chances = [numbers.get(f"{each} chance {at}", math.nan) for each in ("least", "most")]
                 found = judge("target_beyond", statistics.median(unlikely), *chances, what=what, is_chance=True)
-                advice = _TEMPERATURE if look.activations[at] == COSINE else _LOGITS
+                advice = TEMPERATURE if look.activations[at] == COSINE else _LOGITS
                 yield found and replace(found, site=site, advice=advice)
             sides = self._so_far("side", at, look.number, value=numbers.get(f"side {at}", 0.0))
             cut = self._so_far("cut", at, look.number, value=numbers.get(f"cut {at}"))
