@@ -84,7 +84,7 @@ def nonfinite(nan: float, inf: float, count: float, *, what: str = "") -> Judged
     note_until="most",
     evidence=("dead",),
     at="output",
-    window=Window(2, 3),  # measured in few logged steps, and dead units stay dead
+    window=Window(3, 5),  # measured in few logged steps: units that live again in the next ones were not dead
     brings=(
         "loss_stuck",
         "all_zero",
