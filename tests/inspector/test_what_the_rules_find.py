@@ -2045,3 +2045,26 @@ def test_experts_that_a_router_leaves_without_samples_are_named(bias: float, is_
     found = every.get("gradient_zero")
     assert (0 if found is None else len(found.places)) == lost
     assert found is None or (found.places[0] == "experts.0" and "what gate makes" in found.advice)
+
+
+@pytest.mark.parametrize(("rate", "loss", "is_told"), [(1e-5, "bce", True), (5e-3, "squares", False)])
+def test_a_discriminator_that_outruns_its_generator_is_told(rate: float, loss: str, is_told: bool) -> None:
+    """One that wins for a while is none: what it makes of both is compared with how far steps move the two."""
+    torch.manual_seed(0)
+    generator, discriminator = mlp(4, 2), mlp(2, 1)
+    steps = [Adam(generator.parameters(), rate), Adam(discriminator.parameters(), 3e-2)]
+    error = functional.binary_cross_entropy_with_logits if loss == "bce" else functional.mse_loss
+    with sonde.watch({"G": generator, "D": discriminator}, steps, every=1, to="memory", verbose=False) as inspector:
+        for _ in range(125):
+            made = generator(torch.randn(32, 4))
+            real, fake = discriminator(torch.randn(32, 2) + 4), discriminator(made.detach())
+            steps[1].zero_grad()
+            (error(real, torch.ones_like(real)) + error(fake, torch.zeros_like(fake))).backward()
+            steps[1].step()
+            fake = discriminator(made)
+            steps[0].zero_grad()
+            error(fake, torch.ones_like(fake)).backward()
+            steps[0].step()
+    told = [each for each in inspector.findings if each.rule == "rate_small"]
+    assert [each.model for each in told] == ["D"] * is_told
+    assert all("it tells what it is given from what a generator makes, in 6 looks of 6" in each.message for each in told)

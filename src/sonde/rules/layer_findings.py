@@ -146,7 +146,7 @@ class LayerFindings:
         self._returned: Finding | None = None
         self.takes_turns = False  # whether parts are trained against each other: each moves in steps of its own, and runs in them
         self._turns: list[Columns] = []  # which updates there were in the first such step, and in the first with others
-        self.pace = math.nan  # update / weight of half of the weights, in the last step
+        self.pace, self.way = math.nan, 0.0  # update / weight of half of the weights, in the last step, and the sum of all steps
         # of each gradient and output: rows, steps since the last, the longest gap before, the last step, and steps of zeros or none
         self._gaps = np.empty((5, 0))
         self._experts: list[Experts] = []
@@ -456,7 +456,8 @@ class LayerFindings:
         self._look_for_still(values, np.asarray(np.isfinite(update).any(axis=1), bool))
         ratios = updates(sizes).numbers["ratio"]
         if (many := np.isfinite(ratios).sum(axis=1) >= _FEW).any():
-            self.pace = float(medians(ratios[many])[-1])
+            paces = medians(ratios[many])
+            self.pace, self.way = float(paces[-1]), self.way + float(paces.sum())
 
     def _look_at_first_weights(self, begins: Mask, weight: Numbers, update: Numbers, mean: Numbers, std: Numbers) -> None:
         """Judge weights at their first logged step, *begins*: their size, and whether all elements were equal before the step."""

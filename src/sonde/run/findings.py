@@ -294,6 +294,12 @@ class _Judges:
         """Return how far the last step has moved half of the weights of a *model*, of their size; NaN if that is not known."""
         return max((layers.pace for (_, of), layers in self._layers.items() if of == model), default=math.nan)
 
+    def outruns(self, model: str, share: float) -> bool:
+        """Whether steps have moved the weights of all other models by this *share*, at most, of the way that a *model* has come."""
+        ways = {of: max(held.way for (_, each), held in self._layers.items() if each == of) for _, of in self._layers}
+        own = ways.pop(model, 0.0)
+        return bool(ways) and all(0 < each <= share * own for each in ways.values())
+
     def _chance(self, model: str) -> float:
         """Return the cross-entropy of a guess of a *model*; NaN if that is not known."""
         return next((layers.chance for (_, of), layers in sorted(self._layers.items()) if of == model), math.nan)
@@ -671,6 +677,7 @@ class Findings:
 
         That nothing is won of what should be, where steps have moved the weights far and no finding says yet that the loss stands
         still; that a label is seen, where the loss has come down; that a rate is 0, where it has not, or where steps move nothing;
+        that a discriminator cannot be followed, where steps move it far more than all others;
         that few layers are random, where it has not in more steps; that steps are made of gradients of a loss that was multiplied,
         where they do harm; that a decay outweighs the gradients, where the loss stands still and nothing else explains it; that
         each step sees the same samples, where these are learnt by heart.
@@ -688,6 +695,8 @@ class Findings:
             return self._judges.should_have_learnt(each.model) and all(known.rule != each.rule for known in self._opened.values())
         if each.rule == "frozen_raw" and each.severity != "note" and each.value <= self.chosen.limit("frozen_raw", "few"):
             return self._judges.stands(each.model, 2)
+        if each.rule == "rate_small" and "made" in each.evidence:
+            return self._judges.outruns(each.model, each.value)
         if each.rule == "rate_small" and not each.value and each.severity != "note":
             small = [other.places for other in self.judged() if other.rule == "update_small" and other.severity != "note"]
             return self._judges.stands(each.model) or any(set(places) & set(each.places) for places in small)
