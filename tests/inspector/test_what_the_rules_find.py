@@ -2068,3 +2068,31 @@ def test_a_discriminator_that_outruns_its_generator_is_told(rate: float, loss: s
     told = [each for each in inspector.findings if each.rule == "rate_small"]
     assert [each.model for each in told] == ["D"] * is_told
     assert all("it tells what it is given from what a generator makes, in 6 looks of 6" in each.message for each in told)
+
+
+class Smoothed(nn.Module):
+    """A graph network that takes so many *means* over neighbours, with a residual path or without one."""
+
+    def __init__(self, means: int, kept: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.means, self.kept, self.first, self.last = means, kept, nn.Linear(8, 16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor, graph: Tensor) -> Tensor:
+        made = first = functional.relu(graph @ self.first(x))
+        for _ in range(self.means):
+            made = (1 - self.kept) * (graph @ made) + self.kept * first
+        out: Tensor = self.last(functional.dropout(made, 0.3, self.training))
+        return out
+
+
+@pytest.mark.parametrize(("means", "kept", "is_told"), [(30, 0.0, True), (30, 0.3, False), (1, 0.0, False)])
+def test_nodes_that_come_to_point_in_one_direction_are_told_where_the_loss_stands(means: int, kept: float, is_told: bool) -> None:
+    model = Smoothed(means, kept)
+    labels = torch.randint(3, (64,))
+    near = ((labels[:, None] == labels) & (torch.rand(64, 64) < 0.3)) | (torch.rand(64, 64) < 0.05) | torch.eye(64).bool()
+    graph = near / near.sum(1, keepdim=True)
+    x = torch.randn(64, 8) + functional.one_hot(labels, 8)
+    told = found(model, Adam(model.parameters(), 1e-2), lambda _: functional.cross_entropy(model(x, graph), labels), 110)
+    assert ("rank_collapse" in told) is is_told
+    assert not is_told or told["rank_collapse"].site == "last:input"

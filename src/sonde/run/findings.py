@@ -677,7 +677,8 @@ class Findings:
 
         That nothing is won of what should be, where steps have moved the weights far and no finding says yet that the loss stands
         still; that a label is seen, where the loss has come down; that a rate is 0, where it has not, or where steps move nothing;
-        that a discriminator cannot be followed, where steps move it far more than all others;
+        that a discriminator cannot be followed, where steps move it far more than all others; that what goes into a layer points in
+        one direction, where the loss stands;
         that few layers are random, where it has not in more steps; that steps are made of gradients of a loss that was multiplied,
         where they do harm; that a decay outweighs the gradients, where the loss stands still and nothing else explains it; that
         each step sees the same samples, where these are learnt by heart.
@@ -695,6 +696,8 @@ class Findings:
             return self._judges.should_have_learnt(each.model) and all(known.rule != each.rule for known in self._opened.values())
         if each.rule == "frozen_raw" and each.severity != "note" and each.value <= self.chosen.limit("frozen_raw", "few"):
             return self._judges.stands(each.model, 2)
+        if "across" in each.evidence:
+            return self._judges.stands(each.model)
         if each.rule == "rate_small" and "made" in each.evidence:
             return self._judges.outruns(each.model, each.value)
         if each.rule == "rate_small" and not each.value and each.severity != "note":
