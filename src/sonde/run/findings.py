@@ -696,7 +696,7 @@ class Findings:
             return self._judges.should_have_learnt(each.model) and all(known.rule != each.rule for known in self._opened.values())
         if each.rule == "frozen_raw" and each.severity != "note" and each.value <= self.chosen.limit("frozen_raw", "few"):
             return self._judges.stands(each.model, 2)
-        if "across" in each.evidence:
+        if "aside" in each.evidence:
             return self._judges.stands(each.model)
         if each.rule == "rate_small" and "made" in each.evidence:
             return self._judges.outruns(each.model, each.value)

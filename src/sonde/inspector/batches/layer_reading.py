@@ -171,10 +171,10 @@ def direction_numbers(nodes: Iterable[Any], names: Mapping[int, str]) -> dict[st
         with suppress(RuntimeError):  # as of what has been written into
             given = next(graph_nodes.taken_by(node), None)
             name = _layer_behind(node, [node], names)[2]
-            if name and f"across {name}" not in found and given is not None and given.is_floating_point() and given.dim() > 1:
+            if name and f"aside {name}" not in found and given is not None and given.is_floating_point() and given.dim() > 1:
                 rows = given.detach().reshape(-1, given.shape[-1])[:_ROWS, :_ROWS].double()
                 if min(rows.shape) >= _FEWEST and graph_nodes.operation_of(node) in _PRODUCTS:
-                    found[f"across {name}"] = _left_of_direction(rows)
+                    found[f"aside {name}"] = _left_of_direction(rows)
     return found
 
 

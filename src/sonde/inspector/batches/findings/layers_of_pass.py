@@ -85,17 +85,17 @@ class LayersOfPass(PassFindings):
 
     def _told_directions(self, numbers: Mapping[str, float]) -> Finding | None:
         """Return that all rows which go into a layer point in one direction, pass by pass, and those into one before it do not."""
-        lefts = {name: self._so_far(name, value=left) for name, left in numbers.items() if name.startswith("across ")}
+        lefts = {name: self._so_far(name, value=left) for name, left in numbers.items() if name.startswith("aside ")}
         apart = [name for name, left in lefts.items() if min(left) >= _APART]
         alike = [name for name, left in lefts.items() if len(left) >= LAST and max(left) <= _ONE_WAY]
         alike = [name for name in alike if apart and list(lefts).index(name) > list(lefts).index(apart[0])]
         found = self._chosen.judge("rank_collapse", 1.0) if alike else None
         if found is None:
             return None
-        (name, left), (other, most) = ((each.removeprefix("across "), numbers[each]) for each in (alike[0], apart[0]))
+        (name, left), (other, most) = ((each.removeprefix("aside "), numbers[each]) for each in (alike[0], apart[0]))
         message = f"all that goes into {name} points in one direction, but for {short(left)} of its squares"
         message += f": {short(most)} of what goes into {other}"
-        return replace(found, message=message, advice=_AVERAGED, site=f"{name}:input", evidence={"across": left})
+        return replace(found, message=message, advice=_AVERAGED, site=f"{name}:input", evidence={"aside": left})
 
     def _of_indices(self, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that an embedding is asked for few of its rows."""
