@@ -2096,3 +2096,19 @@ def test_nodes_that_come_to_point_in_one_direction_are_told_where_the_loss_stand
     told = found(model, Adam(model.parameters(), 1e-2), lambda _: functional.cross_entropy(model(x, graph), labels), 110)
     assert ("rank_collapse" in told) is is_told
     assert not is_told or told["rank_collapse"].site == "last:input"
+
+
+@pytest.mark.parametrize(("samples", "mode", "is_told"), [(2, True, True), (2, False, False), (4, True, False)])
+def test_a_batch_normalisation_of_two_elements_is_told(samples: int, mode: bool, is_told: bool) -> None:
+    """Whatever goes in, one becomes 1 and the other -1; not with statistics that were kept."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 2))
+    model[1].train(mode)
+
+    def loss(_: int) -> Tensor:
+        x = 3 * torch.randn(samples, 8)
+        return functional.cross_entropy(model(x), (x[:, 0] > 0).long())
+
+    told = found(model, SGD(model.parameters(), 1e-2), loss, 12)
+    assert ("norm_setting" in told) is is_told
+    assert not is_told or told["norm_setting"].message.startswith("1: it normalises two elements of each channel")

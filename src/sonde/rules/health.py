@@ -348,8 +348,8 @@ def attention_large(
 
 
 @entry(
-    f"a normalisation whose eps is {EPS_LARGE:g} or more, or a batch normalisation whose momentum is 0, or one within a sample "
-    "that returns its bias alone, though what goes in varies",
+    f"a normalisation whose eps is {EPS_LARGE:g} or more, or a batch normalisation whose momentum is 0, or that has two elements "
+    "of each channel, or one within a sample that returns its bias alone, though what goes in varies",
     "torch.nn.BatchNorm2d: eps is 1e-5, and running statistics become (1 - momentum) x old + momentum x new",
     "set eps to 1e-5 and momentum to 0.1, as usual, or normalise over more elements; freeze statistics with eval(), if that is "
     "meant",
@@ -359,19 +359,27 @@ def attention_large(
     about=("setup", "small"),
 )
 def norm_setting(
-    eps: float, momentum: float, share: float = math.nan, *, most: float = EPS_LARGE, least: float = NORM_LEFT
+    eps: float,
+    momentum: float,
+    share: float = math.nan,
+    *,
+    most: float = EPS_LARGE,
+    least: float = NORM_LEFT,
+    are_two: bool = False,
 ) -> Judged:
     """Judge *eps* and *momentum* of a normalisation. What is normalised shrinks where eps is no less than its variance.
 
     *share* is the size of what it returns beside its bias, of the size of its weight: none is left of a single element, which is
-    its own mean.
+    its own mean. *are_two*: a batch has two elements of each channel.
     """
-    yield np.greater_equal(eps, most) | np.equal(momentum, 0) | np.less(share, least)
+    yield are_two | np.greater_equal(eps, most) | np.equal(momentum, 0) | np.less(share, least)
     value: Any = np.where(np.isfinite(eps), eps, share)
     yield value
     is_still = momentum == 0
     yield (
-        "it returns its bias alone, as of groups of one element (1 x 1 images, one feature), each of which is its own mean"
+        "it normalises two elements of each channel: one becomes 1 and the other -1, whatever they are"
+        if are_two
+        else "it returns its bias alone, as of groups of one element (1 x 1 images, one feature), each of which is its own mean"
         if share < least
         else "its momentum is 0: evaluation uses the statistics that it began with"
         if is_still
