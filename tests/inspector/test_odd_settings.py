@@ -376,3 +376,15 @@ def test_a_group_whose_rate_is_zero_is_named_with_what_it_holds(rates: tuple[flo
             f"{told}: the learning rate has been 0 in every step so far, of parameter group {rates.index(0)} (of 2) (also "
         )
         assert {each.follows for rule, each in found.items() if rule == "update_small"} == {"rate_small"}
+
+
+@pytest.mark.parametrize(("rates", "severity"), [((0.0, 1e-2), "note"), ((1e-6, 0.0), "warn"), ((0.0, 0.0), "warn")])
+def test_a_group_at_rest_is_a_note_where_the_others_learn(rates: tuple[float, float], severity: str) -> None:
+    """It may be what was trained before; where the loss stands still, or all groups are at rest, it is not meant."""
+
+    def groups(model: nn.Module) -> Optimizer:
+        parts = [{"params": part.parameters(), "lr": rate} for part, rate in zip((model[:4], model[4]), rates, strict=True)]  # type: ignore[index]
+        return AdamW(parts)
+
+    found = {each.rule: each for each in trained(groups, 110)}
+    assert (found["rate_small"].severity, found["update_small"].severity) == (severity, severity)

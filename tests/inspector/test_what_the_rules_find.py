@@ -2045,3 +2045,70 @@ def test_experts_that_a_router_leaves_without_samples_are_named(bias: float, is_
     found = every.get("gradient_zero")
     assert (0 if found is None else len(found.places)) == lost
     assert found is None or (found.places[0] == "experts.0" and "what gate makes" in found.advice)
+
+
+@pytest.mark.parametrize(("rate", "loss", "is_told"), [(1e-5, "bce", True), (5e-3, "squares", False)])
+def test_a_discriminator_that_outruns_its_generator_is_told(rate: float, loss: str, is_told: bool) -> None:
+    """One that wins for a while is none: what it makes of both is compared with how far steps move the two."""
+    torch.manual_seed(0)
+    generator, discriminator = mlp(4, 2), mlp(2, 1)
+    steps = [Adam(generator.parameters(), rate), Adam(discriminator.parameters(), 3e-2)]
+    error = functional.binary_cross_entropy_with_logits if loss == "bce" else functional.mse_loss
+    with sonde.watch({"G": generator, "D": discriminator}, steps, every=1, to="memory", verbose=False) as inspector:
+        for _ in range(125):
+            made = generator(torch.randn(32, 4))
+            real, fake = discriminator(torch.randn(32, 2) + 4), discriminator(made.detach())
+            steps[1].zero_grad()
+            (error(real, torch.ones_like(real)) + error(fake, torch.zeros_like(fake))).backward()
+            steps[1].step()
+            fake = discriminator(made)
+            steps[0].zero_grad()
+            error(fake, torch.ones_like(fake)).backward()
+            steps[0].step()
+    told = [each for each in inspector.findings if each.rule == "rate_small"]
+    assert [each.model for each in told] == ["D"] * is_told
+    assert all("it tells what it is given from what a generator makes, in 6 looks of 6" in each.message for each in told)
+
+
+class Smoothed(nn.Module):
+    """A graph network that takes so many *means* over neighbours, with a residual path or without one."""
+
+    def __init__(self, means: int, kept: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.means, self.kept, self.first, self.last = means, kept, nn.Linear(8, 16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor, graph: Tensor) -> Tensor:
+        made = first = functional.relu(graph @ self.first(x))
+        for _ in range(self.means):
+            made = (1 - self.kept) * (graph @ made) + self.kept * first
+        out: Tensor = self.last(functional.dropout(made, 0.3, self.training))
+        return out
+
+
+@pytest.mark.parametrize(("means", "kept", "is_told"), [(30, 0.0, True), (30, 0.3, False), (1, 0.0, False)])
+def test_nodes_that_come_to_point_in_one_direction_are_told_where_the_loss_stands(means: int, kept: float, is_told: bool) -> None:
+    model = Smoothed(means, kept)
+    labels = torch.randint(3, (64,))
+    near = ((labels[:, None] == labels) & (torch.rand(64, 64) < 0.3)) | (torch.rand(64, 64) < 0.05) | torch.eye(64).bool()
+    graph = near / near.sum(1, keepdim=True)
+    x = torch.randn(64, 8) + functional.one_hot(labels, 8)
+    told = found(model, Adam(model.parameters(), 1e-2), lambda _: functional.cross_entropy(model(x, graph), labels), 110)
+    assert ("rank_collapse" in told) is is_told
+    assert not is_told or told["rank_collapse"].site == "last:input"
+
+
+@pytest.mark.parametrize(("samples", "mode", "is_told"), [(2, True, True), (2, False, False), (4, True, False)])
+def test_a_batch_normalisation_of_two_elements_is_told(samples: int, mode: bool, is_told: bool) -> None:
+    """Whatever goes in, one becomes 1 and the other -1; not with statistics that were kept."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 2))
+    model[1].train(mode)
+
+    def loss(_: int) -> Tensor:
+        x = 3 * torch.randn(samples, 8)
+        return functional.cross_entropy(model(x), (x[:, 0] > 0).long())
+
+    told = found(model, SGD(model.parameters(), 1e-2), loss, 12)
+    assert ("norm_setting" in told) is is_told
+    assert not is_told or told["norm_setting"].message.startswith("1: it normalises two elements of each channel")

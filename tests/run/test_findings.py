@@ -369,6 +369,26 @@ def test_what_the_training_saw_stands_before_what_the_rows_show() -> None:
     assert [each.message for each in combined([seen], rows)] == ["step 3", "earlier"]
 
 
+def test_units_are_dead_once_three_looks_say_it_and_before_that_a_note() -> None:
+    """Some that live again in the next look were not dead."""
+    shares = {"dies": [0.5, 0.95, 0.95, 0.95], "lives again": [0.95, 0.95, 0.5, 0.5]}
+    for name, deaths in shares.items():
+        findings, writer = Findings(), memory_run()
+        for step, death in enumerate(deaths):
+            writer.append("activation", Layout(["1:output"]), {"call_death": [death]}, step=10 * step)
+        judge_rows(writer.run(), findings)
+        assert [each.severity for each in findings.judged()] == (["bad"] if name == "dies" else ["note"])
+
+
+def test_a_note_about_a_part_of_what_is_wrong_is_left_out() -> None:
+    """As that of one weight of an expert which no sample comes to; one about another layer stays."""
+    lost = Finding("gradient_zero", "experts.1: no gradient", "experts.1.0.weight:grad", places=("experts.1",))
+    note = Finding("gradient_zero", "zero", "experts.1.2.weight:grad", severity="note", places=("experts.1.2.weight",))
+    other = Finding("gradient_zero", "zero", "out.bias:grad", severity="note", places=("out.bias",))
+    assert Findings(fixed=[lost, note]).judged() == [lost]
+    assert Findings(fixed=[lost, other]).judged() == [lost, other]
+
+
 def test_what_is_left_out_is_said() -> None:
     whole = Record(steps=5, step=8, rules={"dead": {}})
     assert whole.shortfalls(8, 0) == []

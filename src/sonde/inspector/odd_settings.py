@@ -84,7 +84,7 @@ class OddSettings:
         self._still[optimizer] = still = still if before is None else still & before
         if still == (before or set()):
             return
-        self._found.pop("still", None)
+        self._found = {name: each for name, each in self._found.items() if "still" not in name}
         held = {id(each) for number in still for each in groups[number]["params"] if each.requires_grad}
         sites = [hook.sites["param"] for hook in hooks if id(hook.target) in held]
         found = self._chosen.judge("rate_small", 0.0, 0.0, 1.0, math.nan) if sites else None
@@ -92,10 +92,13 @@ class OddSettings:
             of = f", of parameter group {', '.join(map(str, sorted(still)))} (of {len(groups)})" * (len(groups) > 1)
             names = tuple(dict.fromkeys(each.name for each in sites))
             told = found.at(str(sites[0]), epoch, step, among(names, found.message + of))
-            self._found["still"] = replace(told, places=names, first_step=step, advice=_GIVE_RATE)
+            part = "part" if len(still) < len(groups) else "all"
+            self._found[f"still {part}"] = replace(told, places=names, first_step=step, advice=_GIVE_RATE)
 
     def end(self) -> None:
-        """Judge whether the training ends within a warm-up, or a schedule has multiplied a rate by itself."""
+        """Judge whether the training ends within a warm-up, or a schedule has multiplied a rate by itself; note a group at rest."""
+        if "still part" in self._found:  # as a network that was trained before, which the loss says, if that is not meant
+            self._found["still"] = replace(self._found["still part"], severity="note")
         first, begun, rate, given = self._warms or (0, 0.0, math.inf, 0.0)
         is_squared = 0 < given <= _FACTOR and abs(self._highest / given**2 - 1) <= _SAME
         if (begun < rate < math.inf or is_squared) and self._step - first >= _WARM_UP:

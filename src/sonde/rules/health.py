@@ -84,7 +84,7 @@ def nonfinite(nan: float, inf: float, count: float, *, what: str = "") -> Judged
     note_until="most",
     evidence=("dead",),
     at="output",
-    window=Window(2, 3),  # measured in few logged steps, and dead units stay dead
+    window=Window(3, 5),  # measured in few logged steps: units that live again in the next ones were not dead
     brings=(
         "loss_stuck",
         "all_zero",
@@ -223,7 +223,9 @@ def constant_weight(mean: float, std: float, update: float = 0.0, *, spread: flo
 
 
 @entry(
-    f"outputs of a layer, 8 vectors or more, with an effective rank of {ONE_DIRECTION:g} or less, in 3 of 5 logged steps",
+    f"outputs of a layer, 8 vectors or more, with an effective rank of {ONE_DIRECTION:g} or less, in 3 of 5 logged steps; or what "
+    "goes into a layer is one direction but for 0.001 of its squares, in three passes, where a tenth is left of what goes into one "
+    "before it, and the loss has not fallen by a fifth",
     "Roy and Vetterli, The effective rank, 2007; Jing et al., 2022, section 2; torchmortem has half of the first rank",
     "look for a loss that only draws outputs together, inputs that are all alike, or a deep network without norms",
     needs=("effective_rank:output",),
@@ -346,8 +348,8 @@ def attention_large(
 
 
 @entry(
-    f"a normalisation whose eps is {EPS_LARGE:g} or more, or a batch normalisation whose momentum is 0, or one within a sample "
-    "that returns its bias alone, though what goes in varies",
+    f"a normalisation whose eps is {EPS_LARGE:g} or more, or a batch normalisation whose momentum is 0, or that has two elements "
+    "of each channel, or one within a sample that returns its bias alone, though what goes in varies",
     "torch.nn.BatchNorm2d: eps is 1e-5, and running statistics become (1 - momentum) x old + momentum x new",
     "set eps to 1e-5 and momentum to 0.1, as usual, or normalise over more elements; freeze statistics with eval(), if that is "
     "meant",
@@ -357,19 +359,27 @@ def attention_large(
     about=("setup", "small"),
 )
 def norm_setting(
-    eps: float, momentum: float, share: float = math.nan, *, most: float = EPS_LARGE, least: float = NORM_LEFT
+    eps: float,
+    momentum: float,
+    share: float = math.nan,
+    *,
+    most: float = EPS_LARGE,
+    least: float = NORM_LEFT,
+    are_two: bool = False,
 ) -> Judged:
     """Judge *eps* and *momentum* of a normalisation. What is normalised shrinks where eps is no less than its variance.
 
     *share* is the size of what it returns beside its bias, of the size of its weight: none is left of a single element, which is
-    its own mean.
+    its own mean. *are_two*: a batch has two elements of each channel.
     """
-    yield np.greater_equal(eps, most) | np.equal(momentum, 0) | np.less(share, least)
+    yield are_two | np.greater_equal(eps, most) | np.equal(momentum, 0) | np.less(share, least)
     value: Any = np.where(np.isfinite(eps), eps, share)
     yield value
     is_still = momentum == 0
     yield (
-        "it returns its bias alone, as of groups of one element (1 x 1 images, one feature), each of which is its own mean"
+        "it normalises two elements of each channel: one becomes 1 and the other -1, whatever they are"
+        if are_two
+        else "it returns its bias alone, as of groups of one element (1 x 1 images, one feature), each of which is its own mean"
         if share < least
         else "its momentum is 0: evaluation uses the statistics that it began with"
         if is_still

@@ -55,6 +55,8 @@ _ELSEWHERE = (
     "a sum or a product between layers (over neighbours or positions, an exponential, a factor), and at a normalisation in "
     "evaluation mode whose running statistics are not those of the data"
 )
+_BOUND = 1.05  # of weight and bias, which a normalisation of two elements returns; a step moves both
+_TWO = "give larger batches, or normalise within each sample (LayerNorm, GroupNorm): how far two elements are apart is lost"
 _NO_SIZE = 0.1  # no output counts as smaller: a hundredfold of less is no large one
 _ALIKE = 1.05  # ratios of updates to gradients that differ by less are one learning rate
 _LARGE_RATE, _LARGE_STEP = 0.5, 0.03  # learning rates that are no usual ones: of gradients, and of steps of that size
@@ -146,7 +148,7 @@ class LayerFindings:
         self._returned: Finding | None = None
         self.takes_turns = False  # whether parts are trained against each other: each moves in steps of its own, and runs in them
         self._turns: list[Columns] = []  # which updates there were in the first such step, and in the first with others
-        self.pace = math.nan  # update / weight of half of the weights, in the last step
+        self.pace, self.way = math.nan, 0.0  # update / weight of half of the weights, in the last step, and the sum of all steps
         # of each gradient and output: rows, steps since the last, the longest gap before, the last step, and steps of zeros or none
         self._gaps = np.empty((5, 0))
         self._experts: list[Experts] = []
@@ -456,7 +458,8 @@ class LayerFindings:
         self._look_for_still(values, np.asarray(np.isfinite(update).any(axis=1), bool))
         ratios = updates(sizes).numbers["ratio"]
         if (many := np.isfinite(ratios).sum(axis=1) >= _FEW).any():
-            self.pace = float(medians(ratios[many])[-1])
+            paces = medians(ratios[many])
+            self.pace, self.way = float(paces[-1]), self.way + float(paces.sum())
 
     def _look_at_first_weights(self, begins: Mask, weight: Numbers, update: Numbers, mean: Numbers, std: Numbers) -> None:
         """Judge weights at their first logged step, *begins*: their size, and whether all elements were equal before the step."""
@@ -607,7 +610,8 @@ class LayerFindings:
         for before, column in itertools.pairwise(outputs):
             path, varies = history.sites[column].path, self._first_max[before] > abs(self._first_mean[before])
             weight, bias = (history.column_at(parameter_of(path, name), "param") for name in ("weight", "bias"))
-            if history.facts[column].kind in ("GroupNorm", "LayerNorm") and varies and weight is not None and bias is not None:
+            kind = history.facts[column].kind
+            if kind in ("GroupNorm", "LayerNorm") and varies and weight is not None and bias is not None:
                 made, size, own = history.recent[-_FEW:, [column, weight, bias]].T
                 most = history.of("absmax")[
                     -1, [column, bias]
@@ -615,6 +619,11 @@ class LayerFindings:
                 beside = np.append(np.abs(made - own), most[0] - most[1]) / np.append(size, size[-1])
                 share = float(np.max(beside))  # NaN where a step has no row, or the weight is zero
                 found.append((column, self._chosen.judge("norm_setting", math.nan, math.nan, share)))
+            counts, is_batch = {float(self._first_count[column]), float(history.of("count")[-1, column])}, "Batch" in kind
+            if is_batch and weight is not None and bias is not None and counts == {2 * (history.facts[weight].shape or (0,))[0]}:
+                most = history.of("absmax")[-1, [column, weight, bias]]  # those of statistics from elsewhere are not bound by it
+                two = self._chosen.judge("norm_setting", math.nan, math.nan, are_two=bool(most[0] <= _BOUND * most[1:].sum()))
+                found.append((column, two and replace(two, advice=_TWO)))
         yield from joined(history, [(c, replace(each, step=0)) for c, each in found if each is not None])
 
     def _read_chance(self) -> float:

@@ -446,7 +446,9 @@ def rate_grown(rate: float, best: float, *, factor: float = GROWN_RATE) -> Judge
     f"half of the losses or more came at a learning rate of {LOW_RATE:g} of the largest or less, or a warm-up of 200 steps or more "
     f"has moved the weights by less than {percent(WARMED)} so far; and the loss has not fallen by a fifth; or a training of "
     f"200 steps or more ends at a rate that has risen in all of it, and is below {percent(WITHIN)} of the one that the optimizer "
-    "was given, or its largest rate is the square of that one",
+    "was given, or its largest rate is the square of that one; or a discriminator's outputs for what it is given and for what a "
+    "generator makes are 2 x their deviations apart in six looks, up to step 100 or later, and steps have moved it 30 x as far as "
+    "all other models",
     "our own: a schedule that is stepped too often, or for the wrong reason, leaves a rate that moves nothing",
     "look at the schedule: how often its step() is called, its length and unit (steps or epochs), the mode of ReduceLROnPlateau",
     needs=("lr", "loss"),

@@ -95,6 +95,7 @@ class _Judges:
         self._ports = PortFindings(self.facts, chosen)
         self._families: set[str] = set()
         self._rates: dict[str, float] = {}  # by model the learning rate, NaN where it has several
+        self._idle: dict[str, dict[str, bool]] = {}  # by model and group of several, whether its rate has been 0 so far
 
     def look(self, block: RowBlock) -> None:
         """Look at finished rows of one model."""
@@ -118,6 +119,9 @@ class _Judges:
         self.seen[kind] = self.seen.get(kind, 0) + 1
         if kind == "lr" or kind.startswith("lr_"):
             self._rates[model] = value if kind == "lr" else math.nan
+        of, _, optimizer = model.rpartition("/")
+        if optimizer == "lr":
+            self._idle.setdefault(of, {})[kind] = self._idle.get(of, {}).get(kind, True) and not value
         self.defect.look_at_scalar(name, value, epoch, step)
         self._scalars.add(name, value, epoch, step)
         self._ports.look_at_scalar(name, value, epoch, step)
@@ -290,6 +294,12 @@ class _Judges:
         """Return how far the last step has moved half of the weights of a *model*, of their size; NaN if that is not known."""
         return max((layers.pace for (_, of), layers in self._layers.items() if of == model), default=math.nan)
 
+    def outruns(self, model: str, share: float) -> bool:
+        """Whether steps have moved the weights of all other models by this *share*, at most, of the way that a *model* has come."""
+        ways = {of: max(held.way for (_, each), held in self._layers.items() if each == of) for _, of in self._layers}
+        own = ways.pop(model, 0.0)
+        return bool(ways) and all(0 < each <= share * own for each in ways.values())
+
     def _chance(self, model: str) -> float:
         """Return the cross-entropy of a guess of a *model*; NaN if that is not known."""
         return next((layers.chance for (_, of), layers in sorted(self._layers.items()) if of == model), math.nan)
@@ -319,6 +329,8 @@ class _Judges:
         if is_matrix and "output" not in each.evidence and each.value < self.chosen.limit("weight_large", "factor"):
             small = {place for other in found if RULES[other.rule].about == ("update", "small") for place in other.places}
             return each if ("output", "lost") in self._harms(each, found) or small & set(each.places) else None
+        if each.rule == "update_small" and not each.value and {True, False} <= {*self._idle.get(each.model, {}).values()}:
+            return each if self._scalars.loss_of(each.model).stands(_STANDS) else replace(each, severity="note")
         if each.rule == "one_index" and each.begun >= _EARLY:
             return replace(each, quantity="output")  # other rows had a gradient before: units may have died meanwhile
         if each.rule == "target_large":
@@ -658,13 +670,15 @@ class Findings:
             del self._opened[gone]
             self._known.discard(gone)
         found = [grown(each, every[identity]) if identity in every else each for identity, each in self._opened.items()]
-        return sorted(found, key=gravity)
+        return sorted([each for each in found if not any(_is_graver(known, each) for known in found)], key=gravity)
 
     def bears_out(self, each: Finding, *, divides: bool = False) -> bool:
         """Return whether what is recorded bears out what a training has seen, of the rules that need that; True of others.
 
         That nothing is won of what should be, where steps have moved the weights far and no finding says yet that the loss stands
         still; that a label is seen, where the loss has come down; that a rate is 0, where it has not, or where steps move nothing;
+        that a discriminator cannot be followed, where steps move it far more than all others; that what goes into a layer points in
+        one direction, where the loss stands;
         that few layers are random, where it has not in more steps; that steps are made of gradients of a loss that was multiplied,
         where they do harm; that a decay outweighs the gradients, where the loss stands still and nothing else explains it; that
         each step sees the same samples, where these are learnt by heart.
@@ -682,7 +696,11 @@ class Findings:
             return self._judges.should_have_learnt(each.model) and all(known.rule != each.rule for known in self._opened.values())
         if each.rule == "frozen_raw" and each.severity != "note" and each.value <= self.chosen.limit("frozen_raw", "few"):
             return self._judges.stands(each.model, 2)
-        if each.rule == "rate_small" and not each.value:
+        if "aside" in each.evidence:
+            return self._judges.stands(each.model)
+        if each.rule == "rate_small" and "made" in each.evidence:
+            return self._judges.outruns(each.model, each.value)
+        if each.rule == "rate_small" and not each.value and each.severity != "note":
             small = [other.places for other in self.judged() if other.rule == "update_small" and other.severity != "note"]
             return self._judges.stands(each.model) or any(set(places) & set(each.places) for places in small)
         if each.rule == "loss_summed":
@@ -777,7 +795,9 @@ def grown(each: Finding, later: Finding) -> Finding:
 
 def _is_graver(known: Finding, note: Finding) -> bool:
     """Whether *known* is what a rule says of the same place as in a *note*, and more than that."""
-    return note.severity == "note" != known.severity and (known.rule, known.site) == (note.rule, note.site)
+    held = [known.site, *known.places]
+    are_held = all(any(each == part or each.startswith(f"{part}.") for part in held) for each in note.places or [note.site])
+    return note.severity == "note" != known.severity and known.rule == note.rule and related(known, note) and are_held
 
 
 def combined(seen: Iterable[Finding], judged: Iterable[Finding]) -> list[Finding]:

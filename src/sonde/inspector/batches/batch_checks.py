@@ -28,6 +28,7 @@ from sonde.inspector.batches.layer_reading import (
     added_by,
     attention_numbers,
     dead_numbers,
+    direction_numbers,
     dropped_numbers,
     norm_numbers,
     shut_numbers,
@@ -67,7 +68,7 @@ _RULES = (
     "target_own", "samples_mixed", "outputs_alike", "input_unused", "all_linear", "terms_uneven", "penalty_alone",
     "generator_misled", "begins_large", "target_of_another", "views_same", "pushed_one_way", "errors_cancel", "attention_large",
     "input_same", "input_large", "target_large", "sentinel", "class_regressed", "loss_stuck", "weight_of_ones",
-    "weight_of_many", "few_indices", "running_off", "norm_starved", "dropped",
+    "weight_of_many", "few_indices", "running_off", "norm_starved", "dropped", "rank_collapse",
 )  # fmt: skip
 _GROWN = 1.5
 _DEPENDS = (0, 3, 10, 24)  # of the looks, those that walk the graph: a branch may begin at zero
@@ -221,6 +222,7 @@ class BatchChecks:
             most = self._chosen.limit("dropped", "most")
             if walks and not any(isinstance(each, _DROPOUTS) and each.p > most for each in self._model.modules()):
                 look.add(dropped_numbers(nodes, names))
+            look.add(direction_numbers(nodes[::-1], names) if walks else {})
             if self._depended == 1:
                 look.add(attention_numbers(nodes, names))
                 look.add(sum_numbers(nodes[::-1], dict(added_by(self._model))))

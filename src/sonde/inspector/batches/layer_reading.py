@@ -22,6 +22,13 @@ BEHIND = (*graph_nodes.KEEPS, "Div", "Mul")
 """Operations that leave elements as they are, but for a factor."""
 _SUMS, _CANDIDATES = 8, 16  # first inputs of layers that are compared with what may be added; and how many of these
 _ZERO_BELOW = {"Relu": 0.0, "Gelu": -6.0, "Silu": -20.0}  # what goes into an activation that returns nothing for it, nor a slope
+_PRODUCTS = ("Addmm", "Mm")
+_ROWS, _FEWEST, _KNOWN = (
+    256,
+    8,
+    0.25,
+)  # rows and columns that are read, the fewest that tell something, and the share that is not zero
+_ROUNDS, _TINY = 3, 1e-300
 _SHUTS = ("Tanh", "Sigmoid", "Softmax")
 _NEAR_LAYER = 12  # operations between a layer and its activation, as sums over the neighbours in a graph
 _DEAD_ELEMENTS = 64  # of an activation, of which one that is not zero would be seen
@@ -152,6 +159,33 @@ def dropped_numbers(nodes: Iterable[Any], names: Mapping[int, str]) -> dict[str,
         name = next((names[id(each)].rpartition(".")[0] for each in leaves if id(each) in names), "")
         found[f"dropped {name}"] = torch.maximum(found.get(f"dropped {name}", share), share)
     return found
+
+
+def direction_numbers(nodes: Iterable[Any], names: Mapping[int, str]) -> dict[str, Tensor]:
+    """Return of what each layer takes the share of its squares that is left of one direction times a factor for each row.
+
+    Zeros say nothing, as those of a dropout. *nodes* come in the order of execution.
+    """
+    found: dict[str, Tensor] = {}
+    for node in nodes:
+        with suppress(RuntimeError):  # as of what has been written into
+            given = next(graph_nodes.taken_by(node), None)
+            name = _layer_behind(node, [node], names)[2]
+            if name and f"aside {name}" not in found and given is not None and given.is_floating_point() and given.dim() > 1:
+                rows = given.detach().reshape(-1, given.shape[-1])[:_ROWS, :_ROWS].double()
+                if min(rows.shape) >= _FEWEST and graph_nodes.operation_of(node) in _PRODUCTS:
+                    found[f"aside {name}"] = _left_of_direction(rows)
+    return found
+
+
+def _left_of_direction(rows: Tensor) -> Tensor:
+    """Return the share of the squares of *rows* that is left of the nearest product of a column and a row, without their zeros."""
+    known, factors = (rows != 0).double(), rows.norm(dim=1, keepdim=True)
+    for _ in range(_ROUNDS):
+        direction = (rows * factors).sum(0) / (known * factors.square()).sum(0).clamp(min=_TINY)
+        factors = (rows @ direction / (known @ direction.square()).clamp(min=_TINY)).unsqueeze(1)
+    left = ((rows - factors * direction) * known).square().sum() / rows.square().sum().clamp(min=_TINY)
+    return torch.where(known.mean() >= _KNOWN, left, 1.0)
 
 
 def added_by(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

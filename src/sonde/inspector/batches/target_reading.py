@@ -167,7 +167,7 @@ def column_numbers(gradient: Tensor, features: Tensor) -> dict[str, Tensor]:
 
 
 def way_numbers(output: Tensor, gradient: Tensor, number: int, nodes: Loss) -> dict[str, Tensor]:
-    """Return which *way* all samples push each column of an *output* (1: down; 0: several), of four or less, and its *level*.
+    """Return which *way* all samples push each column of an *output* (1: down; 0: several), of four or less, *level* and *spread*.
 
     *toward*: the loss compares it with a target, as the operation with this *number* has made it, or takes a softmax, where a
     column may be a class that no label is of; *logistic*: one of the loss is a
@@ -189,7 +189,8 @@ def way_numbers(output: Tensor, gradient: Tensor, number: int, nodes: Loss) -> d
     is_logistic = bool(taken) and (is_taken or output.numel() == len(output))
     is_softmax = columns > 1 and not _SOFTMAX_OF_CLASSES.isdisjoint(map(graph_nodes.operation_of, nodes))
     known = {"toward": toward or is_softmax, "logistic": is_logistic, "taken": is_taken}
-    numbers = {f"{name} {at}": each[at] for name, each in (("way", way), ("level", made.mean(0))) for at in range(columns)}
+    known_of = {"way": way, "level": made.mean(0), "spread": made.std(0, correction=0)}
+    numbers = {f"{name} {at}": each[at] for name, each in known_of.items() for at in range(columns)}
     return numbers | {name: torch.full((), float(each), device=output.device) for name, each in known.items()}
 
 

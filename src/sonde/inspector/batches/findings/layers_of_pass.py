@@ -20,6 +20,11 @@ _ADDED = "scale it to the size of what it is added to: its initial values, a mis
 SHUT_LOOKS = 2
 """First looks, in which a tanh or sigmoid has next to no slope: that it has begun so."""
 _SHUT = 1e-3  # mean slope, of the largest: of a sigmoid of -8
+_ONE_WAY, _APART = 1e-3, 0.1  # of the squares of rows, those across their common direction: next to none, and those of rows apart
+_AVERAGED = (
+    "look at what stands between the two: means over neighbours, or attention, taken again and again make nodes or places alike, "
+    "and so do many layers whose biases outweigh what goes in; take fewer of them, add what went in (a residual path), or normalise"
+)
 _DEAD_LOOKS = 2  # one after the other, in which all units of a layer were dead
 
 
@@ -41,6 +46,7 @@ class LayersOfPass(PassFindings):
         yield from self._of_sums(numbers)
         yield from self._of_dead(look, numbers)
         yield from self._of_shut(look, numbers)
+        yield self._told_directions(numbers)
         yield from self._of_indices(numbers)
         yield from self._of_norms(numbers)
         yield from self._of_attention(numbers)
@@ -76,6 +82,20 @@ class LayersOfPass(PassFindings):
                 message = f"{name}: what the tanh, sigmoid or softmax behind it returns is {found.message}"
                 does = f"look at what sets its bias: it is of size {short(bias)}, where the weight adds {short(rest)}"
                 yield replace(found, message=message, site=f"{name}:output", advice=does, severity="bad")
+
+    def _told_directions(self, numbers: Mapping[str, float]) -> Finding | None:
+        """Return that all rows which go into a layer point in one direction, pass by pass, and those into one before it do not."""
+        lefts = {name: self._so_far(name, value=left) for name, left in numbers.items() if name.startswith("aside ")}
+        apart = [name for name, left in lefts.items() if min(left) >= _APART]
+        alike = [name for name, left in lefts.items() if len(left) >= LAST and max(left) <= _ONE_WAY]
+        alike = [name for name in alike if apart and list(lefts).index(name) > list(lefts).index(apart[0])]
+        found = self._chosen.judge("rank_collapse", 1.0) if alike else None
+        if found is None:
+            return None
+        (name, left), (other, most) = ((each.removeprefix("aside "), numbers[each]) for each in (alike[0], apart[0]))
+        message = f"all that goes into {name} points in one direction, but for {short(left)} of its squares"
+        message += f": {short(most)} of what goes into {other}"
+        return replace(found, message=message, advice=_AVERAGED, site=f"{name}:input", evidence={"aside": left})
 
     def _of_indices(self, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that an embedding is asked for few of its rows."""

@@ -47,6 +47,12 @@ _ROUNDING = 1e-3  # of a number that is read off gradients
 _TRIED = 100  # steps in which outputs have come nearer to their targets
 _EXPLAINED = 0.02  # of what targets vary
 _GUESS = "outputs explain {share} of what the targets vary: the error is that of returning their mean for all samples"
+_SURELY = 2.0  # of their deviations outputs for samples of two kinds are apart
+_OUTRUN = 30.0  # times as far as the generator, of equal rates at most a few, steps move a discriminator that it cannot follow
+_RATES = (
+    "bring the learning rates nearer to each other (that of a discriminator is one to five times that of its generator as a rule), "
+    "or step the generator more often"
+)
 _HARDLY_LESS = 0.9  # of the first error, as is left where a loss of squares has not fallen by a fifth
 
 
@@ -197,7 +203,10 @@ class TargetFindings(PassFindings):
         """Yield that samples which are given to a model are far larger than those that a generator makes for it."""
         if look.taken is None or not numbers.get("taken", 0.0) > 0:
             return
-        is_made = look.taken[2]
+        _, is_trained, is_made = look.taken
+        is_known = "spread 0 0" in numbers and not is_trained
+        self._so_far("told", is_made, value=(look.step, numbers["level 0 0"], numbers["spread 0 0"]) if is_known else None)
+        yield self._told_game(look)
         held = {each: self._so_far("given", each)[-1:] for each in (False, True)}
         held[is_made] = self._so_far("given", is_made, value=(look.step, numbers["taken"]))[-1:]
         (step, given), (other, made) = ((held[each] or [(-1, math.nan)])[0] for each in (False, True))
@@ -208,3 +217,17 @@ class TargetFindings(PassFindings):
             if found is not None and len(unlike) == LAST and min(times for _, times in unlike) >= _UNSCALED:
                 message = f"what is given is of size {short(given)}, and what a generator makes of size {short(made)}"
                 yield replace(found, message=message, site=f"{self._part}:input")
+
+    def _told_game(self, look: Look) -> Finding | None:
+        """Return that a discriminator tells what it is given from what a generator makes, look by look, if steps bear it out."""
+        given, made = ({step: (level, spread) for step, level, spread in self._so_far("told", each)} for each in (False, True))
+        steps = [step for step in given if step in made][-KEPT:]
+        is_sure = all(abs(given[each][0] - made[each][0]) >= _SURELY * (given[each][1] + made[each][1]) for each in steps)
+        found = self._chosen.judge("rate_small", 1 / _OUTRUN, math.inf, 1.0, math.nan)
+        if found is None or look.step < _TRIED or len(steps) < KEPT or not is_sure or given[steps[-1]] == made[steps[-1]]:
+            return None
+        one, other = given[steps[-1]][0], made[steps[-1]][0]
+        tells = f"it tells what it is given from what a generator makes, in {len(steps)} looks of {len(steps)}"
+        sizes = f"({short(one)} and {short(other)} on average)"
+        message = f"{tells} {sizes}, and steps have moved it {_OUTRUN:.0f} x as far as the other or more"
+        return replace(found, message=message, advice=_RATES, evidence={"given": one, "made": other})
