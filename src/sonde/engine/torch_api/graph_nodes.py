@@ -165,13 +165,25 @@ def factor_of(node: Node) -> Tensor | None:
     return numbers[0].double() if operation_of(node) == "Mul" else 1 / numbers[0].double()
 
 
-def is_cosine(node: Node) -> bool:
-    """Return whether the operation multiplies unit vectors with each other: vectors that were divided by their norms."""
+def is_cosine(node: Node, near: int = 1) -> bool:
+    """Return whether the operation multiplies unit vectors with each other: vectors that were divided by their norms.
+
+    Beside these so many operations may be *near*, as a scale of one of them.
+    """
     name = operation_of(node)
     product = next(iter(sources_of(node)), node) if name == "Sum" else node
     sides = [behind(each, (*MOVES, "Expand")) for each in sources_of(product)]
     is_product = name in ("Mm", "Bmm") or (name == "Sum" and operation_of(product) == "Mul")
-    return is_product and bool(sides) and all(map(is_unit, sides))
+    return is_product and bool(sides) and all(any(map(is_unit, nodes_before(each, near))) for each in sides)
+
+
+def is_of_cosines(node: Node) -> bool:
+    """Return whether an operation has made what it returns of as many cosines, a margin or a scale among what is between."""
+    count = math.prod(shape_of(node))
+    return any(is_cosine(each, _OF_A_SCALE) and math.prod(shape_of(each)) == count for each in nodes_before(node, _OF_A_MARGIN))
+
+
+_OF_A_MARGIN, _OF_A_SCALE = 32, 6  # operations that what is done to cosines has at most
 
 
 def is_unit(node: Node) -> bool:
