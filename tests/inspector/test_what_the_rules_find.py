@@ -1222,6 +1222,7 @@ SEEN_AS = {
         (torch.tanh, "cross_entropy", False),
         (Tensor.contiguous, "cross_entropy", False),
         (Tensor.contiguous, "binary_cross_entropy_with_logits", False),
+        (functional.softplus, "binary_cross_entropy_with_logits", False),
     ],
 )
 @pytest.mark.parametrize("is_layer", [True, False])

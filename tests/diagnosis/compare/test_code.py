@@ -477,3 +477,91 @@ def test_whatever_else_fails_is_left_out_and_named_once(monkeypatch: pytest.Monk
     assert str(found.culprit.site if found.culprit else "") == "1:output"
     assert [hint.message for hint in found.hints if hint.rule == "not_looked"] == [PLACES[name]]
     assert (found.cause is None) == (name == "causes_of")
+
+
+class Residual(nn.Module):
+    """Two convolutions and what goes around them, with one activation that is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.relu = nn.Conv1d(4, 8, 1), nn.Conv1d(8, 4, 3, padding=1), nn.ReLU()
+        self.last = nn.Conv1d(4, 2, 1)
+
+    def added(self, x: Tensor, y: Tensor) -> Tensor:
+        made: Tensor = self.relu(x + y)
+        return made
+
+    def prepared(self, x: Tensor) -> Tensor:
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.prepared(x)
+        made: Tensor = self.last(self.added(x, self.two(self.relu(self.one(x)))))
+        return made
+
+
+@pytest.mark.parametrize(
+    ("methods", "place", "words"),
+    [
+        ({"added": lambda self, x, y: x + functional.relu(y)}, "last:input", "add, relu in a"),
+        ({"prepared": lambda self, x: x.round()}, "one:input", "b has what rounding makes of that of the other"),
+        ({"prepared": lambda self, x: x.clamp(-1, 1)}, "one:input", "b has what the other side has, cut off below -1 and above 1"),
+    ],
+)
+def test_what_is_done_to_a_tensor_in_one_side_alone_is_told(methods: dict[str, Any], place: str, words: str) -> None:
+    a, b = pair(Residual, **methods)
+    found = sonde.compare(a, b, torch.randn(5, 4, 6), verbose=False)
+    assert found.culprit is not None
+    assert str(found.culprit.site) == place
+    assert found.cause is not None
+    assert words in found.cause.message
+
+
+def test_a_layer_of_another_stride_is_matched_by_its_weights_and_named() -> None:
+    torch.manual_seed(0)
+    a = nn.Sequential(nn.Conv1d(4, 8, 1), nn.ReLU(), nn.Conv1d(8, 6, 3, 2, 1), nn.ReLU(), nn.Conv1d(6, 2, 1))
+    b = nn.ModuleDict(
+        {"body": nn.Sequential(nn.Conv1d(4, 8, 1, 2), nn.ReLU(), nn.Conv1d(8, 6, 3, 1, 1)), "last": nn.Conv1d(6, 2, 1)}
+    )
+    b.load_state_dict(dict(zip(b.state_dict(), a.state_dict().values(), strict=True)))
+    b.forward = lambda x: b["last"](b["body"](x).relu())  # type: ignore[method-assign]
+    found = sonde.compare(a, b, torch.randn(3, 4, 12), verbose=False)
+    assert found.culprit is not None
+    assert found.cause is not None
+    assert (str(found.culprit.site), found.cause.message) == ("0:output", "stride is (1,) in a and (2,) in b")
+
+
+LABELS = torch.arange(12) % 3
+LOSSES: list[tuple[Callable[[Tensor], Tensor], str]] = [
+    (lambda p: functional.cross_entropy(p, LABELS, label_smoothing=0.1), "has label_smoothing=0 in a, label_smoothing=0.1 in b"),
+    (lambda p: functional.cross_entropy(p / 2, LABELS), "what cross_entropy is given in b is 0.5 times what it is given in a"),
+    (lambda p: functional.cross_entropy(p, LABELS.flip(0)), "cross_entropy is given other targets"),
+    (lambda p: functional.multi_margin_loss(p, LABELS), "the loss functions differ"),
+]
+
+
+@pytest.mark.parametrize(("loss", "words"), LOSSES)
+def test_how_loss_functions_differ_is_told_by_what_they_call(loss: Callable[[Tensor], Tensor], words: str) -> None:
+    torch.manual_seed(0)
+    model, of_a = nn.Linear(6, 3), lambda p: functional.cross_entropy(p, LABELS)
+    found = sonde.compare(model, model, torch.randn(12, 6), loss_fn=(of_a, loss), verbose=False)
+    assert found.cause is not None
+    assert found.cause.rule == "loss"
+    assert words in found.cause.message
+
+
+def test_a_weight_to_which_one_is_added_is_told() -> None:
+    class Root(nn.Module):
+        def __init__(self, more: float) -> None:
+            super().__init__()
+            self.weight, self._more = nn.Parameter(torch.rand(8)), more
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * (self._more + self.weight)
+
+    torch.manual_seed(0)
+    a, b = (nn.Sequential(nn.Linear(6, 8), Root(more), nn.Linear(8, 3)) for more in (0.0, 1.0))
+    b.load_state_dict(a.state_dict())
+    found = sonde.compare(a, b, torch.randn(12, 6), verbose=False)
+    assert found.cause is not None
+    assert found.cause.message.endswith("by root mean square in a, by root mean square with 1 + weight in b")

@@ -142,6 +142,10 @@ class Mixing(nn.Module):
             q, k, v = (layer(x).unflatten(-1, (-1, heads)).permute(0, 3, 1, 2) for layer in (self.q, self.k, self.v))
         if self._kind.startswith("cut"):
             q, k, v = (layer(x).reshape(len(x), heads, x.size(1), -1) for layer in (self.q, self.k, self.v))
+        if self._kind == "joined":
+            joined = torch.cat([layer(x) for layer in (self.q, self.k, self.v)], -1)
+            q, k, v = joined.unflatten(-1, (heads, 3, -1)).permute(3, 0, 2, 1, 4)
+        v = rotated(v, base) if base is not None and self._kind == "values turned" else v
         if base is not None and self._kind == "queries turned":
             q = rotated(q, base)
         elif base is not None:
@@ -158,8 +162,8 @@ class Mixing(nn.Module):
             scores = scores.masked_fill(hidden, 0.0 if self._kind == "hidden by 0" else -1e9)
             weights = scores.softmax({"over queries": -2, "over heads": 1}.get(self._kind, -1))
         weights = scores.sigmoid() if self._kind == "sigmoid" else weights
-        joined = weights @ v if self._kind == "cut, joined so" else (weights @ v).transpose(1, 2)
-        mixed: Tensor = self.out(joined.reshape(x.shape))
+        both = weights @ v if self._kind == "cut, joined so" else (weights @ v).transpose(1, 2)
+        mixed: Tensor = self.out(both.reshape(x.shape))
         return mixed
 
 
@@ -368,6 +372,8 @@ FORMS: list[tuple[dict[str, Any], str, str]] = [
     ({"padding": False}, "mask", "['seen'] in a, ['seen'] turned round in b"),
     ({"padding": None}, "mask", "['seen'] in a, no position sees later ones in b"),
     ({"base": 10_000.0, "kind": "queries turned"}, "rotary", "halves, base 10000, of queries alone in b"),
+    ({"base": 10_000.0, "kind": "values turned"}, "rotary", "halves, base 10000, of queries, keys and values in b"),
+    ({"kind": "joined"}, "heads", "as view(heads, 3, features) makes it of a joined projection in b"),
     ({"kind": "over queries"}, "activation", "softmax over keys in a, softmax over queries in b"),
     ({"kind": "over heads"}, "activation", "softmax over keys in a, softmax over heads in b"),
     ({"kind": "sigmoid"}, "activation", "softmax over keys in a, sigmoid in b"),
@@ -382,7 +388,8 @@ FORMS: list[tuple[dict[str, Any], str, str]] = [
     ({"kind": "cut, joined so"}, "heads", "makes it with no transposition, and so joined again in b"),
 ]
 QUICK = ({"scale": 0.3}, {"window": 4}, {"base": 10_000.0, "later": 1}, {"padding": None})
-QUICK += tuple({"kind": kind} for kind in ("over queries", "hidden behind", "spread", "cut"))
+QUICK += tuple({"kind": kind} for kind in ("over queries", "hidden behind", "spread", "cut", "joined"))
+QUICK += ({"base": 10_000.0, "kind": "values turned"},)
 
 
 @pytest.mark.parametrize(("form", "rule", "words"), quick(FORMS, *[each for each in FORMS if each[0] in QUICK]))

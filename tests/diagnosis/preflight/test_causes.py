@@ -351,3 +351,82 @@ def test_costs_that_are_to_become_unlikely_may_fall_below_zero() -> None:
 def test_a_loss_that_is_nan_is_not_said_to_be_random() -> None:
     model, (x, _) = net(), data()
     assert check("deterministic", model, x, lambda p: p.sum() * torch.nan).words == "two forwards are equal to the last bit"
+
+
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_a_frozen_front_as_it_was_initialised_is_told(is_trained: bool) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(32, 8), torch.arange(32) % 3
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 3))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(20 * is_trained):
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    model[:4].requires_grad_(False)
+    found = check("gradients", model, x, lambda p: functional.cross_entropy(p, y))
+    assert [each.rule for each in found.findings] == [] if is_trained else ["frozen"]
+    assert is_trained or "all 2 weights in front of what is trained are frozen" in found.findings[0].message
+
+
+@pytest.mark.parametrize("last", [nn.Dropout(0.5), nn.Identity()])
+def test_a_dropout_behind_the_last_layer_is_told(last: nn.Module) -> None:
+    torch.manual_seed(0)
+    y = torch.arange(32) % 3
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 3), last)
+    found = check("loss_input", model, torch.randn(32, 8), lambda p: functional.cross_entropy(p, y))
+    assert [each.rule for each in found.findings] == ["dropped"] * isinstance(last, nn.Dropout)
+
+
+class Codes(nn.Module):
+    """An autoencoder that takes the nearest of some codes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.codes, self.out = nn.Linear(8, 4), nn.Embedding(8, 4), nn.Linear(4, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        made = self.into(x)
+        near = self.codes(torch.cdist(made, self.codes.weight).argmin(1))
+        drawn = functional.mse_loss(near, made.detach()) + functional.mse_loss(made, near.detach())
+        return self.out(made + (near - made).detach()), 10 * drawn
+
+
+def test_of_codes_that_move_the_terms_with_given_targets_say_whether_one_batch_is_learnt() -> None:
+    torch.manual_seed(0)
+    x = 3 * torch.randn(32, 8)
+    found = check("overfit", Codes(), x, lambda made: functional.mse_loss(made[0], x) + made[1].square())
+    assert found.verdict == "ok"
+    assert "its terms with given targets" in found.words
+
+
+def test_an_overflow_of_float16_is_one_line_and_told_as_that() -> None:
+    torch.manual_seed(0)
+    y = torch.arange(16) % 3
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3)).half()
+    model[0].weight.data *= 10
+    found = check("runs", model, 6e4 * torch.rand(16, 8).half(), lambda p: functional.cross_entropy(p.float(), y))
+    assert [each.message.split()[0] for each in found.findings] == ["the", "not", "the"]
+    assert found.findings[1].advice.startswith("float16 ends at 65,504")
+
+
+def test_a_gradient_that_is_reversed_between_two_layers_is_told_by_its_parameters() -> None:
+    class Reversed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 32)), nn.Linear(32, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            features = self.body(x)
+            if features.requires_grad:
+                features.register_hook(lambda gradient: -gradient)
+            return self.head(features)
+
+    torch.manual_seed(0)
+    y = torch.arange(32) % 3
+    model = Reversed()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    found = check("learning_rate", model, torch.randn(32, 8), lambda p: functional.cross_entropy(p, y), optimizer)
+    assert [each.rule for each in found.findings] == ["gradient_reversed"]
+    assert "body.2.weight" in found.findings[0].message
+    assert "head" not in found.findings[0].message

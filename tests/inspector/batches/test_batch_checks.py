@@ -1129,3 +1129,37 @@ def test_labels_of_one_class_are_told_though_these_are_learnt_in_a_few_steps(is_
             value.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     assert ("labels_alike" in {each.rule for each in inspector.findings}) is is_one
+
+
+@pytest.mark.parametrize(("scale", "severity"), [(48.0, "note"), (200.0, "warn")])
+def test_a_scale_of_cosines_with_a_margin_is_meant_up_to_a_hundred(scale: float, severity: str) -> None:
+    class Margin(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.kinds = mlp(16), nn.Parameter(torch.randn(20, 16))
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            cosines = functional.normalize(self.body(x)) @ functional.normalize(self.kinds).T
+            return scale * torch.cos(torch.acos(cosines.clamp(-0.999, 0.999)) + 0.3 * functional.one_hot(y, 20))
+
+    torch.manual_seed(0)
+    model, y = Margin(), torch.arange(64) % 20
+    told = trained(model, lambda _: functional.cross_entropy(model(torch.randn(64, 8), y), y), steps=12)["begins_large"]
+    assert told.severity == severity
+
+
+@pytest.mark.parametrize("is_apart", [True, False])
+def test_outputs_that_are_alike_in_each_pass_may_be_apart_between_two(is_apart: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(8, 1)
+
+    def kind(number: float) -> Tensor:
+        made: Tensor = model(torch.cat([torch.full((32, 1), number), torch.randn(32, 7)], 1))
+        return made
+
+    def loss(_: int) -> Tensor:
+        one, other = kind(1.0), kind(-1.0)
+        ends: Tensor = (one.mean() - 1).square() + (other.mean() - (-1 if is_apart else 1)).square()
+        return one.var() + other.var() + ends
+
+    assert ("outputs_alike" in trained(model, loss, steps=150, lr=3e-2)) is not is_apart

@@ -32,7 +32,9 @@ _SPLITS = (
     "features that lie as far apart as there are heads",
     "a part of the positions, as view(heads, positions, features) makes it with no transposition",
     "a part of the positions, as view(heads, positions, features) makes it with no transposition, and so joined again",
+    "features that lie beside those of its keys and values, as view(heads, 3, features) makes it of a joined projection",
 )
+_TURNED = ("queries alone", "keys alone", "queries, keys and values")
 _ROTATIONS = ("halves", "interleaved", "halves swapped", "interleaved pairs swapped")
 
 
@@ -49,7 +51,7 @@ class Form:
         cap: the size to which tanh limits the scores; 0 for no limit.
         part: how many features of a head are turned, the first ones; 0 for all.
         ahead: by how many positions keys are turned further than queries.
-        alone: ``queries`` or ``keys`` where the others are not turned.
+        alone: what is turned, an entry of the list; ``""`` for queries and keys.
         weighing: an entry of the list of ways to make weights of scores.
         unseen: an entry of the list of what becomes of positions that are not seen.
         split: an entry of the list of ways to split features into heads.
@@ -83,7 +85,7 @@ class Form:
     def turning(self) -> str:
         """The rotary embedding, in words."""
         part = f", of {self.part} features of each head" if self.part else ""
-        alone = f", of {self.alone} alone" if self.alone else ""
+        alone = f", of {self.alone}" if self.alone else ""
         return self.rotary + part + alone + (f", keys {self.ahead:+d} positions from queries" if self.ahead else "")
 
 
@@ -295,7 +297,7 @@ def _near(given: Given, beside: Form | None, tolerance: float) -> Form | None:
     if beside.rotary != "none":
         forms += [replace(beside, part=part) for part in (size // 4, size // 2, 3 * size // 4) if part and part % 2 == 0]
         forms += [replace(beside, ahead=ahead) for ahead in (1, -1, 2, -2)]
-        forms += [replace(beside, alone=alone) for alone in ("queries", "keys")]
+        forms += [replace(beside, alone=alone) for alone in _TURNED]
     forms += [replace(beside, weighing=weighing) for weighing in _WEIGHINGS[1:]]
     forms += [replace(beside, unseen=unseen) for unseen in _UNSEENS[1:]] + [replace(beside, split=split) for split in _SPLITS[1:]]
     found = next((form for form in forms if off(form) <= 4 * tolerance), None)
@@ -318,8 +320,14 @@ _MOST_WINDOWS = 4096
 def _attended(given: Given, form: Form, rows: Tensor | None = None) -> Tensor | None:
     """Return what attention of *form* makes of queries, keys and values; None where they do not fit it."""
     every = torch.arange(len(given.q), device="cpu")
-    wanted, rows = rows, every if rows is None or form.weighing == _WEIGHINGS[1] or form.split in _SPLITS[2:] else rows
-    if form.split != _SPLITS[0]:
+    wanted, rows = rows, every if rows is None or form.weighing == _WEIGHINGS[1] or form.split in _SPLITS[2:4] else rows
+    if form.split == _SPLITS[4]:
+        joined = torch.cat((given.q, given.k, given.v), -1)
+        if form.groups != form.heads or joined.size(-1) != 3 * given.q.size(-1):
+            return None
+        q, k, v = joined.unflatten(-1, (form.heads, 3, -1)).movedim(-2, 0).flatten(2)
+        given = replace(given, q=q, k=k, v=v)
+    elif form.split != _SPLITS[0]:
         q, k, v = (
             x.unflatten(-1, (-1, heads)).mT.flatten(1)
             if form.split == _SPLITS[1]
@@ -333,6 +341,9 @@ def _attended(given: Given, form: Form, rows: Tensor | None = None) -> Tensor | 
     turned = _turned(given, form)
     if factor is None or turned is None or form.mask.partition(_WINDOW)[0] not in ("", *given.masks, *_MASKS):
         return None
+    if form.alone == _TURNED[2]:
+        both = _turned(replace(given, k=given.v), form)
+        given = given if both is None else replace(given, v=both[1].flatten(1))
     scores, v = _scores(given, form, *turned, rows)
     scores = scores * factor
     scores = form.cap * (scores / form.cap).tanh() if form.cap else scores
@@ -466,7 +477,7 @@ def _turned(given: Given, form: Form) -> tuple[Tensor, Tensor] | None:
         torch.cat((_turn(x[..., :part], wave[0][:, None], wave[1][:, None], rotation), x[..., part:]), -1)
         for x, wave in zip((q, k), waves, strict=True)
     ]
-    return (q if form.alone == "keys" else made[0]), (k if form.alone == "queries" else made[1])
+    return (q if form.alone == _TURNED[1] else made[0]), (k if form.alone == _TURNED[0] else made[1])
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor, rotation: str) -> Tensor:

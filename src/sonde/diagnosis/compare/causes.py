@@ -5,6 +5,7 @@ Each look yields suspects; ``proof`` tries them.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 import re
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sonde.diagnosis.compare import changes, written_out
-from sonde.diagnosis.compare.formulas import FORMULAS, RELATIONS, factor_of, of_branch
+from sonde.diagnosis.compare.formulas import FORMULAS, RELATIONS, factor_of, of_branch, of_function
 from sonde.diagnosis.compare.joined import among_ranks
 from sonde.diagnosis.compare.parting_operation import of_operation
 from sonde.diagnosis.compare.portions import layouts
@@ -30,6 +31,7 @@ from sonde.diagnosis.compare.undoing import Explained, explained
 from sonde.diagnosis.compare.weights import EXACT, Relation, factor_between, is_addend, matched, of_equal_parameters, relation
 from sonde.diagnosis.distance import as_numbers, distance, held_of_both, laid_out_alike, readable, spacing
 from sonde.diagnosis.nonfinite.source_lines import lines_of
+from sonde.diagnosis.preflight.loss_calls import LossCall, LossCalls
 from sonde.engine import class_of, parameters_of
 from sonde.rules import Finding
 from sonde.site import PARAMETER_PORTS, Site
@@ -51,6 +53,7 @@ def causes_of(scene: Scene) -> Explained:
             *([look] for look in RELATIONS),
             [of_operation],
             [of_branch],
+            [of_function],
         ]
     elif scene.place.stage == "backward":
         looks = [
@@ -508,6 +511,8 @@ def _differ(x: Any, y: Any) -> bool:
     if callable(x) and callable(y):
         names = [(getattr(held, "__module__", ""), getattr(held, "__qualname__", "")) for held in (x, y)]
         return x is not y and names[0] != names[1]
+    if isinstance(x, Tensor) and isinstance(y, Tensor):
+        return x.shape != y.shape or not torch.equal(x.cpu(), y.cpu())
     return bool(x != y)
 
 
@@ -637,13 +642,48 @@ def _between_losses(scene: Scene, here: float, there: float) -> str:
     tensors, within = scene.tensors, max(scene.tolerance, _SAME_FACTOR)
     factor = None if tensors is None else factor_between(*tensors, max(scene.tolerance, EXACT))
     if tensors is None or factor is None or not math.isclose(there, factor * here, rel_tol=within):
-        return "the loss functions differ"
+        return _between_calls(_loss_calls(scene.a), _loss_calls(scene.b)) or "the loss functions differ"
     times, sides = (factor, "ba") if factor > 1 else (1 / factor, "ab")
     sizes = {"samples": tensors[0].size(0) if tensors[0].dim() else 1, "elements": tensors[0].numel()}
     sizes["samples and positions"] = tensors[0].shape[:2].numel()
     what = next((name for name, size in sizes.items() if size > 1 and math.isclose(times, size, rel_tol=_SAME_FACTOR)), "")
     summed = f", as a sum over {times:.0f} {what} in {sides[0]} is of a mean in {sides[1]}" if what else ""
     return f"that of {sides[0]} is {times:.6g} x as large{summed}"
+
+
+def _loss_calls(side: Side) -> list[LossCall]:
+    """Return the calls of torch's loss functions that the loss function of a *side* makes, in one more run."""
+    calls, loss_fn = LossCalls(), side.loss_fn
+
+    def noted(output: Any) -> Any:
+        with calls:
+            return None if loss_fn is None else loss_fn(output)
+
+    if side.again is not None and loss_fn is not None:
+        side.again(Change(loss_fn=(noted,)), True, lambda kept: None)
+    return calls.found
+
+
+def _between_calls(here: list[LossCall], there: list[LossCall]) -> str:
+    """Return in words how the loss functions differ that are called; ``""`` where that is not seen."""
+    pairs = zip(here, there, strict=True) if len(here) == len(there) else ()
+    return "; ".join(filter(None, itertools.starmap(_between_two, pairs)))
+
+
+def _between_two(one: LossCall, other: LossCall) -> str:
+    if one.name != other.name:
+        return f"{one.name} in a, {other.name} in b"
+    known = inspect.signature(one.function).parameters.items()
+    held = [{name: call.kwargs.get(name, each.default) for name, each in known} for call in (one, other)]
+    apart = [name for name in held[0] if _differ(held[0][name], held[1][name])]
+    if apart:
+        said = [", ".join(f"{name}={_short(each[name])}" for name in apart) for each in held]
+        return f"{one.name} has {said[0]} in a, {said[1]} in b"
+    if _differ(one.target, other.target):
+        return f"{one.name} is given other targets"
+    inputs = as_numbers(one.input), as_numbers(other.input)
+    factor = factor_between(*inputs, _SAME_FACTOR) if inputs[0].shape == inputs[1].shape else None
+    return "" if factor is None else f"what {one.name} is given in b is {factor:.6g} times what it is given in a"
 
 
 _SAME_FACTOR = 1e-4

@@ -433,7 +433,7 @@ def _of_rounding(a: Side, b: Side, places: list[Place]) -> Iterator[Finding]:
     for place in places:
         moved = {"a": a.scatter.get(place.key, 0.0), "b": b.scatter.get(place.other_key, 0.0)}
         less, more = sorted(moved, key=lambda side: moved[side])
-        if place.stage == "forward" and 0 < _COARSER * moved[less] < moved[more]:
+        if place.stage == "forward" and 0 < _COARSER * moved[less] < moved[more] < _CHOSEN:  # else it changes a choice
             times = moved[more] / moved[less]
             message = (
                 f"from {place.site} on rounding moves {more} {times:,.0f} x as far as {less}: in front of it {more} computes in a "
@@ -443,5 +443,6 @@ def _of_rounding(a: Side, b: Side, places: list[Place]) -> Iterator[Finding]:
             return
 
 
+_CHOSEN = 0.1
 _COARSER = 1000.0
 """How many times as far rounding moves one side that computes in a coarser type: float16 has 8,192 x the spacing of float32."""

@@ -141,7 +141,7 @@ class _Normalisation:
         kind: by what, in words.
         eps: the small number: that which the module holds, or the fitted one.
         fitted: the small number that fits best.
-        scale, shift: what the result is multiplied by, and what is added.
+        scale, shift: what the result is multiplied by, or 1 plus that, and what is added.
     """
 
     kind: str
@@ -156,7 +156,7 @@ class _Normalisation:
         freedom = given.size(-1) - (_LESS in self.kind)
         variance = (centred * centred).sum(-1, keepdim=True) / freedom
         root = variance.sqrt() + self.eps if self.kind.endswith(_BESIDE) else (variance + self.eps).sqrt()
-        return centred / root * self.scale + self.shift
+        return centred / root * (1 + self.scale if _PLUS in self.kind else self.scale) + self.shift
 
 
 _CENTRED, _RMS, _LESS, _PLUS = "mean and variance", "root mean square", ", divided by n - 1", " with 1 + weight"
@@ -197,7 +197,7 @@ def _normalisation(
                     ),
                     fitted,
                 ):
-                    found = _Normalisation(name + words + kind + beside, each, fitted, scale, shift)
+                    found = _Normalisation(name + words + kind + beside, each, fitted, weight, shift)
                     if each > -1e-9 and _equal(scene, found.of(given), wanted):
                         return found
     return None
@@ -655,6 +655,30 @@ def _moved_back(one: Tensor, axis: int, places: int, length: int) -> Callable[[T
         return made
 
     return moved
+
+
+def of_function(scene: Scene) -> Iterator[Suspect]:
+    """One side has what a function of one tensor makes of that of the other: a rounding, a limit, an activation."""
+    if scene.tensors is None or not _is_large_enough(scene):
+        return
+    for side, (own, beside) in (("b", scene.tensors), ("a", scene.tensors[::-1])):
+        low, high = float(beside.min()), float(beside.max())
+        at = [
+            f" {where} {end:.4g}" for where, end, cut in (("below", low, own < low), ("above", high, own > high)) if bool(cut.any())
+        ]
+        limited = {f"what the other side has, cut off{' and'.join(at)}": lambda x: x.clamp(low, high)}  # noqa: B023
+        for words, function in {**_ROUNDED, **ACTIVATIONS, **limited}.items():
+            made = function(own)
+            if low < high and _equal(scene, made, beside) and not _equal(scene, own, beside):
+                what = words if words in limited else f"what {words} makes of that of the other"
+                undo = Undo(made=lambda b, own=own, made=made, side=side: own if side == "b" else made)  # type: ignore[misc]
+                yield scene.suspect("activation", f"{side} has {what}", undo, "do it on both sides, or on none")
+                return
+
+
+_ROUNDED: dict[str, Callable[[Tensor], Tensor]] = {
+    "rounding": torch.round, "cutting off the decimals": torch.trunc, "rounding down": torch.floor, "abs": torch.abs,
+}  # fmt: skip
 
 
 def where_it_differs(scene: Scene) -> Iterator[Finding]:

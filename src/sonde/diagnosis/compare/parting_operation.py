@@ -392,6 +392,9 @@ def _steps(side: Side, own: set[str], owner: str, call: int, until: Key) -> list
     """Return what the code of *owner* runs in one call, down to the event *until*; nothing where the side cannot run again."""
     keys = (kept.key for kept in side.forward if kept.site.port == "input")
     begins = next((key for key in keys if key[0].path == owner and key[1] == call), None)
+    own = own | {
+        name for name, module in side.modules().items() if not [*module.parameters(), *module.children()]
+    }  # that may be called anew
     if side.again is None or begins is None:
         return []
     recorder = _Recorder(own, begins, until)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,8 +56,14 @@ def proposed_match(a: Side, b: Side, without: Collection[str] = ()) -> dict[str,
     one, other = ([layer for layer in _layers(side) if layer.name not in {*without, *common}] for side in (a, b))
     if not one or not other:
         return {}
-    pairs = [(one[i].name, other[j].name) for i, j in _aligned(_scores(one, other)) if one[i].name and other[j].name]
     here, there = a.modules(), b.modules()
+
+    def are_equal(mine: _Layer, theirs: _Layer) -> bool:
+        is_matrix = mine.parameters == theirs.parameters and any(len(shape) > 1 for shape in mine.parameters or ())
+        return is_matrix and of_equal_parameters(here.get(mine.name), there.get(theirs.name))
+
+    aligned = _aligned(_scores(one, other, are_equal))
+    pairs = [(one[i].name, other[j].name) for i, j in aligned if one[i].name and other[j].name]
     pairs = [
         each
         for each in pairs
@@ -106,11 +112,11 @@ def _size(tensor: Tensor | None) -> float:
     return float(as_numbers(tensor).square().mean().sqrt())
 
 
-def _scores(one: list[_Layer], other: list[_Layer]) -> np.ndarray:
+def _scores(one: list[_Layer], other: list[_Layer], are_equal: Callable[[_Layer, _Layer], bool]) -> np.ndarray:
     scores = np.zeros((len(one), len(other)))
     for i, here in enumerate(one):
         for j, there in enumerate(other):
-            if here.elements == there.elements:
+            if here.elements == there.elements or are_equal(here, there):  # a stride or a padding may be another
                 scores[i, j] = _score(here, there)
     scores[scores < _LEAST] = 0.0
     return scores

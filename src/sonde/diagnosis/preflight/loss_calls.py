@@ -27,7 +27,7 @@ _SEEN: dict[Any, str] = {
 }
 REGRESSION = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 _LOGS = (functional.log_softmax, torch.log_softmax, Tensor.log_softmax, functional.logsigmoid)
-_MOVES = (*graph_nodes.MOVES, "Slice")
+_MOVES = (*graph_nodes.MOVES, "Slice", "Select")
 _DIFFERENCES = {"sub", "__sub__", "rsub", "__rsub__", "subtract"}
 
 
@@ -43,7 +43,8 @@ class LossCall:
         result: what it returned.
         gradient: of the loss by the result; None before :meth:`let_go`, and where none arrived.
         made_by: the operation that has made the input, ``""`` for a leaf.
-        is_predicted: the target is a result of the model, and no number that was given.
+        is_predicted: the target is a result of the model, or the input of another call, and no number that was given.
+        of_cosines: the input is made of cosines.
     """
 
     name: str
@@ -55,6 +56,7 @@ class LossCall:
     gradient: Tensor | None = None
     made_by: str = ""
     is_predicted: bool = False
+    of_cosines: bool = False
 
     @property
     def least(self) -> float | None:
@@ -166,8 +168,15 @@ class LossCalls(TorchFunctionMode):
         held = {key: value.detach() if isinstance(value, Tensor) else value for key, value in named.items()}
         is_predicted = bool(named["target"].requires_grad)
         node = named["input"].grad_fn
-        made_by = "" if node is None else graph_nodes.operation_of(graph_nodes.behind(node, _MOVES))
+        last = None if node is None else graph_nodes.behind(node, _MOVES)
+        mask = [] if last is None or (factor := graph_nodes.constant_factor_of(last)) is None else factor.unique().tolist()
+        is_dropout = len(mask) == 2 and mask[0] == 0 and mask[1] > 1  # as it is written on a CPU
+        made_by = "" if last is None else "NativeDropout" if is_dropout else graph_nodes.operation_of(last)
         call = LossCall(name, held.pop("input"), held.pop("target"), held, func, made_by=made_by, is_predicted=is_predicted)
+        call.of_cosines = node is not None and graph_nodes.is_of_cosines(node)
+        for each in self.found:  # a term in each direction: what codes are drawn to, and what is drawn to codes
+            each.is_predicted |= each.target.data_ptr() == call.input.data_ptr()
+            call.is_predicted |= call.target.data_ptr() == each.input.data_ptr()
         self.found.append(call)
         self._compare(name, call.input, call.target)
         indices = call.indices

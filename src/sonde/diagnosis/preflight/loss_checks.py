@@ -17,9 +17,10 @@ from sonde.diagnosis.preflight.subject import Subject, UnjudgedError
 from sonde.engine import Trial, parameters, unwrap
 from sonde.graph import named_inputs
 from sonde.rules import Finding
-from sonde.words import names_text, percent, shape_text, short
+from sonde.words import many, names_text, percent, shape_text, short
 
 _WHY = "sonde.why_nan(model, batch, loss_fn) names the operation"
+_HALF = "float16 ends at 65,504: scale what goes in, or compute in bfloat16, or keep float32 weights and use autocast"
 _SOME = 8  # samples of one class that are no chance
 _OFTEN = 8  # labels of each other class, beside which the lack of one is no chance
 _FEWEST = 16  # elements from 0 to 1 that are no chance
@@ -38,11 +39,17 @@ def runs(subject: Subject) -> Check:
     wrong = []
     if found.loss is not None and not math.isfinite(found.loss):
         wrong.append(Finding("nonfinite", f"the loss is {found.loss}", severity="bad", advice=_WHY))
-        for layer in found.layers:
-            wrong += [replace(each, site=f"{layer.name}:output") for each in layer.findings if each.rule == "nonfinite"]
-    for name, size in found.gradients.items():
-        if size is not None and not math.isfinite(size):
-            wrong.append(Finding("nonfinite", "the gradient is not finite", f"{name}:grad", severity="bad", advice=_WHY))
+        places = [(layer.name, each) for layer in found.layers for each in layer.findings if each.rule == "nonfinite"]
+        places.sort(key=lambda place: place[1].message.startswith("gradient"))
+        for name, each in places[:1]:  # what others hold comes from there
+            kind = found.limits.get(name, (0.0, torch.float32))[1]
+            more = f", and so {'is' if len(places) == 2 else 'are'} {len(places) - 1:,} of others" * (len(places) > 1)
+            advice = _HALF if kind is torch.float16 and "inf" in each.message else each.advice
+            wrong.append(replace(each, message=f"{each.message}{more}", site=f"{name}:output", advice=advice))
+    broken = [name for name, size in found.gradients.items() if size is not None and not math.isfinite(size)]
+    if broken:
+        words = f"the gradients of {many(len(broken), 'parameter')} are not finite: {names_text(broken)}"
+        wrong.append(Finding("nonfinite", words, f"{broken[0]}:grad", severity="bad", advice=_WHY))
     said = "forward, no loss" if found.loss is None else f"forward and backward; the loss is {short(found.loss)}"
     return Check("runs", said, tuple(wrong))
 
@@ -141,6 +148,12 @@ def _of_input(call: LossCall) -> Finding | None:
         return rules.judge("softmax_twice", sums.numel(), float(sums.mean()), what=call.name)
     is_cut = call.made_by in _CUTS and given.numel() >= _FEWEST and float(given.min()) == 0 < float(given.max())
     share = float((given == 0).float().mean()) if is_cut else 0.0
+    dropped = float((given == 0).float().mean()) if call.made_by == "NativeDropout" else 0.0
+    if dropped > _CUT:
+        words = f"{call.name} is given logits of which {percent(dropped)} are 0: a dropout stands behind the last layer"
+        return Finding(
+            "dropped", words, value=dropped, severity="warn", advice="leave it out, or put it in front of the last layer"
+        )
     words = (
         f"{call.name} is given no logit below 0, and {percent(share)} of them are 0: a relu or a clamp stands behind the last layer"
     )
@@ -149,6 +162,7 @@ def _of_input(call: LossCall) -> Finding | None:
 
 
 _CUT = 0.05
+_SHARP = 100.0
 _CUTS = ("Relu", "Clamp", "ClampMin", "Maximum", "Hardtanh", "Threshold", "Where")
 
 
@@ -158,7 +172,7 @@ def initial_loss(subject: Subject) -> Check:
     found: list[Finding | None] = []
     said = ""
     for place, call in enumerate(subject.first.calls):
-        if (judged := _of_first(call)) is not None:
+        if not call.is_predicted and (judged := _of_first(call)) is not None:
             found.append(None if judged[0] is None else _with_cause(subject, place, judged[0]))
             said = said or judged[1]
     if not said:
@@ -172,7 +186,8 @@ def _of_first(call: LossCall) -> tuple[Finding | None, str] | None:
         loss, guess = call.mean(call.input), math.log(max(call.classes, 1))
         if call.classes > 1 and math.isfinite(loss):
             said = f"{short(loss)}; a guess among {call.classes:,} classes has {short(guess)}"
-            return rules.judge("initial_loss", loss, guess), said
+            is_sharp = call.of_cosines and float(call.input.abs().max()) <= _SHARP  # a scale, as of pairs or margins, is meant
+            return None if is_sharp else rules.judge("initial_loss", loss, guess), said
     elif call.name.startswith("binary"):
         loss, guess = call.mean(call.input), math.log(2)
         if call.kwargs.get("pos_weight") is None and call.kwargs.get("weight") is None:

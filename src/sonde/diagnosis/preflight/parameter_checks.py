@@ -61,7 +61,11 @@ def gradients(subject: Subject) -> Check:
         words = f"{len(ran.foreign)} tensors get a gradient and are no parameters of the model: {names_text(ran.foreign)}"
         advice = "keep layers in nn.ModuleList, nn.ModuleDict or as attributes, and tensors in nn.Parameter"
         found.append(Finding("unregistered", words, value=float(len(ran.foreign)), severity="warn", advice=advice))
-    if end := frozen_end(subject):
+    if fronts := _frozen_front(subject):
+        words = f"all {len(fronts)} weights in front of what is trained are frozen as they were initialised: {names_text(fronts)}"
+        advice = "load a checkpoint into them, or train them; leave it where random features are meant"
+        found.append(Finding("frozen", words, f"{fronts[0]}:param", value=float(len(fronts)), severity="warn", advice=advice))
+    elif end := frozen_end(subject):
         found.append(Finding("frozen", end, f"{ran.last}:output", severity="note", advice="train it, or load its weights"))
     reached = sum(size is not None and size > 0 for size in ran.gradients.values())
     tied = _tied(unwrap(subject.model))
@@ -111,6 +115,24 @@ def _is_of_units(module: nn.Module) -> bool:
 _OF_UNITS = (nn.Linear, nn.Bilinear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase, nn.MultiheadAttention)
 
 
+def _frozen_front(subject: Subject) -> list[str]:
+    """Return the frozen weights, if all of them, two or more, run before all that are trained, and are as they were initialised.
+
+    A copy of what is trained, as that of a momentum encoder, is none of them.
+    """
+    order = [layer.name for layer in subject.first.layers]
+    weights = [
+        (name, held, order.index(layer))
+        for name, held, _ in parameters(subject.model)
+        if held.dim() > 1 and held.numel() >= _MANY and (layer := name.rpartition(".")[0]) in order
+    ]
+    still, trained = ([each for each in weights if each[1].requires_grad is moves] for moves in (False, True))
+    if len(still) < 2 or not trained or max(at for *_, at in still) > min(at for *_, at in trained):
+        return []
+    is_copy = any(one.shape == other.shape and torch.equal(one, other) for _, one, _ in still for _, other, _ in trained)
+    return [] if is_copy or not all(_is_initial(held.detach()) for _, held, _ in still) else [name for name, *_ in still]
+
+
 def frozen_end(subject: Subject) -> str:
     """Return that the last layer is frozen with weights as torch initialises them, in words; ``""`` where that is not so."""
     ran = subject.first
@@ -118,10 +140,20 @@ def frozen_end(subject: Subject) -> str:
     weight = next((held.detach() for held in own if held.dim() > 1 and held.numel() >= _MANY), None)
     if not ran.last or weight is None or not ran.gradients or any(held.requires_grad for held in own):
         return ""
+    return f"the last layer, {ran.last}, is frozen, and its weights are as torch initialises them" if _is_initial(weight) else ""
+
+
+def _is_initial(weight: torch.Tensor) -> bool:
+    """Return whether a weight is as torch initialises those of layers, or as transformers does: normal, of deviation 0.02."""
     bound = 1 / math.sqrt(weight[0].numel())
-    largest, spread = float(weight.abs().max()), float(weight.double().std())
-    is_random = 0.8 * bound < largest <= bound * (1 + 1e-6) and abs(spread - bound / math.sqrt(3)) < 0.15 * bound
-    return f"the last layer, {ran.last}, is frozen, and its weights are as torch initialises them" if is_random else ""
+    numbers = weight.double()
+    largest, spread = float(numbers.abs().max()), float(numbers.std())
+    is_flat = 0.8 * bound < largest <= bound * (1 + 1e-6) and abs(spread - bound / math.sqrt(3)) < 0.15 * bound
+    tails = float(numbers.pow(4).mean()) / max(spread, 1e-30) ** 4
+    is_normal = abs(spread / 0.02 - 1) < 0.05 + 3 / math.sqrt(2 * weight.numel()) and abs(tails - 3) < 0.5 + 15 / math.sqrt(
+        weight.numel()
+    )
+    return is_flat or is_normal
 
 
 _MANY = 16

@@ -88,6 +88,8 @@ def input_used(subject: Subject) -> Check:
     if not inputs:
         raise UnjudgedError("the batch holds no tensor that could be zeroed")
     before = subject.outputs()
+    if not all(bool(tensor.isfinite().all()) for tensor in before):
+        raise UnjudgedError("the output is not finite")
     if not any(bool((tensor != 0).any()) for tensor in before):
         raise UnjudgedError("the output is zero throughout, as where the last layer begins at zero")
     unused = []

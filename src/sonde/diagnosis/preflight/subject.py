@@ -235,7 +235,7 @@ class Subject:
             tally.add_output(floating.detach(), LayerAxes.of(floating, event.module), event.call)
             places[event.name] = floating.untyped_storage().data_ptr()
             largest = float(readable(floating.detach()).abs().max()) if floating.numel() else 0.0
-            if largest >= found.limits.get(event.name, (0.0, floating.dtype))[0]:
+            if not largest < found.limits.get(event.name, (0.0, floating.dtype))[0]:
                 found.limits[event.name] = largest, floating.dtype
 
         calls = LossCalls()

@@ -17,9 +17,9 @@ from sonde.diagnosis.preflight.loss_calls import REGRESSION, LossCall, LossCalls
 from sonde.diagnosis.preflight.parameter_checks import frozen_end
 from sonde.diagnosis.preflight.sample_checks import inputs_of, zero_inputs
 from sonde.diagnosis.preflight.subject import Subject, UnjudgedError, norm_of
-from sonde.engine import Trial
+from sonde.engine import Trial, parameters
 from sonde.rules import Finding
-from sonde.words import percent, short
+from sonde.words import names_text, percent, short
 
 _HALF, _WELL = 0.5, 0.9  # falls of a cross-entropy: expected of a batch that is learnt, and of one that is learnt well
 _LEARNT = 1e-3  # loss, as a share of a cross-entropy's guess, that is as good as 0
@@ -113,10 +113,11 @@ def overfit(subject: Subject) -> Check:
             if not said:
                 raise UnjudgedError(f"only {len(curve)} steps in the time: give more seconds=")
             break
-        said.append(f"{short(curve[0])} to {short(_last(curve))} in {len(curve)} steps with {name}")
+        of_given = _of_given(subject)
+        said.append(f"{short(curve[0])} to {short(_last(curve))} in {len(curve)} steps with {name}{of_given}")
         subject.curve = subject.curve or curve
         is_small, half = abs(curve[0]) <= _LEARNT, _expected(subject)
-        judged = None if is_small else rules.judge("not_overfit", curve[0], _last(curve), half=half, guess=guess)
+        judged = None if is_small or of_given else rules.judge("not_overfit", curve[0], _last(curve), half=half, guess=guess)
         if is_small or rules.judge("not_overfit", curve[0], _last(curve), half=half) is None:
             subject.learnt = curve, run
         if judged is None:
@@ -153,6 +154,16 @@ def overfit(subject: Subject) -> Check:
     if subject.drawn:
         best = replace(best, advice=f"look at the loss function: {subject.drawn}")
     return Check("overfit", words, (best,))
+
+
+def _of_given(subject: Subject) -> str:
+    """Return that those terms of a loss fall whose targets were given, beside others, as of codes; ``""`` where that is not so."""
+    both = [[call for call in calls if not call.is_predicted] for calls in (subject.first.calls, subject.last_calls)]
+    if not 0 < len(both[0]) < len(subject.first.calls):
+        return ""
+    ends = [sum(call.mean(call.input) for call in calls) for calls in both]
+    is_learnt = rules.judge("not_overfit", *ends) is None
+    return f" (its terms with given targets: {short(ends[0])} to {short(ends[1])})" if is_learnt else ""
 
 
 def _still_falls(curve: list[float]) -> bool:
@@ -382,11 +393,11 @@ def learning_rate(subject: Subject) -> Check:
 def _against(subject: Subject, rate: float) -> list[Finding]:
     """Return why a loss rises at the given *rate* and falls at none: a gradient of the wrong sign, else the steps.
 
-    The gradient is tried by steps against it that should lower the loss by hundredths, from one random state.
+    The gradient is tried by steps against it that should lower the loss by hundredths, from one random state: of each parameter.
     """
     before = subject.finite_loss
 
-    def make_change(share: float) -> Callable[[Trial], None]:
+    def make_change(share: float, only: str = "") -> Callable[[Trial], None]:
         def change(trial: Trial) -> None:
             with torch.enable_grad():
                 state = torch.get_rng_state()
@@ -394,7 +405,8 @@ def _against(subject: Subject, rate: float) -> list[Finding]:
                 assert loss is not None
                 torch.autograd.backward(loss)
                 torch.set_rng_state(state)
-            pairs = [(each, each.grad) for each in trial.model.parameters() if each.grad is not None]
+            held = [(each, each.grad) for name, each, _ in parameters(trial.model) if only in ("", name)]
+            pairs = [(each, gradient) for each, gradient in held if gradient is not None]
             square = sum(norm_of(gradient) ** 2 for _, gradient in pairs)
             for each, gradient in pairs:
                 each.sub_(gradient, alpha=share * abs(before) / max(square, 1e-30))
@@ -403,12 +415,21 @@ def _against(subject: Subject, rate: float) -> list[Finding]:
 
     if subject.loss_after(make_change(0.0)) != before:  # random, or of buffers that a forward writes
         return []
-    falls = [before - subject.loss_after(make_change(share)) for share in _SHARES]
     words = f"the loss rises at the given rate of {short(rate)}, and falls at none that was tried"
-    if all(fall < -_REVERSED * share * abs(before) for fall, share in zip(falls, _SHARES, strict=True)):
-        words += ", nor by small steps against its gradient: a part of the gradient has the wrong sign"
+    sizes = {name: size for name, size in subject.first.gradients.items() if size}
+    main = sorted(sizes, key=lambda name: -sizes[name])[:_MOST]
+    reversed_ = [
+        name
+        for name in main
+        if sizes[name] >= _PART * sizes[main[0]]
+        and all(before - subject.loss_after(make_change(share, name)) < -_REVERSED * share * abs(before) for share in _SHARES)
+    ]
+    if reversed_:
+        words += f"; a small step against the gradient of {names_text(reversed_)} alone raises it: the gradient has the wrong sign"
         advice = "look for a gradient reversal, a hook or a backward of your own; leave it where a part is to make the loss larger"
-        return [Finding("gradient_reversed", words, value=falls[0], severity="warn", advice=advice)]
+        share = len(reversed_) / len(main)
+        return [Finding("gradient_reversed", words, f"{reversed_[0]}:grad", value=share, severity="warn", advice=advice)]
+    falls = [before - subject.loss_after(make_change(share)) for share in _SHARES]
     if all(fall > _REVERSED * share * abs(before) for fall, share in zip(falls, _SHARES, strict=True)):
         advice = _maximized(subject) or _summed(subject) or "lower the learning rate; look at the other settings of the optimizer"
         words += "; small steps against its gradient lower it"
@@ -417,4 +438,5 @@ def _against(subject: Subject, rate: float) -> list[Finding]:
 
 
 _SHARES = (1e-2, 1e-3)  # of the loss, by which a step against the gradient should lower it
+_MOST, _PART = 24, 0.03  # parameters that are tried one by one, and the size of their gradient beside the largest
 _REVERSED = 0.1  # of that, which no curvature and no rounding explain in both steps

@@ -187,6 +187,18 @@ def multiplied_in(node: Node) -> list[Node]:
     return sources_of(product) if is_product else []
 
 
+def is_of_cosines(node: Node) -> bool:
+    """Return whether an operation has made what it returns of as many cosines, a margin or a scale among what is between."""
+    count = math.prod(shape_of(node))
+    products = [
+        sides for each in nodes_before(node, _OF_A_MARGIN) if math.prod(shape_of(each)) == count and (sides := multiplied_in(each))
+    ]
+    return any(all(any(map(is_unit, nodes_before(side, _OF_A_SCALE))) for side in sides) for sides in products)
+
+
+_OF_A_MARGIN, _OF_A_SCALE = 32, 6  # operations that what is done to cosines has at most
+
+
 def is_unit(node: Node) -> bool:
     """Return whether the operation divides vectors by their norms, or puts several such ones together, or parts of them."""
     before = sources_of(node)

@@ -171,6 +171,7 @@ class BatchChecks:
                         for each in nodes
                     ]
                     look.plain = [not graph_nodes.takes_leaf(each) for each in nodes]
+                    look.add({"cosines": held.detach().abs().max()} if graph_nodes.is_of_cosines(nodes[0]) else {})
                     look.is_turned, look.arranged = is_turned, arranged
                     ranges = [range_of(each) for each in (held, *others)][:_OUTPUTS]
                     look.activations = ["" if each is None else each.activation for each in ranges]
@@ -280,13 +281,16 @@ class BatchChecks:
         }
 
     def _repeats(self, output: Tensor, step: int) -> dict[str, Tensor]:
-        """Return whether an *output* is that of the pass before in this *step*, or twice what one half of it is."""
+        """Return whether an *output* is that of the pass before in this *step*, or twice what one half of it is.
+
+        *beside*: how far the means of the two are apart.
+        """
         before, self._before = self._before, (step, output)
         halves = [(output[: len(output) // 2], output[len(output) // 2 :]), (output[::2], output[1::2])]
         halves = halves if len(output) > _PAIRS and not len(output) % 2 else []
         numbers = {"halves": torch.stack([_are_same(*each) for each in halves]).any()} if halves else {}
         if before is not None and before[0] == step and before[1].shape == output.shape:
-            numbers["again"] = _are_same(before[1], output)
+            numbers |= {"again": _are_same(before[1], output), "beside": (before[1].mean() - output.mean()).abs()}
         return numbers
 
     def _slow_norms(self) -> set[str]:

@@ -85,13 +85,15 @@ class DependenceFindings(PassFindings):
         yield from self._of_repeats(look, numbers)
 
     def _of_distances(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
-        """Yield that outputs are alike, from the first pass on, or have come to be."""
+        """Yield that outputs are alike, from the first pass on, or have come to be: those of one kind in each pass may be."""
+        beside = self._so_far("beside", value=numbers.get("beside"))[-LAST:]
         if "apart" not in numbers or not math.isfinite(numbers["size"]):
             return
         distances = self._so_far("apart", value=(numbers["apart"], numbers["size"]))
         if len(distances) >= KEPT:
             more = _PLACES if len(look.shape) > 2 else 1.0  # places first learn what comes anywhere
-            judged = [self._chosen.judge("outputs_alike", more * apart, size, distances[0][0]) for apart, size in distances[-LAST:]]
+            last = [(max([more * apart, *beside]), size) for apart, size in distances[-LAST:]]
+            judged = [self._chosen.judge("outputs_alike", *each, distances[0][0]) for each in last]
             yield replace(judged[-1], first_step=look.step) if judged[-1] is not None and all(judged) else None
             are_one = numbers.get("differ", 0.0) > 0 and numbers["size"] > 0
             are_one &= all(apart <= _ALIKE * size for apart, size in distances)

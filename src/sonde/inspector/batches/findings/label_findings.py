@@ -18,6 +18,7 @@ from sonde.words import short
 _SEVERAL = 1.5  # labels of a sample, beside one of its softmax
 _MOST = 0.7  # of the passes
 _SCALED = ("Mm", "Mul", "Div", "Bmm", "UnsafeView", "Add", "Sub")  # by which logits are made that no layer has made
+_SHARP = 100.0  # a scale of cosines; those of margins and of pairs are 16 to 100
 _SCALES = "look at what multiplies the outputs: a temperature, a scale, a missing 1 / sqrt(size)"
 _FEW = 0.1  # of the samples of a pass
 _PICKED = "look at the mask or index that picks what the loss reads: some classes are never learnt"
@@ -68,7 +69,9 @@ class LabelFindings(PassFindings):
             if look.step == self._first_step and look.number == 0 and look.made_by in _SCALED:
                 begun = numbers[f"loss {axis}"], math.log(look.shape[axis]), numbers["size"]
                 found = self._chosen.judge("begins_large", *begun)
-                yield None if found is None else replace(found, advice=_SCALES, quantity="output")
+                found = found and replace(found, advice=_SCALES, quantity="output")
+                is_meant = numbers.get("cosines", math.inf) <= _SHARP
+                yield found and replace(found, severity="note" if is_meant else found.severity)
             won = numbers[f"won {axis}"]
             self._so_far("won", value=None if look.number or look.step < SETTLED or math.isnan(won) else won)
             yield self._told_guess() if look.step >= LONG else None
