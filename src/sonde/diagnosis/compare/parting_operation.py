@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
@@ -259,8 +260,12 @@ def of_operation(scene: Scene) -> Iterator[Suspect]:
     if scene.place.stage != "forward" or scene.owner_b is None or scene.tensors is None or scene.b.model is None:
         return
     call, loose = scene.frame.call, max(16 * scene.tolerance, 1e-5)
-    here = _steps(scene.a, {scene.frame.owner, *scene.names.only_a()}, scene.frame.owner, call, scene.place.key)
-    there = _steps(scene.b, {scene.owner_b, *scene.names.only_b()}, scene.owner_b, call, scene.place.other_key)
+    calls = [Counter(kept.site.path for kept in side.forward if kept.site.port == "input") for side in (scene.a, scene.b)]
+    often = [pair for pair in scene.names.pairs() if calls[0][pair[0]] != calls[1][pair[1]]]  # called once more in one side
+    own = {scene.frame.owner, *scene.names.only_a(), *(name for name, _ in often)}
+    beside = {scene.owner_b, *scene.names.only_b(), *(other for _, other in often)}
+    here = _steps(scene.a, own, scene.frame.owner, call, scene.place.key)
+    there = _steps(scene.b, beside, scene.owner_b, call, scene.place.other_key)
     in_a = {each: (0, 0) for step in here for each in (*step.given, *step.made)}
     in_b: dict[_Print, _Source] = {}
     for step in there:
@@ -392,9 +397,6 @@ def _steps(side: Side, own: set[str], owner: str, call: int, until: Key) -> list
     """Return what the code of *owner* runs in one call, down to the event *until*; nothing where the side cannot run again."""
     keys = (kept.key for kept in side.forward if kept.site.port == "input")
     begins = next((key for key in keys if key[0].path == owner and key[1] == call), None)
-    own = own | {
-        name for name, module in side.modules().items() if not [*module.parameters(), *module.children()]
-    }  # that may be called anew
     if side.again is None or begins is None:
         return []
     recorder = _Recorder(own, begins, until)

@@ -43,7 +43,8 @@ def runs(subject: Subject) -> Check:
         places.sort(key=lambda place: place[1].message.startswith("gradient"))
         for name, each in places[:1]:  # what others hold comes from there
             kind = found.limits.get(name, (0.0, torch.float32))[1]
-            more = f", and so {'is' if len(places) == 2 else 'are'} {len(places) - 1:,} of others" * (len(places) > 1)
+            others = many(len(places) - 1, "other place")
+            more = f"; so {'is' if len(places) == 2 else 'are'} {others}" * (len(places) > 1)
             advice = _HALF if kind is torch.float16 and "inf" in each.message else each.advice
             wrong.append(replace(each, message=f"{each.message}{more}", site=f"{name}:output", advice=advice))
     broken = [name for name, size in found.gradients.items() if size is not None and not math.isfinite(size)]
