@@ -18,7 +18,6 @@ from sonde.rules.window import Held, Mask, Numbers, Window, extended
 from sonde.site import PORTS
 
 _ALL, _ONCE = 0b11111, 1  # the last five values; at how many of them what has passed may still hold
-_NOTED = Window(2, 3)  # of a note
 
 
 class PortFindings:
@@ -104,7 +103,7 @@ class _Own:
         self.rule = rule
         self._chosen = chosen
         self._held = chosen.held(rule.name)
-        self._noted = Held(_NOTED) if rule.note_until else None
+        self._noted = Held(Window(2, 3)) if rule.note_until else None
         self._first: dict[int, Finding] = {}
 
     def add(self, numbers: list[Numbers], moments: npt.NDArray[np.int64]) -> None:

@@ -95,7 +95,7 @@ class _Judges:
         self._ports = PortFindings(self.facts, chosen)
         self._families: set[str] = set()
         self._rates: dict[str, float] = {}  # by model the learning rate, NaN where it has several
-        self._idle: dict[str, dict[str, bool]] = {}  # by model and group of several, whether its rate has been 0 so far
+        self._idle: dict[str, dict[str, bool]] = {}  # by optimizer and group of several, whether its rate has been 0 so far
 
     def look(self, block: RowBlock) -> None:
         """Look at finished rows of one model."""
@@ -119,9 +119,8 @@ class _Judges:
         self.seen[kind] = self.seen.get(kind, 0) + 1
         if kind == "lr" or kind.startswith("lr_"):
             self._rates[model] = value if kind == "lr" else math.nan
-        of, _, optimizer = model.rpartition("/")
-        if optimizer == "lr":
-            self._idle.setdefault(of, {})[kind] = self._idle.get(of, {}).get(kind, True) and not value
+        if model.rpartition("/")[2] == "lr":
+            self._idle.setdefault(model, {})[kind] = self._idle.get(model, {}).get(kind, True) and not value
         self.defect.look_at_scalar(name, value, epoch, step)
         self._scalars.add(name, value, epoch, step)
         self._ports.look_at_scalar(name, value, epoch, step)
@@ -329,7 +328,11 @@ class _Judges:
         if is_matrix and "output" not in each.evidence and each.value < self.chosen.limit("weight_large", "factor"):
             small = {place for other in found if RULES[other.rule].about == ("update", "small") for place in other.places}
             return each if ("output", "lost") in self._harms(each, found) or small & set(each.places) else None
-        if each.rule == "update_small" and not each.value and {True, False} <= {*self._idle.get(each.model, {}).values()}:
+        if (
+            each.rule == "update_small"
+            and not each.value
+            and {True, False} <= {*self._idle.get(f"{each.model}/lr".lstrip("/"), {}).values()}
+        ):
             return each if self._scalars.loss_of(each.model).stands(_STANDS) else replace(each, severity="note")
         if each.rule == "one_index" and each.begun >= _EARLY:
             return replace(each, quantity="output")  # other rows had a gradient before: units may have died meanwhile

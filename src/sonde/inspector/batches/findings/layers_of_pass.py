@@ -93,8 +93,10 @@ class LayersOfPass(PassFindings):
         if found is None:
             return None
         (name, left), (other, most) = ((each.removeprefix("aside "), numbers[each]) for each in (alike[0], apart[0]))
-        message = f"all that goes into {name} points in one direction, but for {short(left)} of its squares"
-        message += f": {short(most)} of what goes into {other}"
+        message = (
+            f"all that goes into {name} points in one direction, but for {short(left)} of its squares: {short(most)} of what goes "
+            f"into {other}"
+        )
         return replace(found, message=message, advice=_AVERAGED, site=f"{name}:input", evidence={"aside": left})
 
     def _of_indices(self, numbers: Mapping[str, float]) -> Iterator[Finding | None]:

@@ -227,7 +227,8 @@ class TargetFindings(PassFindings):
         if found is None or look.step < _TRIED or len(steps) < KEPT or not is_sure or given[steps[-1]] == made[steps[-1]]:
             return None
         one, other = given[steps[-1]][0], made[steps[-1]][0]
-        tells = f"it tells what it is given from what a generator makes, in {len(steps)} looks of {len(steps)}"
-        sizes = f"({short(one)} and {short(other)} on average)"
-        message = f"{tells} {sizes}, and steps have moved it {_OUTRUN:.0f} x as far as the other or more"
+        message = (
+            f"it tells what it is given from what a generator makes, in {len(steps)} looks of {len(steps)} ({short(one)} and "
+            f"{short(other)} on average), and steps have moved it {_OUTRUN:.0f} x as far as the other or more"
+        )
         return replace(found, message=message, advice=_RATES, evidence={"given": one, "made": other})
