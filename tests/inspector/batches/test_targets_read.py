@@ -895,3 +895,49 @@ def test_a_cross_entropy_that_stands_beside_a_larger_term_is_told_so(weight: flo
     beside = [each for each in inspector.findings if each.rule == "loss_stuck" and "of that at output 1 or less" in each.message]
     assert bool(beside) is is_told
     assert all(each.advice.startswith("weigh the terms of the loss") for each in beside)
+
+
+class TwoHeads(nn.Module):
+    """Returns classes and a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.kind, self.size = nn.Linear(8, 16), nn.Linear(16, 3), nn.Linear(16, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        made = self.trunk(x).tanh()
+        return self.kind(made), self.size(made)[:, 0]
+
+
+@pytest.mark.parametrize(
+    ("by", "weights"),
+    [
+        ("a weight", "100,000, the other's 1"),
+        ("a weight of a mean", "100,000, the other's 1"),
+        ("two weights", "10,000, the other's 0.01"),
+        ("units", None),
+        ("a weight that is right", ""),
+    ],
+)
+def test_the_weights_of_terms_are_told_where_these_make_gradients_uneven(by: str, weights: str | None) -> None:
+    torch.manual_seed(0)
+    model = TwoHeads()
+
+    def loss(_: int) -> Tensor:
+        x = drawn()
+        made, size = model(x)
+        kinds, target = functional.cross_entropy(made, x[:, :3].argmax(1)), x[:, 3] * (1e5 if by == "units" else 1)
+        error = functional.mse_loss(size, target)
+        return {
+            "a weight": kinds + 1e5 * error,
+            "a weight of a mean": (error * 1e5 + kinds) / 2,
+            "two weights": kinds / 100 + error / 1e-4,
+            "units": kinds + error,
+            "a weight that is right": kinds + 20 * error,
+        }[by]
+
+    found = trained(model, loss, 8)
+    assert ("terms_uneven" in found) is (weights != "")
+    if weights != "":
+        said = found["terms_uneven"].message.partition("; the larger one's term has the weight ")
+        assert said[2] == (weights or "")

@@ -84,7 +84,7 @@ def _begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     with _changing:
         listeners = list(_listeners)
         _take_off_unused()
-    for listener in listeners if is_new else ():
+    for listener in listeners if is_new and sent else ():
         try:
             listener.before_backward(sent)
         except Exception as error:

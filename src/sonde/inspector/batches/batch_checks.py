@@ -42,6 +42,7 @@ from sonde.inspector.batches.regression_targets import (
     other_numbers,
     range_of,
     regression_numbers,
+    scaled_by,
     sentinels_of,
     series_numbers,
     target_column_numbers,
@@ -58,6 +59,7 @@ from sonde.inspector.batches.target_reading import (
     scale_numbers,
     sent_loss,
     shared_numbers,
+    terms_of_loss,
     terms_with,
     way_numbers,
 )
@@ -80,6 +82,7 @@ _PAIRS, _APART = 3, 1e-3  # samples; of the size of outputs that tell samples ap
 _LINEAR = 3  # layers in a row
 _MOST_CLASSES = 256
 _COLUMNS_OF_TARGETS = 16  # that are looked for in what is given
+_TERMS, _TERM = 16, (*graph_nodes.KEEPS, "Neg")  # of a loss, and what its terms go through
 _OUTPUTS = 6  # of one pass
 _SLOW = 0.005  # momentum of running statistics: a tenth of them is new after 20 passes
 _SETTLED = 50  # logged steps after which running statistics have settled
@@ -133,6 +136,15 @@ class BatchChecks:
         self._steps += 1
         self._before, self._complete = None, len(self._looks)
         self._listen_no_more()
+
+    def before_backward(self, sent: list[Tensor]) -> None:
+        """Note by what a loss that is *sent* backward multiplies its terms, for the passes that it may be of."""
+        loss, looks = sent[0], self._looks[self._complete :]
+        terms = terms_of_loss(loss.grad_fn) if looks and loss.numel() == 1 else []
+        with torch.inference_mode(False), torch.no_grad(), without_recomputing():
+            known = [scaled_by(each, loss.device, _TERM)[1] for each in terms[:_TERMS]]
+            for look in looks if known else ():
+                look.add({f"weight {id(loss)} {place}": each for place, each in enumerate(known)})
 
     def look_at_loss(self) -> None:
         """Look what the loss adds up whose backward pass has ended, where derivatives without a graph were taken before it."""

@@ -203,8 +203,12 @@ def terms_with(number: int) -> frozenset[int]:
     loss = sent_loss()
     if loss is None:
         return frozenset()
-    terms = graph_nodes.terms_of(graph_nodes.behind(loss.grad_fn, _WEIGHS))
-    return frozenset(place for place, term in enumerate(terms) if _has(term, number))
+    return frozenset(place for place, term in enumerate(terms_of_loss(loss.grad_fn)) if _has(term, number))
+
+
+def terms_of_loss(node: graph_nodes.Node) -> Loss:
+    """Return the terms of a loss that *node* has made, also of one that is a multiple of their sum."""
+    return list(graph_nodes.terms_of(graph_nodes.behind(node, _WEIGHS)))
 
 
 def is_compared(number: int, nodes: Loss) -> bool:

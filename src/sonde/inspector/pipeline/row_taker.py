@@ -108,7 +108,8 @@ class RowTaker:
     def detach(self) -> None:
         """Take all hooks out."""
         self._ordering.stop()
-        backward_calls.listen_no_more(self.loss_graph)
+        for each in (self.loss_graph, self.batches):
+            backward_calls.listen_no_more(each)
         self.left_out.end(self._hooks_at("param"), self._ordering.ran)
         self.kept.end()
         self.settings.end()
@@ -142,7 +143,8 @@ class RowTaker:
     def listen(self, pace: Pace, *, passes: bool = False) -> None:
         """See what is sent backward in the step that runs, if that is looked at: of its training *passes*, or as it is logged."""
         looks = passes or (pace.on and (self.loss_graph.looks or self.parts.looks))
-        (backward_calls.listen if looks else backward_calls.listen_no_more)(self.loss_graph)
+        for each in (self.loss_graph, self.batches):
+            (backward_calls.listen if looks else backward_calls.listen_no_more)(each)
 
     def never_stepped(self, passes: int, epoch: int, step: int) -> None:
         """Judge a model that no optimizer has stepped, where others were: so many *passes* have left it gradients."""

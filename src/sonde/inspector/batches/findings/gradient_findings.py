@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from sonde.inspector.batches.findings.pass_history import HALF, KEPT, LAST, OFTEN, SEEN, PassFindings, has_room
+from sonde.inspector.batches.findings.pass_history import HALF, KEPT, LAST, OFTEN, SEEN, PassFindings, has_room, weighed
 from sonde.inspector.batches.look import EACH, Look, label_axis
 from sonde.rules import Finding
 from sonde.words import short
@@ -107,10 +107,13 @@ class GradientFindings(PassFindings):
         parts = [numbers.get(f"part {at}", 0.0) for at in range(len(look.outputs))]
         largest, least = (each(range(len(parts)), key=parts.__getitem__) for each in (max, min))
         if look.number == 0 and parts[least] > 0 and math.isfinite(parts[largest]):
-            uneven = self._so_far("uneven", value=(largest, least, parts[largest] / parts[least]))[:EACH]
+            weights = [numbers.get(f"weight {look.loss} {min(look.terms[at], default=0)}", 0.0) for at in (largest, least)]
+            weights = weights if len(look.terms[largest]) == len(look.terms[least]) == 1 else [0.0, 0.0]
+            uneven = self._so_far("uneven", value=(largest, least, weights, parts[largest] / parts[least]))[:EACH]
             if len(uneven) >= KEPT and all(each[:2] == uneven[0][:2] for each in uneven):
                 times = min(each for *_, each in uneven)
-                yield judge("terms_uneven", times, one=_named(look, largest), other=_named(look, least))
+                found = judge("terms_uneven", times, one=_named(look, largest), other=_named(look, least))
+                yield found and replace(found, message=found.message + weighed(weights))
                 errors, sizes = self._so_far("error", largest), self._so_far("size", largest)
                 found = judge("target_large", errors[0] ** 2, sizes[0], 1.0) if errors and sizes and times >= _DOMINATES else None
                 beside = f"and their gradient is {short(times)} x that at {_named(look, least)}"

@@ -22,6 +22,7 @@ INPUTS = 8
 """That are compared with targets."""
 DROWNED = 100.0
 """Times as large, from which on a gradient at one output leaves another one's loss where it is, if that stands still."""
+_MORE = 10.0  # times as much as another one weighs a term that makes gradients uneven by that
 _DROWNED = (
     "weigh the terms of the loss so that their gradients are of one size: look at a weight, a sum for a mean, units of a target; a "
     "learning rate that is right for the larger one does nothing for the other"
@@ -71,7 +72,13 @@ class PassFindings:
         if times < DROWNED:
             return found and replace(found, message=message)
         beside = f"its gradient at first is 1/{short(times)} of that at output {uneven[0][0]} or less"
-        return found and replace(found, message=f"{message}; {beside}", advice=_DROWNED)
+        return found and replace(found, message=f"{message}; {beside}{weighed(uneven[0][2])}", advice=_DROWNED)
+
+
+def weighed(weights: Sequence[float]) -> str:
+    """Return in words by what a loss multiplies the term of the larger gradient, and the other, where the one is far more."""
+    one, other = weights
+    return f"; the larger one's term has the weight {short(one)}, the other's {short(other)}" * (one > _MORE * other)
 
 
 def has_room(numbers: Mapping[str, float], at: int, level: float, way: float, error: float = 0.0) -> bool:
