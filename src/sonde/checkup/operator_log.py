@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.engine import OperatorCall, OperatorMode, members, walk
+from sonde.engine import OperatorCall, OperatorMode, backward_calls, members, walk
 
 _OBSERVERS = ("sonde.engine.", "sonde.inspector.", "sonde.stats.", "sonde.keep.", "sonde.preprocessor.", "sonde.recorders.")
 _READING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -113,7 +113,7 @@ class OperatorLog(OperatorMode):
         layer = None
         while frame is not None:
             file = frame.f_globals.get("__name__", "")
-            if file.startswith(_OBSERVERS):
+            if file.startswith(_OBSERVERS) and not backward_calls.passes_through(frame):
                 return file.removeprefix("sonde."), True
             if layer is None:
                 held = frame.f_locals.get("self")

@@ -85,7 +85,6 @@ def nonfinite(nan: float, inf: float, count: float, *, what: str = "") -> Judged
     evidence=("dead",),
     at="output",
     window=Window(3, 5),  # measured in few logged steps: units that live again in the next ones were not dead
-    least=2,  # of a note
     brings=(
         "loss_stuck",
         "all_zero",

@@ -14,7 +14,7 @@ from sonde.rules.finding import Finding, Rule
 from sonde.rules.layer_groups import joined
 from sonde.rules.model_facts import ModelFacts
 from sonde.rules.place_history import History
-from sonde.rules.window import Held, Mask, Numbers, Window, extended
+from sonde.rules.window import Held, Mask, Numbers, extended
 from sonde.site import PORTS
 
 _ALL, _ONCE = 0b11111, 1  # the last five values; at how many of them what has passed may still hold
@@ -103,7 +103,7 @@ class _Own:
         self.rule = rule
         self._chosen = chosen
         self._held = chosen.held(rule.name)
-        self._noted = Held(Window(2, 3)) if rule.note_until else None
+        self._noted = chosen.held(rule.name) if rule.note_until else None
         self._first: dict[int, Finding] = {}
 
     def add(self, numbers: list[Numbers], moments: npt.NDArray[np.int64]) -> None:

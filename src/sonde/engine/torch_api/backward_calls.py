@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from functools import wraps
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -59,6 +60,11 @@ def sent_backward() -> list[Tensor]:
     return autograd_state.thread_value(_KEY) or []
 
 
+def passes_through(frame: FrameType) -> bool:
+    """Return whether a *frame* is that of the function which stands for torch's: what it calls is the caller's own."""
+    return frame.f_code is _CODE
+
+
 def _passing_to(original: Backward) -> Backward:
     @wraps(original)
     def backward(*args: Any, **kwargs: Any) -> None:
@@ -72,6 +78,9 @@ def _passing_to(original: Backward) -> Backward:
             hooks.apart(autograd_state.set_thread_value, _KEY, before)
 
     return hooks.not_compiled(backward)
+
+
+_CODE = _passing_to(torch.autograd.backward).__code__
 
 
 def _begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
