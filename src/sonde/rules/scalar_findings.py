@@ -33,7 +33,7 @@ from sonde.rules.loop import (
     STUCK_VALUES,
     UNBOUNDED_VALUES,
 )  # fmt: skip
-from sonde.rules.updates import LOW_RATE
+from sonde.rules.updates import LOW_RATE, WARMED
 from sonde.rules.window import Held
 
 _GRADIENTS = ("grad_norm", "grad_norm_raw")
@@ -150,7 +150,7 @@ class ScalarFindings:
         yield from (replace(each, step=loss.steps[1], first_step=loss.grown_at) for each in (found,) if each is not None)
         found = (
             self._chosen.judge("rate_small", loss.rate, loss.largest_rate, loss.low_share, loss.warmed)
-            if loss.stands(_SLOWLY)
+            if loss.stands(_SLOWLY) or loss.idles
             else None
         )
         yield from (replace(each, step=loss.steps[1], first_step=loss.steps[0]) for each in (found,) if each is not None)
@@ -406,6 +406,7 @@ class _Loss:
         self.steps = (0, 0)
         self.peak = 0
         self._low = [0, 0]  # values behind a step at a rate far below the largest, and all
+        self._moved_before = math.nan  # how far the steps before such a rate had moved the weights
         self.grown_at, self._limit = -1, chosen.limit("rate_grown", "factor")
         self._lately: deque[tuple[int, float]] = deque(maxlen=_AFTER)
         self._around: deque[tuple[int, float]] = deque(maxlen=SMOOTH + _AFTER)
@@ -514,7 +515,9 @@ class _Loss:
         self.rate, self.moved = rate, moved
         if not rate <= self.largest_rate and not math.isnan(rate):
             self.largest_rate, self.peak = rate, step
-        self._low = [self._low[0] + (rate <= LOW_RATE * self.largest_rate), self._low[1] + 1]
+        is_low = rate <= LOW_RATE * self.largest_rate
+        self._low = [self._low[0] + is_low, self._low[1] + 1]
+        self._moved_before = self._moved_before if is_low else moved
         self._rates.append(rate)
         if math.isnan(self.best_rate) or self.lowest < self._best:
             self._best, self.best_rate = self.lowest, median(self._rates)
@@ -527,6 +530,12 @@ class _Loss:
     def low_share(self) -> float:
         """How many of the values came at a learning rate far below the largest, as a share of all."""
         return self._low[0] / max(self._low[1], 1)
+
+    @property
+    def idles(self) -> bool:
+        """Whether the steps at such a rate have moved next to nothing, after others that did, and before all was learnt."""
+        is_long = self.steps[1] - self.steps[0] >= STUCK_STEPS - 10
+        return is_long and self.moved - self._moved_before < WARMED and not self.has_converged
 
     @property
     def warmed(self) -> float:
