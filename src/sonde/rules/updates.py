@@ -176,7 +176,8 @@ def overwritten(shift: float, update: float, left: float = math.nan, *, factor: 
 
 
 @entry(
-    f"a weight with a gradient that no optimizer has moved in {UNMOVED} logged steps or more, where others move",
+    f"a weight with a gradient that no optimizer has moved in {UNMOVED} logged steps or more, where others move; of half of the layers "
+    "or more a note, but where most are as drawn (warn; more than two of them, or the last one too: bad)",
     "a parameter outside of every optimizer",
     "give it to the optimizer, and call its step(); or freeze it with requires_grad_(False) if that is meant",
     needs=("rms:update", "rms:grad"),
@@ -446,8 +447,8 @@ def rate_grown(rate: float, best: float, *, factor: float = GROWN_RATE) -> Judge
 
 @entry(
     f"half of the losses or more, of 90 steps, came at a learning rate of {LOW_RATE:g} of the largest or less that has moved the "
-    f"weights by less than {percent(WARMED)}, or where the loss has not fallen by a fifth; or nor has it in a warm-up of 200 steps that "
-    f"moves them no further; or a training of 200 steps ends at a rate that has risen in all of it, and is below "
+    f"weights by less than {percent(WARMED)}, or where the loss has not fallen by a fifth; or nor has it in a warm-up of 200 steps "
+    f"that moves them no further; or a training of 200 steps ends at a rate that has risen in all of it, and is below "
     f"{percent(WITHIN)} of the one that the optimizer was given (of 90 steps, {percent(WITHIN / 10)}), or its largest rate is the "
     "square of that one",
     "our own: a schedule that is stepped too often, or for the wrong reason, leaves a rate that moves nothing",

@@ -27,6 +27,8 @@ _VIEWS = (*graph_nodes.MOVES, "Expand")
 _REDUCES = ("Mean", "Sum", "Div", "Mul", "Neg", "Rsub", "Diagonal", *(_DISTANCES := ("Pow", "Abs", "Norm", "LinalgVectorNorm")))
 _TAKES = ("Split", "Unbind", "Slice", "Select", "Index")
 _SQUARES = ("MseLoss", "SmoothL1Loss", "HuberLoss")
+_DISTANCE = "a distance of outputs and targets"
+_CLIMBS = "the optimizer has maximize=True, so that each step makes it larger"
 _LINEAR = ("Addmm", "Mm", "Bmm", "Convolution")
 _OF_LOGARITHMS = {"NllLoss": "nll_loss", "NllLoss2D": "nll_loss", "CtcLoss": "ctc_loss"}
 _OF_LOGITS = {
@@ -88,7 +90,8 @@ class LossGraph:
         self._aligned_losses: list[HostCopy] = []  # what a ctc_loss has made
         self._began = (0, 0)  # epoch and step of the first of these
         self._masked: list[tuple[HostCopy, int, int, int]] = []  # cross-entropies of masked scores, the moment, and their classes
-        self._distances: list[tuple[HostCopy, int, int]] = []  # losses that are a multiple of a distance, and the moment
+        self._distances: list[tuple[HostCopy, int, int, str]] = []  # losses that are a multiple of one, the moment, and what it is
+        self.climbs = False  # an optimizer with maximize=True has made a step
 
     def look(self, epoch: int, step: int) -> None:
         """Look at what the backward pass that runs, of a logged step, was begun from."""
@@ -112,8 +115,8 @@ class LossGraph:
             if any(graph_nodes.operation_of(node) == "CtcLoss" for node in nodes[:_OF_LOSS]):
                 self._began = self._began if self._aligned_losses else (epoch, step)
                 self._aligned_losses.append(HostCopy.of([sent[0].detach().abs().double().sum()]))
-            if self._sent is not None and _is_distance(nodes[0]):
-                self._distances.append((HostCopy.of([self._sent.double().reshape(())]), epoch, step))
+            if self._sent is not None and (kind := _distance(nodes[0])):
+                self._distances.append((HostCopy.of([self._sent.double().reshape(())]), epoch, step, kind))
             if self._sent is not None and (classes := _masked_classes(nodes[0])):
                 self._masked.append((HostCopy.of([self._sent.double().reshape(())]), epoch, step, classes))
             if not (self._strangers or self._is_judged):
@@ -148,18 +151,21 @@ class LossGraph:
             self._found.pop("loss_summed", None)
 
     def _of_sign(self) -> None:
-        """Judge whether a distance, which is never below zero, is sent backward with the other sign."""
+        """Judge whether a distance, which is never below zero, is sent backward with the other sign, or climbed as it is."""
         if self._looks < _LOOKS or not self._distances:
             return
-        (_, epoch, step), losses = self._distances[0], [float(each) for copy, *_ in self._distances for each in copy.unpack()]
+        _, epoch, step, kind = self._distances[0]
+        losses = [float(each) for copy, *_ in self._distances for each in copy.unpack()]
         self._distances = []
-        is_below = len(losses) == _LOOKS and max(losses) < 0
-        found = self._chosen.judge("loss_unbounded", *[math.nan] * 4, is_maximised=True) if is_below else None
+        is_up = min(losses) > 0 if self.climbs else max(losses) < 0 and kind == _DISTANCE
+        found = (
+            self._chosen.judge("loss_unbounded", *[math.nan] * 4, is_maximised=True) if is_up and len(losses) == _LOOKS else None
+        )
         if found is not None:
-            message = (
-                f"a distance of outputs and targets is maximised: what is sent backward is below zero, {short(losses[0])} at first"
-            )
-            self._found["loss_unbounded"] = replace(found.at("", epoch, step, self._prefix + message), first_step=step)
+            why = _CLIMBS if self.climbs else f"what is sent backward is below zero, {short(losses[0])} at first"
+            told = found.at("", epoch, step, f"{self._prefix}{kind} is maximised: {why}")
+            advice = "leave maximize=True out" if self.climbs else found.advice
+            self._found["loss_unbounded"] = replace(told, first_step=step, advice=advice)
 
     def _of_mask(self) -> None:
         """Judge whether labels of a cross-entropy stand at scores that a mask has put far below all others."""
@@ -436,15 +442,20 @@ def _masked_classes(node: Node) -> int:
     return shape[axis] if is_masked and axis is not None else 0
 
 
-def _is_distance(node: Node) -> bool:
-    """Return whether a loss is a squared error, Huber's or a divergence, whose numbers are never below zero, times a number."""
+def _distance(node: Node) -> str:
+    """Return what a loss is a multiple of that is never below zero: a squared error, Huber's or a divergence, or a cross-entropy.
+
+    ``""`` of another one.
+    """
     while graph_nodes.operation_of(node) in ("Mul", "Div", "Neg") and graph_nodes.shape_of(node) == ():
         before = graph_nodes.sources_of(node)
         if len(before) != 1:
-            return False
+            return ""
         (node,) = before
     node = graph_nodes.behind(node, ("Mean", "Sum", "Div"))
-    return graph_nodes.operation_of(node) in _SQUARES or _is_divergence(node, trained=1)
+    name = graph_nodes.operation_of(node)
+    is_distance = name in _SQUARES or _is_divergence(node, trained=1)
+    return _DISTANCE if is_distance else "a cross-entropy" if _OF_LOGARITHMS.get(name) == "nll_loss" else ""
 
 
 def _are_parts(one: Collection[Node], other: Collection[Node]) -> bool:
