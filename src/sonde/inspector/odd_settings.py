@@ -32,6 +32,9 @@ class OddSettings:
     Args:
         chosen: the rules that are applied.
         model: its name in messages; ``""`` where there is one model.
+
+    Attributes:
+        climbs: steps were made up what is sent backward, as maximize=True says.
     """
 
     def __init__(self, chosen: Chosen, model: str) -> None:
@@ -42,6 +45,7 @@ class OddSettings:
         self._warms: tuple[int, float, float, float] | None = None  # first step, first and last rate, and the one that was given
         self._highest = 0.0  # rate of all steps
         self._epoch = self._step = 0
+        self.climbs = False
         self._new = 0  # logged steps, one after the other, of optimizers that were not seen before
         self._held: WeakKeyDictionary[Optimizer, frozenset[int]] = WeakKeyDictionary()  # by optimizer, ids of its parameters
         self._last: frozenset[int] = frozenset()  # of the optimizer that made the logged step before
@@ -53,6 +57,7 @@ class OddSettings:
     def look(self, optimizer: Optimizer, hooks: Sequence[SiteHook], epoch: int, step: int) -> None:
         """Look at the *optimizer*, which has made a step; *hooks* are those of all parameters."""
         groups = optimizer.param_groups
+        self.climbs |= any(group.get("maximize") and _number(group.get("lr")) >= 0 for group in groups)
         self._look_for_still(optimizer, hooks, epoch, step)
         self._look_at_warm_up(groups[0], epoch, step)
         for found in filter(None, self._of_steps(optimizer)):

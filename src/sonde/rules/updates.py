@@ -176,8 +176,8 @@ def overwritten(shift: float, update: float, left: float = math.nan, *, factor: 
 
 
 @entry(
-    f"a weight with a gradient that no optimizer has moved in {UNMOVED} logged steps or more, where others move; of half of the layers "
-    "or more a note, but where most are as drawn (warn; more than two of them, or the last one too: bad)",
+    f"a weight with a gradient that no optimizer has moved in {UNMOVED} logged steps or more, where others move; of half of the "
+    "layers or more a note, but where most are as drawn (warn; more than two of them, or the last one too: bad)",
     "a parameter outside of every optimizer",
     "give it to the optimizer, and call its step(); or freeze it with requires_grad_(False) if that is meant",
     needs=("rms:update", "rms:grad"),

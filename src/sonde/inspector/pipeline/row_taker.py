@@ -205,8 +205,8 @@ class RowTaker:
             if measurement.kind == "step" and wanted and measurement.attachment.attached:
                 builder.rows(measurement, self._order(), scales=scales)
         if optimizer is not None:
-            self.loss_graph.climbs |= any(group.get("maximize") for group in optimizer.param_groups)
             self.settings.look(optimizer, self._hooks_at("param"), ended.epoch, ended.step)
+            self.loss_graph.climbs = self.settings.climbs
             for name, rate in _learning_rates(optimizer, turn):
                 builder.scalar(self._prefix + name, rate, "lowest")
         waited, self._waiting = self._waiting, []
