@@ -666,3 +666,28 @@ def test_a_finding_carries_its_numbers_and_can_be_placed() -> None:
     assert (found.evidence, found.value, found.site) == ({"size": 400.0, "median": 1.0}, 400.0, "")
     placed = found.at("0.weight:grad", 1, 30)
     assert (placed.site, placed.epoch, placed.step, placed.message) == ("0.weight:grad", 1, 30, found.message)
+
+
+def of_losses(values: list[float]) -> set[str]:
+    """The rules that find something in losses, one in each step."""
+    scalars = rules.ScalarFindings(rules.Chosen())
+    for step, value in enumerate(values):
+        scalars.add("loss", value, epoch=0, step=step)
+    return {each.rule for each in scalars.findings(at_end=True)}
+
+
+def test_a_jump_of_a_loss_that_is_back_at_once_is_no_spike_where_it_is_not_far_above_all_before() -> None:
+    """As of batches of a sparse reward; what stays, comes back slowly, comes at the end, or is ten times all before is one."""
+    noisy = [0.0007 + 0.03 * math.exp(-step / 5) + 0.0002 * (step % 3) for step in range(150)]
+    assert "spike" not in of_losses([0.04 if step in (100, 130) else each for step, each in enumerate(noisy)])
+    for spikes in ([0.04] * 5, [0.04, 0.03, 0.02, 0.015, 0.01], [0.4]):
+        assert "spike" in of_losses([*noisy[:100], *spikes, *noisy[100 + len(spikes) :]])
+    assert "spike" in of_losses([*noisy[:100], 0.04])
+
+
+def test_a_loss_that_comes_down_from_its_peak_does_not_rise() -> None:
+    """A codebook is learnt at the cost of the loss at first; one that stays up is told, if later."""
+    up = [1 + 1.8 * step / 48 for step in range(48)]
+    assert "loss_rising" not in of_losses([*up, *[1 + 1.8 * math.exp(-step / 60) for step in range(150)]])
+    assert "loss_rising" in of_losses([*up, *[max(1.7, 2.8 - step / 40) for step in range(150)]])
+    assert "loss_rising" in of_losses([*up, *[2.8] * 100])

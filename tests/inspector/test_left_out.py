@@ -497,7 +497,19 @@ def test_adapters_of_no_optimizer_are_unmoved_though_they_are_most_of_what_is_tr
     assert [each.severity for each in found(model, SGD(model[-1].parameters(), 0.1)) if each.rule == "unmoved"] == ["note"]
 
 
-@pytest.mark.parametrize(("first", "was_trained", "severity"), [(True, False, "bad"), (True, True, "note"), (False, True, "note")])
+@pytest.mark.parametrize(("place", "was_trained", "severity"), [(2, True, "note"), (2, False, "warn"), (0, True, "bad")])
+def test_a_probe_of_one_hidden_layer_is_a_note_where_that_was_trained(place: int, was_trained: bool, severity: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 300), nn.ReLU(), nn.Linear(300, 2))
+    if was_trained:
+        found(model, torch.optim.Adam(model.parameters(), 1e-2))
+    assert [(each.rule, each.severity) for each in found(model, SGD(model[place].parameters(), 0.01))] == [("unmoved", severity)]
+
+
+@pytest.mark.parametrize(
+    ("first", "was_trained", "severity"),
+    [(True, False, "bad"), (True, True, "note"), (False, True, "note"), (False, False, "warn")],
+)
 def test_an_optimizer_of_one_layer_leaves_others_that_were_never_trained(first: bool, was_trained: bool, severity: str) -> None:
     """It is meant where a head, or what goes in, is fitted to layers that have been trained."""
     torch.manual_seed(0)

@@ -43,7 +43,7 @@ _NOT_USED = (
     "overwritten or taken from another place, or for what cuts it off (a detach(), no_grad(), an argmax); freeze it with "
     "requires_grad_(False) if that is meant"
 )
-_MOST = 0.5  # share of the layers without an optimizer; if more are, the others may be what is meant to be trained: a note
+_MOST = 0.5  # share of the layers without an optimizer; if so many are, the others may be what is meant to be trained: a note
 
 
 @dataclass
@@ -208,14 +208,14 @@ class LeftOut:
         if not left:
             return
         loose = [each for each in left if not each.is_held and not each.hook.was_stepped()]
-        are_most = len({id(each.hook.module) for each in loose}) > _MOST * self._layers and not _adapts_frozen(loose, hooks)
+        are_most = len({id(each.hook.module) for each in loose}) >= _MOST * self._layers and not _adapts_frozen(loose, hooks)
         was_replaced = len(loose) == self._strange
-        are_most = are_most and not was_replaced and not self._must_move(loose, raw, hooks, ran)
         unmoved = self._judged("unmoved", loose, ran)
         if unmoved is not None and was_replaced:
             unmoved = replace(unmoved, advice=f"{_REPLACED}; else {unmoved.advice}")
         cleared = [each for each in left if 2 * each.had > each.steps]
-        found = [replace(unmoved, severity="note") if unmoved is not None and are_most else unmoved]
+        grave = self._must_move(loose, raw, hooks, ran) if are_most and not was_replaced else "bad"
+        found = [unmoved and replace(unmoved, severity=grave)]
         found.append(self._judged("gradient_cleared", cleared, ran))
         out = {id(each.hook) for each in left}
         reached = [hook for hook in hooks if id(hook) not in out and _is_trained(hook.target)]
@@ -227,23 +227,29 @@ class LeftOut:
 
     def _must_move(
         self, loose: Sequence[_Left], raw: Sequence[SiteHook], hooks: Sequence[SiteHook], ran: Mapping[str, Ran]
-    ) -> bool:
-        """Return whether what no optimizer moves is all that could be trained, or most of it was never trained.
+    ) -> Severity:
+        """Return how grave it is that no optimizer moves most layers: that is all that could be trained, or they never were.
 
-        A head on trained layers may be all that is meant to be trained; where the last layer is not moved either, the others of
-        which enough elements are known say whether anything was trained.
+        A head on trained layers may be all that is meant to be trained, and a layer or two may be random features; where the last
+        layer is not moved either, they are not. Those layers of which enough elements are known say whether any was trained.
         """
         left, never = {id(each.hook) for each in loose}, {id(hook) for hook in raw}
         weights = [each for each in loose if isinstance(each.hook.module, (*_MIXING, nn.Embedding)) and each.hook.target.dim() > 1]
-        is_raw = [id(each.hook) in never for each in weights]
-        is_all = all(id(hook) in left for hook in hooks if not hook.is_on_module and _is_trained(hook.target))
         placed = [(place, hook) for hook in hooks if _mixes(hook) and (place := _place(hook, ran)) is not None]
         last = max(placed, key=lambda two: two[0], default=(0, None))[1]
-        if last is not None and any(each.hook is last for each in weights):
-            known = [id(each.hook) in never for each in weights if each.hook.target.numel() >= _LEAST[_is_table(each.hook)]]
-            small_or_raw = last.target.numel() < _ENOUGH or id(last) in never
-            return is_all or (small_or_raw and sum(known) > _MOST * len(known))
-        return is_all or (sum(is_raw) > RULES["frozen_raw"].thresholds["few"] and sum(is_raw) > _MOST * len(is_raw))
+        is_last = last is not None and any(each.hook is last for each in weights)
+        is_half = 2 * len({id(each.hook.module) for each in loose}) <= self._layers
+        if (is_last and is_half) or all(id(hook) in left for hook in hooks if not hook.is_on_module and _is_trained(hook.target)):
+            return "bad"
+        known = [each.hook for each in weights if each.hook.target.numel() >= _LEAST[_is_table(each.hook)]]
+        drawn = [hook for hook in known if id(hook) in never]
+        if 2 * len(drawn) <= len(known):
+            return "note"
+        if last is not None and is_last:
+            return "bad" if last.target.numel() < _ENOUGH or last in drawn else "note"
+        if len(drawn) > RULES["frozen_raw"].thresholds["few"]:
+            return "bad"
+        return "warn" if sum(hook.target.numel() for hook in drawn) >= _MANY else "note"
 
     def _look_at_frozen(self, hooks: Sequence[SiteHook], ran: Mapping[str, Ran]) -> None:
         """Copy numbers of the weights that are frozen, or in no optimizer, if these are plain."""

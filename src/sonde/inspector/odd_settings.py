@@ -16,7 +16,7 @@ from sonde.engine import SiteHook
 from sonde.rules import Chosen, Finding, among
 
 _LONG = 1000  # steps
-_WARM_UP = 190  # steps from which on a training is more than a trial
+_WARM_UP, _SHORT, _FAR = 190, 90, 0.01  # steps of more than a trial, and of one whose rate is so far below the one that was given
 _RETURNS_RATE = "have the function of the schedule (LambdaLR) return a factor of the rate, which is 1 for the rate as it was given"
 _GIVE_RATE = (
     "give this group a learning rate in the optimizer, or freeze its parameters with requires_grad_(False), if that is meant"
@@ -32,6 +32,9 @@ class OddSettings:
     Args:
         chosen: the rules that are applied.
         model: its name in messages; ``""`` where there is one model.
+
+    Attributes:
+        climbs: steps were made up what is sent backward, as maximize=True says.
     """
 
     def __init__(self, chosen: Chosen, model: str) -> None:
@@ -42,6 +45,7 @@ class OddSettings:
         self._warms: tuple[int, float, float, float] | None = None  # first step, first and last rate, and the one that was given
         self._highest = 0.0  # rate of all steps
         self._epoch = self._step = 0
+        self.climbs = False
         self._new = 0  # logged steps, one after the other, of optimizers that were not seen before
         self._held: WeakKeyDictionary[Optimizer, frozenset[int]] = WeakKeyDictionary()  # by optimizer, ids of its parameters
         self._last: frozenset[int] = frozenset()  # of the optimizer that made the logged step before
@@ -53,6 +57,7 @@ class OddSettings:
     def look(self, optimizer: Optimizer, hooks: Sequence[SiteHook], epoch: int, step: int) -> None:
         """Look at the *optimizer*, which has made a step; *hooks* are those of all parameters."""
         groups = optimizer.param_groups
+        self.climbs |= any(group.get("maximize") and _number(group.get("lr")) >= 0 for group in groups)
         self._look_for_still(optimizer, hooks, epoch, step)
         self._look_at_warm_up(groups[0], epoch, step)
         for found in filter(None, self._of_steps(optimizer)):
@@ -101,7 +106,7 @@ class OddSettings:
             self._found["still"] = replace(self._found["still part"], severity="note")
         first, begun, rate, given = self._warms or (0, 0.0, math.inf, 0.0)
         is_squared = 0 < given <= _FACTOR and abs(self._highest / given**2 - 1) <= _SAME
-        if (begun < rate < math.inf or is_squared) and self._step - first >= _WARM_UP:
+        if (begun < rate < math.inf or is_squared) and self._step - first >= (_SHORT if rate < _FAR * given else _WARM_UP):
             rate = self._highest if is_squared else rate
             found = self._chosen.judge("rate_small", rate, rate, 0.0, math.nan, given, given if is_squared else math.nan)
             if found is not None:
@@ -125,7 +130,7 @@ class OddSettings:
         self._found.setdefault(found.rule, replace(found.at("", epoch, step, self._prefix + found.message), first_step=first))
 
     def _judge(self, group: Mapping[str, Any], rate: float, decay: float) -> Iterator[Finding | None]:
-        yield self._chosen.judge("eps_large", _number(group.get("eps")))
+        yield self._chosen.judge("eps_large", _number(group.get("eps")), float(sum(each.numel() for each in group["params"])))
         fades = _number(group.get("lr_decay"))  # of Adagrad
         faded = self._chosen.judge("rate_small", rate / (1 + _LONG * fades), rate, 1.0, math.nan) if fades else None
         yield faded and replace(

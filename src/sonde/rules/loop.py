@@ -68,7 +68,7 @@ BELOW, LIKE_GUESS, EVALUATED = 0.05, 0.3, 5  # of a guess, what a loss is below 
 
 @entry(
     f"a loss or norm {SPIKE:g} deviations above the median of 128 logged values (of logarithms), and as large as at the beginning; "
-    f"or a loss or gradient norm {SPIKE_ABOVE:g} x as large as any before",
+    f"or a loss or gradient norm {SPIKE_ABOVE:g} x as large as any before; a loss that is not, where none of the next 3 is back",
     "OLMo-core, SpikeScore; Megatron-LM, 10 x the largest of the first 100",
     "look at the batch of this step, and at what has changed in the data from then on; {clip_grad_norm}, {lr}",
     needs=("loss|grad_norm",),
@@ -127,10 +127,10 @@ def no_training_forward(missed: int, logged: int) -> Judged:
 @entry(
     f"the loss is {RISING:g} x as large as at the beginning ({RISING_EARLY:g} x in the first {EARLY} steps of more), or has lost "
     f"more than it had won ({BACK:g} x the beginning), or is that of a guess again (3 of 5 medians of 5 values; of a noisy one "
-    f"also the median of {RESTED})",
+    f"also the median of {RESTED}); not one that has come halfway down again from its peak, in 40 values or more, and still falls",
     "TheDeepChecker has 2 x the smallest loss, five times",
-    "look in this order at the sign of the loss, at what changed in the data, and at targets that the model makes itself (values "
-    "of a next state, with a discount of 1 or more or beyond an end); {lr}, or {clip_grad_norm}",
+    "look in this order at the sign of the loss (and maximize=True), at what changed in the data, and at targets that the model "
+    "makes itself (values of a next state, with a discount of 1 or more or beyond an end); {lr}, or {clip_grad_norm}",
     needs=("loss",),
     severity="bad",
     evidence=("loss", "first", "lowest", "", "", "", "", "", "", ""),
@@ -188,7 +188,8 @@ def loss_rising(
     "half of that (twice, in fewer than 30 values); one that was, below minus a hundred times (ten where an output or a weight "
     f"has grown too large); all below -1, and {FASTER:g} x as fast in the last third as in the middle one (from minus ln(outputs): "
     "no slower); or in the first ten training passes the gradient of a softmax is above zero at one class alone: it is maximised; "
-    "or a squared error or a divergence is sent backward below zero, in the first three passes",
+    "or a squared error or a divergence is sent backward below zero, in the first three passes, or, as a cross-entropy, above zero "
+    "and the optimizer has maximize=True",
     "our own: outputs grow by a product of weights, each of which grows evenly at most; the loss of a density falls by logarithms "
     "of a scale, evenly at most, and then slower; a score ends at -1",
     "look at the sign of the loss, at targets beyond its range (from 0 to 1 in a binary cross-entropy), and whether it takes "

@@ -33,7 +33,7 @@ from sonde.rules.loop import (
     STUCK_VALUES,
     UNBOUNDED_VALUES,
 )  # fmt: skip
-from sonde.rules.updates import LOW_RATE
+from sonde.rules.updates import LOW_RATE, WARMED
 from sonde.rules.window import Held
 
 _GRADIENTS = ("grad_norm", "grad_norm_raw")
@@ -64,6 +64,7 @@ _ADDED = (
     "root of the number of parameters), a factor, a sum over ranks"
 )
 _COIN = math.log(2)  # the cross-entropy of a guess of two classes
+_DOWN = 40  # values behind its peak, from which on a loss that has risen comes down again
 _AFTER, _HELPED = 3, 0.9  # losses after a step, and their least one against that of the step, that say that the step was a good one
 
 Where = Callable[[int, float], tuple[str, float] | None]
@@ -150,7 +151,7 @@ class ScalarFindings:
         yield from (replace(each, step=loss.steps[1], first_step=loss.grown_at) for each in (found,) if each is not None)
         found = (
             self._chosen.judge("rate_small", loss.rate, loss.largest_rate, loss.low_share, loss.warmed)
-            if loss.stands(_SLOWLY)
+            if loss.stands(_SLOWLY) or loss.idles
             else None
         )
         yield from (replace(each, step=loss.steps[1], first_step=loss.steps[0]) for each in (found,) if each is not None)
@@ -187,7 +188,10 @@ class ScalarFindings:
         judged = [each for name, each in self._scalars.items() if name not in raw]
         stuck = [each.stuck or (each.stuck_at(each.loss, 0, at_end=True) if at_end and each.loss else None) for each in judged]
         rises = [each.rises or (each.risen_at_end() if at_end else None) for each in judged]
-        held = [(each.grown, each.spike, risen, each.falls or each.sinks) for each, risen in zip(judged, rises, strict=True)]
+        held = [
+            (each.grown, each.spike or (each.jumped if at_end else None), risen, each.falls or each.sinks)
+            for each, risen in zip(judged, rises, strict=True)
+        ]
         for found in (*zip(*held, strict=True), stuck):
             known = [each for each in found if each is not None]
             first, *others = sorted(known, key=lambda each: (each.first_step or 0, _QUANTITIES.index(each.quantity))) or (None,)
@@ -213,6 +217,7 @@ class _Scalar:
         moved_first: names the layer that moved first.
         loss_of_model: returns the training loss of the model, whose gradients these may be.
         spike: the first value that stands out of those before it.
+        jumped: a value that does, and may be back in the next ones.
         grown: the growth of a norm of gradients, if that was too much.
         chance_of_model: returns the cross-entropy of a guess; NaN if that is not known.
         rises, falls, stuck: a loss that rises, falls without bound, or had not fallen at some step.
@@ -226,11 +231,13 @@ class _Scalar:
     loss_of_model: Callable[[], _Loss]
     chance_of_model: Callable[[], float]
     spike: Finding | None = None
+    jumped: Finding | None = None
     grown: Finding | None = None
     rises: Finding | None = None
     falls: Finding | None = None
     sinks: Finding | None = None
     stuck: Finding | None = None
+    _after: list[float] = field(default_factory=list)
     _last: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
     _first: list[float] = field(default_factory=list)
     _least: float = math.inf
@@ -255,7 +262,7 @@ class _Scalar:
             self._largest = max(self._largest, -value)
             return
         if self.spike is None and len(self._last) >= SPIKE_FEW:
-            self.spike = self._judged(value, epoch, step)
+            self._look_for_spike(value, epoch, step)
         if self._first and self.kind in _GRADIENTS:
             self._grow(value, epoch, step)
         self._last.append(math.log(value))
@@ -263,12 +270,28 @@ class _Scalar:
         if len(self._first) < 100:
             self._first.append(value)
 
+    def _look_for_spike(self, value: float, epoch: int, step: int) -> None:
+        """Note that *value* is a spike: of a loss that is not far above all before once the next values are not back.
+
+        A loss of few samples that matter, as of sparse rewards, jumps for one batch again and again.
+        """
+        if self.jumped is None:
+            found, self._after = self._judged(value, epoch, step), []
+            may_pass = found and self.kind in _LOSSES and value < self.chosen.limit("spike", "above") * self._largest
+            self.spike, self.jumped = (None, found) if may_pass else (found, None)
+            return
+        self._after.append(value)
+        if min(self._after) < math.sqrt(self.jumped.value * self.jumped.evidence["median"]):
+            self.jumped = None
+        elif len(self._after) == _AFTER:
+            self.spike, self.jumped = self.jumped, None
+
     def _look_at_loss(self, loss: _Loss, value: float, epoch: int, step: int) -> None:
         loss.add(value, step)
         if math.isnan(loss.smooth):
             return
         chance = self.chance_of_model()
-        if self.rises is None:
+        if self.rises is None or loss.is_learnt:  # what has been learnt since may rise again, and did not long ago
             self.rises = self._at_last(loss.risen, self._risen(loss, step - loss.steps[0]), epoch, step)
         guess = chance if abs(loss.first + chance) < abs(loss.first + _COIN) else _COIN  # a guess of two, in one number
         negated = loss.highest < 0 and abs(loss.first + guess) < NEAR_CHANCE * guess
@@ -282,6 +305,8 @@ class _Scalar:
         self.stuck = self.stuck or self.stuck_at(loss, epoch)
 
     def _risen(self, loss: _Loss, steps: float) -> Finding | None:
+        if loss.comes_down:
+            return None
         lowest, chance = loss.lowest if loss.least >= 0 else loss.least, self.chance_of_model()
         known = loss.scatter(), chance, loss.first_scatter, steps
         more = (loss.rested, loss.lately, loss.early) if loss.count >= _MANY_MEDIANS else ()
@@ -406,6 +431,7 @@ class _Loss:
         self.steps = (0, 0)
         self.peak = 0
         self._low = [0, 0]  # values behind a step at a rate far below the largest, and all
+        self._moved_before = math.nan  # how far the steps before such a rate had moved the weights
         self.grown_at, self._limit = -1, chosen.limit("rate_grown", "factor")
         self._lately: deque[tuple[int, float]] = deque(maxlen=_AFTER)
         self._around: deque[tuple[int, float]] = deque(maxlen=SMOOTH + _AFTER)
@@ -416,6 +442,8 @@ class _Loss:
         self._rates: deque[float] = deque(maxlen=SMOOTH)
         self._changes: deque[float] = deque(maxlen=_CHANGES)
         self.risen, self.fallen, self.sunk = map(chosen.held, ("loss_rising", "loss_unbounded", "loss_unbounded"))
+        self._values = 0
+        self._top, self._since = (-math.inf, 0), (math.inf, 0)  # the largest such median and the least one since, with their places
         self._spans: list[float] = []
         self._width, self._open = 1, [0.0, 0]
 
@@ -466,6 +494,13 @@ class _Loss:
         """Whether it has come down to a hundredth of what it was, or to 0 for one of the last batches."""
         return self.smooth <= _CONVERGED * self.first > 0 or self.ends()
 
+    @property
+    def comes_down(self) -> bool:
+        """Whether it has passed its peak for long, has come down by half of what it had risen, and still falls."""
+        (top, begun), (_, last) = self._top, self._since
+        is_long = self._values - begun >= _DOWN and self._values - last <= _DOWN // 4
+        return is_long and self.smooth <= (self.first + top) / 2
+
     def stands(self, share: float, times: int = 1) -> bool:
         """Return whether a loss above zero has not come down to a *share*, in so many *times* the steps to be stuck."""
         is_long = self.steps[1] - self.steps[0] >= times * STUCK_STEPS - 10
@@ -484,6 +519,7 @@ class _Loss:
     def add(self, value: float, step: int) -> None:
         """Add a value."""
         self.least, self.highest = min(self.least, value), max(self.highest, value)
+        self._values += 1
         self.steps = (step if not self._last else self.steps[0], step)
         if self._last and value > 0 and self._last[-1] > 0:
             self._changes.append(abs(math.log(value / self._last[-1])))
@@ -498,6 +534,10 @@ class _Loss:
                 self.first = self.smooth
                 self.first_scatter = float(np.std(self._last, ddof=1))
             self.lowest = min(self.lowest, self.smooth)
+            if self.smooth >= self._top[0]:
+                self._top = self._since = (self.smooth, self._values)
+            elif self.smooth < self._since[0]:
+                self._since = (self.smooth, self._values)
         self._open = [self._open[0] + value, self._open[1] + 1]
         if self._open[1] == self._width:
             self._spans.append(self._open[0] / self._width)
@@ -514,7 +554,9 @@ class _Loss:
         self.rate, self.moved = rate, moved
         if not rate <= self.largest_rate and not math.isnan(rate):
             self.largest_rate, self.peak = rate, step
-        self._low = [self._low[0] + (rate <= LOW_RATE * self.largest_rate), self._low[1] + 1]
+        is_low = rate <= LOW_RATE * self.largest_rate
+        self._low = [self._low[0] + is_low, self._low[1] + 1]
+        self._moved_before = self._moved_before if is_low else moved
         self._rates.append(rate)
         if math.isnan(self.best_rate) or self.lowest < self._best:
             self._best, self.best_rate = self.lowest, median(self._rates)
@@ -527,6 +569,12 @@ class _Loss:
     def low_share(self) -> float:
         """How many of the values came at a learning rate far below the largest, as a share of all."""
         return self._low[0] / max(self._low[1], 1)
+
+    @property
+    def idles(self) -> bool:
+        """Whether the steps at such a rate have moved next to nothing, after others that did, and before all was learnt."""
+        is_long = self.steps[1] - self.steps[0] >= STUCK_STEPS - 10
+        return is_long and self.moved - self._moved_before < WARMED and not self.has_converged
 
     @property
     def warmed(self) -> float:

@@ -47,6 +47,7 @@ _SUDDEN = ("jump", "broken")
 _BEFORE = (("weight", "jump"),)  # what was done between two steps, and is seen in the later one: all of that meets it
 _MOVED = 5  # times as long as others an update that was too large explains what comes: the weights stay where it has moved them
 _MOVING = ("setup", "input", "update", "weight")  # a loss may excuse the large steps that an input has led to, not what came of it
+_UNKNOWN = "nothing recorded says why:"  # in an advice, where another finding may say it
 _THIRD = 3  # of the span in which a loss stands still: it is compared in thirds
 
 
@@ -75,8 +76,10 @@ def told(findings: Iterable[Finding], gap: int = 1) -> list[Finding]:
     for place, each in enumerate(listed):
         roots = _roots(place, causes)
         near = sorted(roots, key=lambda root: (-min(listed[root].begun, each.begun), root))
-        names = dict.fromkeys(listed[root].rule for root in near)
-        found.setdefault(near[0], []).append(each if near == [place] else replace(each, follows=" or ".join(names)))
+        names = " or ".join(dict.fromkeys(listed[root].rule for root in near)) if near != [place] else ""
+        why = names or " or ".join(dict.fromkeys(note.rule for note in listed if _may_explain(note, each)))
+        advice = each.advice.replace(_UNKNOWN, f"{why} may say why: else") if why else each.advice
+        found.setdefault(near[0], []).append(replace(each, follows=names, advice=advice))
     chapters = [sorted(held, key=lambda each: (bool(each.follows), *_moment(each))) for held in found.values()]
     chapters.sort(
         key=lambda held: (held[0].severity == "note", _is_symptom(held[0]), min(map(gravity, held))[:2], gravity(held[0]))
@@ -184,6 +187,13 @@ def _explains(cause: Finding, each: Finding, gap: int, *, is_graver: bool) -> bo
     if second in _BEFORE and rule.symptom:
         return False  # that something grows is no reason why something else has written into it
     return _comes_first(cause, each, first, second, is_graver=is_graver) and _is_there(cause, each, first, second, gap)
+
+
+def _may_explain(note: Finding, each: Finding) -> bool:
+    """Return whether a *note* about how a training is set up can bring about what another finding says."""
+    first, second = _about(note), _about(each)
+    is_of_setup = note.severity == "note" != each.severity and first is not None and first[0] == "setup"
+    return is_of_setup and related(note, each) and first is not None and second is not None and _can_bring(first, second)
 
 
 def _can_bring(cause: About, about: About) -> bool:

@@ -45,8 +45,8 @@ LOW_RATE, WARMED, WITHIN = 1e-3, 0.01, 0.1
 rate, of the one that the optimizer was given, at which a training ends within its warm-up."""
 REMEMBERED, ADDED_UP = 500.0, 10.0
 """Steps that a momentum adds up, 1 / (1 - momentum), and the learning rate times that: usual settings have 100 steps, and 1."""
-EPS_MOST = 1.0
-"""What is added to the root of the mean square of a gradient, which is 1 at most as a rule."""
+EPS_MOST, EPS_SOME = 1.0, 1e-3
+"""What is added to the root of the mean square of a gradient, which is 1 at most as a rule; and what may be far more than that."""
 EPS_LOST = 2.0**-25
 """Half of the smallest number of float16 above 0: what is no larger is rounded to 0."""
 GROWN_RATE = 10.0
@@ -176,7 +176,8 @@ def overwritten(shift: float, update: float, left: float = math.nan, *, factor: 
 
 
 @entry(
-    f"a weight with a gradient that no optimizer has moved in {UNMOVED} logged steps or more, where others move",
+    f"a weight with a gradient that no optimizer has moved in {UNMOVED} logged steps or more, where others move; of half of the "
+    "layers or more a note, but where most are as drawn (warn; more than two of them, or the last one too: bad)",
     "a parameter outside of every optimizer",
     "give it to the optimizer, and call its step(); or freeze it with requires_grad_(False) if that is meant",
     needs=("rms:update", "rms:grad"),
@@ -299,16 +300,18 @@ def rate_negative(rate: float) -> Judged:
 
 
 @entry(
-    f"eps of an optimizer that divides by the size of gradients is above {EPS_MOST:g}",
+    f"eps of an optimizer that divides by the size of gradients is above {EPS_MOST:g}; or above {EPS_SOME:g} and ten times "
+    "their size, where steps are small and the loss has not fallen by a fifth in 90 of them",
     "torch.optim.Adam: eps is 1e-8; the largest usual one is 1, of RMSprop for Inception",
-    "lower eps: it stands beside the size of a gradient, and where it is more, steps are small",
+    "lower eps (1e-8 is usual): it stands beside the size of a gradient, and where it is more, steps are small",
     needs=("lr",),
+    evidence=("eps", "elements"),
     brings=("update_small", "loss_stuck"),
     about=("setup", "small"),
 )
-def eps_large(eps: float, *, most: float = EPS_MOST) -> Judged:
-    """Judge the *eps* of an optimizer."""
-    yield eps > most
+def eps_large(eps: float, elements: float = 0.0, *, some: float = EPS_SOME, most: float = EPS_MOST) -> Judged:
+    """Judge the *eps* of an optimizer that steps so many *elements*; up to *most* what it does decides."""
+    yield eps > min(some, most)
     yield eps
     yield f"the optimizer's eps is {eps:g}: it divides each step"
 
@@ -443,12 +446,12 @@ def rate_grown(rate: float, best: float, *, factor: float = GROWN_RATE) -> Judge
 
 
 @entry(
-    f"half of the losses or more came at a learning rate of {LOW_RATE:g} of the largest or less, or a warm-up of 200 steps or more "
-    f"has moved the weights by less than {percent(WARMED)} so far; and the loss has not fallen by a fifth; or a training of "
-    f"200 steps or more ends at a rate that has risen in all of it, and is below {percent(WITHIN)} of the one that the optimizer "
-    "was given, or its largest rate is the square of that one; or a discriminator's outputs for what it is given and for what a "
-    "generator makes are 2 x their deviations apart in six looks, up to step 100 or later, and steps have moved it 30 x as far as "
-    "all other models",
+    f"half of the losses or more, of 90 steps, came at a learning rate of {LOW_RATE:g} of the largest or less that has moved the "
+    f"weights by less than {percent(WARMED)}, or where the loss has not fallen by a fifth; or nor has it in a warm-up of 200 steps "
+    f"that moves them no further; or a training of 200 steps ends at a rate that has risen in all of it, and is below "
+    f"{percent(WITHIN)} of the one that the optimizer was given (of 90 steps, {percent(WITHIN / 10)}), or its largest rate is the "
+    "square of that one; or a discriminator's outputs for what it is given and for what a generator makes are 2 x their deviations "
+    "apart in six looks, up to step 100 or later, and steps have moved it 30 x as far as all other models",
     "our own: a schedule that is stepped too often, or for the wrong reason, leaves a rate that moves nothing",
     "look at the schedule: how often its step() is called, its length and unit (steps or epochs), the mode of ReduceLROnPlateau",
     needs=("lr", "loss"),

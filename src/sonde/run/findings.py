@@ -78,6 +78,7 @@ _CLIPPED = 100  # times as large as what clipping leaves, gradients are not mere
 _CAUSES = ("setup", "input", "initialisation")
 _USUAL_PACE = 3e-4  # update / weight of half of the weights, from which on a learning rate is not too small
 _TINY_RATE, _USUAL_RATE, _SLOW = 1e-6, 1e-3, 300  # rates that are small for any optimizer, and for none; steps of a slow training
+_FAR_EPS = 10.0  # times as large as gradients an eps makes steps that much smaller
 _NEVER = 2**62
 _FEW = 8  # steps that are judged one by one, rather than in halves
 
@@ -395,6 +396,11 @@ class _Judges:
         """Whether the loss of a *model* has hardly come down in many steps, or in so many *times* as many."""
         return self._scalars.loss_of(model).stands(_STANDS, times)
 
+    def is_divided(self, each: Finding) -> bool:
+        """Whether steps are small, and the eps of their optimizer, as *each* says, is far larger than the last gradients."""
+        size = self._scalars.clipped(each.model)[0] / math.sqrt(each.evidence["elements"])
+        return each.value >= _FAR_EPS * size and self._pace(each.model) < _USUAL_PACE
+
     def may_learn(self, model: str) -> bool:
         """Whether the loss of a *model* has come down, if only a little, or is not known."""
         loss = self._scalars.loss_of(model)
@@ -681,7 +687,7 @@ class Findings:
         That nothing is won of what should be, where steps have moved the weights far and no finding says yet that the loss stands
         still; that a label is seen, where the loss has come down; that a rate is 0, where it has not, or where steps move nothing;
         that a discriminator cannot be followed, where steps move it far more than all others; that what goes into a layer points in
-        one direction, where the loss stands;
+        one direction, where the loss stands; that an eps is large, where it does and steps are small;
         that few layers are random, where it has not in more steps; that steps are made of gradients of a loss that was multiplied,
         where they do harm; that a decay outweighs the gradients, where the loss stands still and nothing else explains it; that
         each step sees the same samples, where these are learnt by heart.
@@ -697,6 +703,8 @@ class Findings:
         """
         if each.rule == "loss_stuck":
             return self._judges.should_have_learnt(each.model) and all(known.rule != each.rule for known in self._opened.values())
+        if each.rule == "eps_large" and each.value <= self.chosen.limit("eps_large", "most"):
+            return self._judges.stands(each.model) and self._judges.is_divided(each)
         if each.rule == "frozen_raw" and each.severity != "note" and each.value <= self.chosen.limit("frozen_raw", "few"):
             return self._judges.stands(each.model, 2)
         if "aside" in each.evidence:

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as nnf
 from tests.torch_words import words_of
-from torch import Tensor, nn
+from torch import Tensor, nn, special
+from torch import nn as layers
 from torch.nn import functional
 from torch.optim import SGD, Adam
 from torch.utils.checkpoint import checkpoint
@@ -830,6 +832,12 @@ class Scaled(nn.Module):
 HUGE = torch.full((8, 8), 1e30)
 
 
+def of_local_name(m: nn.Module, h: Tensor) -> Tensor:
+    from torch.nn import functional as f
+
+    return f.linear(h, HUGE)
+
+
 @pytest.mark.parametrize(
     ("model", "names"),
     [
@@ -848,6 +856,10 @@ HUGE = torch.full((8, 8), 1e30)
         ),
         (Scaled(lambda m, h: functional.linear(bias=m.bias, input=h, weight=HUGE)), ["m.bias", "h", "HUGE"]),
         (Scaled(lambda m, h: functional.linear(h, HUGE)), ["h", "HUGE"]),
+        (Scaled(lambda m, h: nnf.linear(h, HUGE)), ["h", "HUGE"]),
+        (Scaled(lambda m, h: layers.functional.group_norm(h, m.groups, m.weight, m.bias)), ["h", "m.weight", "m.bias"]),
+        (Scaled(of_local_name), ["h", "HUGE"]),
+        (Scaled(lambda m, h: special.exp2(h)), ["h"]),
         (Scaled(lambda m, h: torch.addmm(m.bias, h, HUGE)), ["m.bias", "h", "HUGE"]),
         (Scaled(lambda m, h: m.bias.addmm(h, HUGE)), ["m.bias", "h", "HUGE"]),
         (Scaled(lambda m, h: h @ HUGE), ["h", "HUGE"]),

@@ -351,24 +351,32 @@ def distances(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
         "right, turned round": functional.kl_div(others, shares, reduction="batchmean"),
         "a divergence": divergence,
         "a term": divergence - 0.5 * functional.mse_loss(made, target),
+        "a cross-entropy": functional.cross_entropy(made, target.argmax(-1)),
+        "a likelihood": made.log_softmax(-1)[:, 0].mean(),
+        "a reward": (shares * (target > 0)).sum(-1).mean(),
         "rewarded": (functional.mse_loss(made, target, reduction="none").mean(1) * rewards).mean(),
     }
 
 
 @pytest.mark.parametrize("kind", distances(nn.Linear(4, 4), torch.ones(2, 4)))
-def test_a_distance_that_is_maximised_is_told_from_its_sign(kind: str) -> None:
+@pytest.mark.parametrize("climbs", [False, True])
+def test_a_distance_that_is_maximised_is_told_from_its_sign(kind: str, climbs: bool) -> None:
+    """Or from the setting of the optimizer, which may be meant of what is a distance with a minus, a likelihood or a reward."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, maximize=climbs)
     with sonde.watch(model, optimizer, every=1, to="memory", verbose=False) as inspector:
         for _ in range(5):
             optimizer.zero_grad()
             distances(model, torch.randn(16, 4))[kind].backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     found = {each.rule: each for each in inspector.findings}
-    is_told = kind in ("squared", "scaled", "turned round")
+    climbed = ("right", "right, turned round", "a cross-entropy")
+    is_told = kind in (climbed if climbs else ("squared", "scaled", "turned round"))
     assert ("loss_unbounded" in found) is is_told
-    assert not is_told or found["loss_unbounded"].message.startswith("a distance of outputs and targets is maximised")
+    said = f"{'a cross-entropy' if kind == 'a cross-entropy' else 'a distance of outputs and targets'} is maximised: "
+    said += "the optimizer has maximize=True" if climbs else "what is sent backward is below zero"
+    assert not is_told or found["loss_unbounded"].message.startswith(said)
     assert "target_trained" not in found
 
 

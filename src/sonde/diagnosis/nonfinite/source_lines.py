@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -72,14 +72,15 @@ class SourceLine:
             names: of all arguments that the operator takes, in order; a function that is called has its own.
         """
         called = self.operation
-        own = _arguments_of(called, _is_function(self.expression))
+        space = _space_of(self.expression, self.file)
+        own = _arguments_of(called, space == _FUNCTIONAL)
         if called == "linear":  # a product, with an addend or without
             name = {"mat1": "input", "mat2": "weight", "self": "bias" if "mat1" in names else "input"}.get(name, name)
         elif name not in own and not (own and name == "self"):
             own = list(names)
         place = own.index(name) if name in own else 0 if name == "self" else -1
         wanted = own[place] if place >= 0 else ""
-        positional, keywords = _operands(self.expression)
+        positional, keywords = _operands(self.expression, is_method=not space)
         alias = {"self": "input", "input": "self"}.get(wanted, wanted)
         return keywords.get(wanted, keywords.get(alias, positional[place] if 0 <= place < len(positional) else ""))
 
@@ -276,8 +277,11 @@ def _called(expression: str) -> str:
     return "getitem" if isinstance(parsed, ast.Subscript) else ""
 
 
-def _operands(expression: str) -> tuple[list[str], dict[str, str]]:
-    """Return the texts of what *expression* computes with: those at a known position, and those that are given by keyword."""
+def _operands(expression: str, *, is_method: bool) -> tuple[list[str], dict[str, str]]:
+    """Return the texts of what *expression* computes with: those at a known position, and those that are given by keyword.
+
+    Of a method that is what stands before the dot, too.
+    """
     parsed = _parsed(expression)
     if isinstance(parsed, ast.BinOp):
         return [ast.unparse(parsed.left), ast.unparse(parsed.right)], {}
@@ -288,7 +292,7 @@ def _operands(expression: str) -> tuple[list[str], dict[str, str]]:
     if not isinstance(parsed, ast.Call):
         return [], {}
     given = list(itertools.takewhile(lambda part: not isinstance(part, ast.Starred), parsed.args))
-    if isinstance(parsed.func, ast.Attribute) and not _is_namespace(parsed.func.value):
+    if is_method and isinstance(parsed.func, ast.Attribute):
         given.insert(0, parsed.func.value)
     keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in parsed.keywords if keyword.arg is not None}
     return [ast.unparse(part) for part in given], keywords
@@ -314,16 +318,25 @@ def _schema_of(called: str) -> list[str]:
     return [each.name for each in getattr(packet, names[0])._schema.arguments] if names else []
 
 
-def _is_function(expression: str) -> bool:
-    """Return whether *expression* calls a function of ``torch.nn.functional``, or one by its bare name."""
+def _space_of(expression: str, file: str) -> str:
+    """Return the name of the module whose function *expression* calls, by whatever name the code in *file* has it.
+
+    ``self`` where an object of the user calls one of its own; ``""`` of a method of a tensor. One by its bare name is as if it was
+    of ``torch.nn.functional``.
+    """
     parsed = _parsed(expression)
     function = parsed.func if isinstance(parsed, ast.Call) else None
-    return isinstance(function, ast.Name) or (isinstance(function, ast.Attribute) and _is_functional(function.value))
+    if not isinstance(function, ast.Attribute):
+        return _FUNCTIONAL if isinstance(function, ast.Name) else ""
+    text = ast.unparse(function.value)
+    held: Any = next((each for each in list(sys.modules.values()) if getattr(each, "__file__", None) == file), None)
+    held = held or sys.modules["__main__"]
+    for part in text.split("."):
+        held = vars(held).get(part, _USUAL.get(part)) if isinstance(held, ModuleType) else None
+    if isinstance(held, ModuleType) or text == "self":
+        return getattr(held, "__name__", text)
+    return "" if hasattr(torch.Tensor, function.attr) else _FUNCTIONAL  # a name of a function alone, imported where it is called
 
 
-def _is_functional(value: ast.expr) -> bool:
-    return ast.unparse(value) in {"F", "nn.functional", "torch.nn.functional", "functional"}
-
-
-def _is_namespace(value: ast.expr) -> bool:
-    return _is_functional(value) or ast.unparse(value) in {"torch", "torch.special", "torch.linalg", "torch._C._nn"}
+_FUNCTIONAL = "torch.nn.functional"
+_USUAL = {"F": torch.nn.functional, "functional": torch.nn.functional, "nn": torch.nn, "torch": torch}

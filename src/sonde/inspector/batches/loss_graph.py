@@ -32,6 +32,9 @@ _MOVES = (*graph_nodes.MOVES, "Add", "Clamp", "ClampMin")
 _VIEWS = (*graph_nodes.MOVES, "Expand")
 _REDUCES = ("Mean", "Sum", "Div", "Mul", "Neg", "Rsub", "Diagonal", *(_DISTANCES := ("Pow", "Abs", "Norm", "LinalgVectorNorm")))
 _SQUARES = ("MseLoss", "SmoothL1Loss", "HuberLoss")
+_DISTANCE, _ENTROPY = "a distance of outputs and targets", "a cross-entropy"
+_DESCEND = "leave maximize=True out"
+_CLIMBS = "the optimizer has maximize=True, so that each step makes it larger"
 _LINEAR = ("Addmm", "Mm", "Bmm", "Convolution")
 _OF_LOGARITHMS = {"NllLoss": "nll_loss", "NllLoss2D": "nll_loss", "CtcLoss": "ctc_loss"}
 _OF_LOGITS = {
@@ -99,6 +102,7 @@ class LossGraph:
         self._pushed: list[tuple[HostCopy, int, int]] = []  # such losses, with those that the loop gives, and the moment
         self._noted: tuple[int, list[Read]] = 0, []  # the identity of what is sent backward now, and what was read of it before
         self._read: list[tuple[str, int, HostCopy, int, int]] = []  # what was read, with the moment
+        self.climbs = False  # an optimizer with maximize=True has made a step
 
     @property
     def looks(self) -> bool:
@@ -186,10 +190,10 @@ class LossGraph:
             message = "ctc_loss returns 0 and no gradient: its inputs are shorter than their labels (zero_infinity=True)"
         elif len(numbers) < _LOOKS:
             return None
-        elif kind == "distance" and max(numbers) < 0:
-            found = judge("loss_unbounded", *[math.nan] * 4, is_maximised=True)
-            what = f"below zero, {short(numbers[0])} at first"
-            message = f"a distance of outputs and targets is maximised: what is sent backward is {what}"
+        elif kind in (_DISTANCE, _ENTROPY) and (min(numbers) > 0 if self.climbs else max(numbers) < 0 and kind == _DISTANCE):
+            found, advice = judge("loss_unbounded", *[math.nan] * 4, is_maximised=True), _DESCEND if self.climbs else None
+            why = _CLIMBS if self.climbs else f"what is sent backward is below zero, {short(numbers[0])} at first"
+            message = f"{kind} is maximised: {why}"
         elif kind == "lost" and statistics.pstdev(numbers[::2]) >= _CHANGES * abs(statistics.mean(numbers[::2])):
             most, whole = statistics.median(map(abs, numbers[::2])), statistics.median(numbers[1::2])
             found, advice = judge("gradient_zero", 0.0) if most >= _PART * whole else None, _AS_NUMBER
@@ -447,12 +451,12 @@ def _is_divergence(node: Node, *, trained: int) -> bool:
 
 
 def _numbers_of(nodes: Sequence[Node], sent: Sequence[Tensor]) -> Iterator[Read]:
-    """Yield what is *sent* backward, by what it is: ctc_loss has made it, it is a distance, or a cross-entropy of masked scores."""
+    """Yield what is *sent* backward, by what it is: ctc_loss has made it, it is never below zero, or of masked scores."""
     if any(graph_nodes.operation_of(node) == "CtcLoss" for node in nodes[:_OF_LOSS]):
         yield "lengths", sent[0].detach().abs().double().sum(), 0
     loss = next((each.detach() for each in sent if each.numel() == 1), None)
-    if loss is not None and _is_distance(nodes[0]):
-        yield "distance", loss, 0
+    if loss is not None and (kind := _distance(nodes[0])):
+        yield kind, loss, 0
     if loss is not None and (classes := _masked_classes(nodes[0])):
         yield "masked", loss, classes
 
@@ -487,15 +491,20 @@ def _masked_classes(node: Node) -> int:
     return shape[axis] if is_masked and axis is not None else 0
 
 
-def _is_distance(node: Node) -> bool:
-    """Return whether a loss is a squared error, Huber's or a divergence, whose numbers are never below zero, times a number."""
+def _distance(node: Node) -> str:
+    """Return what a loss is a multiple of that is never below zero: a squared error, Huber's or a divergence, or a cross-entropy.
+
+    ``""`` of another one.
+    """
     while graph_nodes.operation_of(node) in ("Mul", "Div", "Neg") and graph_nodes.shape_of(node) == ():
         before = graph_nodes.sources_of(node)
         if len(before) != 1:
-            return False
+            return ""
         (node,) = before
     node = graph_nodes.behind(node, ("Mean", "Sum", "Div"))
-    return graph_nodes.operation_of(node) in _SQUARES or _is_divergence(node, trained=1)
+    name = graph_nodes.operation_of(node)
+    is_distance = name in _SQUARES or _is_divergence(node, trained=1)
+    return _DISTANCE if is_distance else _ENTROPY if _OF_LOGARITHMS.get(name) == "nll_loss" else ""
 
 
 def _are_parts(one: Collection[Node], other: Collection[Node]) -> bool:

@@ -215,6 +215,7 @@ class RowTaker:
                 builder.rows(measurement, self._order(), scales=scales)
         if optimizer is not None:
             self.settings.look(optimizer, self._hooks_at("param"), ended.epoch, ended.step)
+            self.loss_graph.climbs = self.settings.climbs
             for name, rate in _learning_rates(optimizer, turn):
                 builder.scalar(self._prefix + name, rate, "lowest")
         waited, self._waiting = self._waiting, []
