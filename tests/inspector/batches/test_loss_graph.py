@@ -32,12 +32,13 @@ def trained(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], steps: i
     return {each.rule: each for each in inspector.findings}
 
 
-def aligned(axis: int) -> Callable[[Tensor, Tensor], Tensor]:
+def aligned(axis: int, *, turned: bool = False) -> Callable[[Tensor, Tensor], Tensor]:
     """A CTC loss of four steps of four samples and three classes."""
     of_all = torch.full((4,), 4), torch.full((4,), 2)
 
     def loss(y: Tensor, x: Tensor) -> Tensor:
         made = y.repeat(2, 1)[:16].reshape(4, 4, 3).log_softmax(axis)
+        made = made.transpose(0, 1) if turned else made
         return functional.ctc_loss(made, torch.ones(4, 2, dtype=torch.int64).cumsum(1), *of_all)
 
     return loss
@@ -58,6 +59,7 @@ def classes(x: Tensor) -> Tensor:
 
 BOTH = "all that the loss compares is trained on both sides: the target moves too, and outputs that are all alike fit"
 LOGARITHMS = "and takes logarithms of probabilities"
+TURNED = "the probabilities that are the target of a cross-entropy or kl_div add up to 1 over the samples, not the classes"
 MIXED = "a view between the model and a softmax of 18×2 mixes classes with the other axes"
 LOSSES: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor], str, str]] = {
     "a divergence of probabilities": (
@@ -107,14 +109,44 @@ LOSSES: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor], str, str]] = {
     "two parts of one output": (4, lambda y, x: (y[:6] - y[6:]).square().mean(), "target_trained", BOTH),
     "a softmax over the samples": (
         3, lambda y, x: functional.nll_loss(functional.log_softmax(y, 0), classes(x)), "samples_mixed",
-        "the loss takes a softmax over axis 0 of 12×3: over the samples, and not over the classes",
+        "nll_loss is given a softmax over axis 0 of 12×3, and not over its classes",
     ),
     "the logarithm of a softmax over the samples": (
         3, lambda y, x: functional.nll_loss((y.softmax(0) + 1e-9).log(), classes(x)), "samples_mixed",
+        "nll_loss is given a softmax over axis 0 of 12×3, and not over its classes",
+    ),
+    "a softmax over the samples of images": (
+        8, lambda y, x: functional.cross_entropy(y.reshape(12, 2, 2, 2).softmax(0).log(), (x[:, :4] > 0).long().reshape(12, 2, 2)),
+        "samples_mixed", "cross_entropy is given a softmax over axis 0 of 12×2×2×2, and not over its classes",
+    ),
+    "a softmax over the samples, one column of which is picked by hand": (
+        3, lambda y, x: -functional.log_softmax(y, 0).gather(1, classes(x)[:, None]).mean(), "samples_mixed",
         "the loss takes a softmax over axis 0 of 12×3: over the samples, and not over the classes",
     ),
     "classes of a CTC loss along time": (
-        3, aligned(0), "samples_mixed", "ctc_loss is given a log_softmax over axis 0 of 4×4×3 (time, samples, classes)",
+        3, aligned(0), "samples_mixed", "ctc_loss is given a softmax over axis 0 of 4×4×3, and not over its classes",
+    ),
+    "classes of a CTC loss along time, turned behind the softmax": (
+        3, aligned(1, turned=True), "samples_mixed", "ctc_loss is given a softmax over axis 1 of 4×4×3, and not over its classes",
+    ),
+    "a likelihood of a part of the probabilities": (
+        3, lambda y, x: functional.nll_loss(y.softmax(-1)[x[:, 3] > -1], classes(x)[x[:, 3] > -1]), "softmax_twice",
+        f"nll_loss is given what a softmax has made, of shape 12×3, {LOGARITHMS}",
+    ),
+    "targets that are a softmax over the samples": (
+        3, lambda y, x: functional.kl_div(y.log_softmax(-1), x[:, :3].softmax(0), reduction="batchmean"), "samples_mixed", TURNED,
+    ),
+    "classes whose targets are a softmax over the samples": (
+        3, lambda y, x: functional.cross_entropy(y, x[:, :3].softmax(0)) + functional.cross_entropy(y, classes(x)), "samples_mixed",
+        TURNED,
+    ),
+    "numbers beyond an activation of the loss alone": (
+        1, lambda y, x: functional.mse_loss(y.sigmoid(), 9 * x[:, :1].sign()) + y.square().mean(), "target_beyond",
+        "100 % of the targets, -9 to 9, are beyond what the last sigmoid can return",
+    ),
+    "numbers beyond an activation, whose errors are written by hand": (
+        4, lambda y, x: (y.tanh() - 9 * x[:, :4].sign()).abs().mean(), "target_beyond",
+        "100 % of the targets, -9 to 9, are beyond what the last tanh can return",
     ),
     "targets of another shape": (
         1, lambda y, x: (y - x[:, 0]).square().mean(), "loss_broadcast",
@@ -146,6 +178,15 @@ SOUND: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor]]] = {
                                     - (y @ x.T).log_softmax(0).diagonal().mean()),
     "every output against every other": (1, lambda y, x: (y - y.T).square().mean()),
     "a CTC loss": (3, aligned(2)),
+    "a CTC loss of what is turned": (3, aligned(2, turned=True)),
+    "the logarithm of a softmax, turned to classes in front": (
+        9, lambda y, x: functional.nll_loss(y.view(12, 3, 3).softmax(-1).log().transpose(1, 2), torch.arange(36).view(12, 3) % 3)
+    ),
+    "axes that a softmax takes in turns": (12, lambda y, x: -y.log_softmax(0).log_softmax(1).diagonal().mean()),
+    "a target that weighs classes alike": (
+        3, lambda y, x: -(functional.one_hot(classes(x), 3) / 4.0 * y.log_softmax(-1)).sum(-1).mean()
+    ),
+    "numbers within an activation": (1, lambda y, x: functional.mse_loss(1 + 4 * y.sigmoid(), 3 + 2 * x[:, :1].sign())),
     "quantiles": (1, lambda y, x: (y - torch.tensor([0.1, 0.5, 0.9])).abs().mean()),
     "variances beside means": (2, lambda y, x: ((y[:, 0] - x[:, 0]).square() * (-y[:, 1]).exp() + y[:, 1]).mean()),
     "an entropy": (3, lambda y, x: (y.softmax(-1) * y.log_softmax(-1)).sum(-1).mean()),
@@ -164,7 +205,8 @@ SOUND: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor]]] = {
 def test_losses_that_look_alike_are_sound(case: str) -> None:
     outputs, loss = SOUND[case]
     assert (
-        not {"softmax_twice", "samples_mixed", "loss_broadcast", "target_trained", "unmoved"} & trained(mlp(outputs), loss).keys()
+        not {"softmax_twice", "samples_mixed", "loss_broadcast", "target_trained", "unmoved", "target_beyond"}
+        & trained(mlp(outputs), loss).keys()
     )
 
 

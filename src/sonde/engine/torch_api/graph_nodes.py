@@ -320,13 +320,15 @@ def moved(node: Node, places: Tensor) -> Tensor | None:
     """
     name = operation_of(node)
     first, second, order = (getattr(node, each, None) for each in ("_saved_dim0", "_saved_dim1", "_saved_dims"))
-    if name in VIEWS:
+    if name in KEEPS:
         return places.reshape(shape_of(node)) if math.prod(shape_of(node)) == places.numel() else None
+    if name == "T":
+        return places.t()
     if name == "Transpose" and first is not None and second is not None:
         return places.transpose(_signed(first), _signed(second))
     if name == "Permute" and order is not None:
         return places.permute([*map(_signed, order)])
-    is_kept = name in ("Clone", "ToCopy", "Alias") or (name == "Add" and shape_of(node) == tuple(places.shape))  # as by a bias
+    is_kept = name in ("Add", "Log", "Clamp", "ClampMin") and shape_of(node) == tuple(places.shape)  # a sum as of a bias
     return places if is_kept else None
 
 

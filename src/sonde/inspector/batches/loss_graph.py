@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from sonde.engine import backward_calls, communicates, graph_nodes, raise_if_foreign, version_of
 from sonde.inspector.batches.findings import TEMPERATURE
 from sonde.inspector.batches.look import without_recomputing
-from sonde.inspector.batches.regression_targets import SHRUNK, width_of_cosines
+from sonde.inspector.batches.regression_targets import SHRUNK, beyond_numbers, range_of, width_of_cosines
+from sonde.inspector.batches.target_reading import compared_in
 from sonde.rules import Chosen, Finding
 from sonde.stats import HostCopy
 from sonde.words import many, percent, shape_text, short
@@ -29,6 +30,7 @@ _STEPS = 6  # from the first loss on, after which a parameter that has not been 
 _MANY = 4  # samples
 _COMPARES = ("Sub", "Rsub", "MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits")
 _MOVES = (*graph_nodes.MOVES, "Add", "Clamp", "ClampMin")
+_PICKED = (*_MOVES, *graph_nodes.TAKES, "Gather", "IndexSelect", "MaskedSelect")
 _VIEWS = (*graph_nodes.MOVES, "Expand")
 _REDUCES = ("Mean", "Sum", "Div", "Mul", "Neg", "Rsub", "Diagonal", *(_DISTANCES := ("Pow", "Abs", "Norm", "LinalgVectorNorm")))
 _SQUARES = ("MseLoss", "SmoothL1Loss", "HuberLoss")
@@ -43,6 +45,8 @@ _OF_LOGITS = {
     "LogSigmoid": "logsigmoid",
     "SoftMarginLoss": "soft_margin_loss",
 }
+_CLASSES = {"NllLoss": 1, "NllLoss2D": 1, "CtcLoss": -1}  # their axis
+_OVER = "take the softmax over the classes: axis 1 for nll_loss and cross_entropy, the last one for ctc_loss"
 _ELEMENTS = 1 << 20  # of what a softmax is given, whose places are followed
 _MOVE = "move the classes to the last axis before the view: permute(0, 2, 3, 1) or transpose(1, 2), then reshape(-1, classes)"
 _SHORT = (
@@ -74,6 +78,7 @@ _UNSCALED = (
 )
 _UNDIVIDED = "divide each loss by the number of passes that make a step, or the learning rate"
 _SAME_LOSS = 1e-3  # rounding
+_OFF = 0.05  # what targets add up to
 _ONE_FACTOR = 2.0  # between two steps, of a loss that is the mean of several passes
 _LISTED = (
     "register what is made of layers: nn.ModuleList, nn.ModuleDict or nn.ParameterList in the place of a list or a dict; and make "
@@ -115,7 +120,7 @@ class LossGraph:
             with torch.inference_mode(False), torch.no_grad(), without_recomputing():
                 nodes = graph_nodes.nodes_before(sent[0].grad_fn, _OF_LOSS)
                 read = [each for node in nodes for each in _constants_of(node, sent[0].device)]
-                self._noted = id(sent[0]), [*_lost_of(sent[0]), *read]
+                self._noted = id(sent[0]), [*_lost_of(sent[0]), *_beyond_of(sent[0]), *read]
 
     def look(self, epoch: int, step: int) -> None:
         """Look at what the backward pass that runs, of a logged step, was begun from."""
@@ -205,13 +210,21 @@ class LossGraph:
         elif kind == "blank" and min(numbers) > 0:
             found, advice = judge("target_beyond", 1.0, 0.0, math.inf), _OF_BLANK
             message = f"{percent(numbers[0])} of the labels of ctc_loss are its blank, {of}: what is decoded holds none of it"
+        elif kind == "turned" and min(numbers) > 0:
+            found, advice = judge("samples_mixed", math.inf, 0.0), "take its softmax over the classes: softmax(-1), or 1 of images"
+            message = (
+                "the probabilities that are the target of a cross-entropy or kl_div add up to 1 over the samples, not the classes"
+            )
+        elif kind.startswith("beyond") and len(numbers) >= 3 * _LOOKS and min(numbers[::3]) > 0:
+            ends = min(numbers[::3]), min(numbers[1::3]), max(numbers[2::3])
+            found = judge("target_beyond", *ends, what=kind.split()[1])
         elif kind == "width" and max(numbers) <= SHRUNK:
             found, advice = judge("target_beyond", 1.0, 0.0, math.inf), TEMPERATURE
             message = (
                 f"cosines times {short(numbers[0])} go into a cross-entropy: whatever the outputs are, it stays within "
                 f"{short(2 * numbers[0])} of that of a guess"
             )
-        return found and replace(found, message=message, advice=advice or found.advice)
+        return found and replace(found, message=message or found.message, advice=advice or found.advice)
 
     def _of_function(self, nodes: Sequence[Node]) -> Iterator[Finding]:
         """Yield what is wrong in the *nodes* of the loss function."""
@@ -221,22 +234,24 @@ class LossGraph:
             shape = graph_nodes.shape_of(node)
             if name in _COMPARES and len(before) == 1:
                 yield from self._compared(name, before[0], shape)
-            if name == "CtcLoss" and before:
-                yield from self._aligned(before[0])
+            if before:
+                yield from self._aligned(node, before[0])
             source = _behind_moves(before[0]) if len(before) == 1 else None
-            made = "" if source is None else graph_nodes.operation_of(source)
+            picked = None if source is None else _behind_moves(source, _PICKED)
+            made = "" if picked is None else graph_nodes.operation_of(picked)
             if name in _OF_LOGITS and made in ("Softmax", "Sigmoid"):
                 what = _OF_LOGITS[name]
-                twice = self._chosen.judge("softmax_twice", math.prod(graph_nodes.shape_of(source)[:1]), math.nan)
+                twice = self._chosen.judge("softmax_twice", math.prod(graph_nodes.shape_of(picked)[:1]), math.nan)
                 if twice is not None:
-                    yield replace(twice, message=f"{what} is given what a {made.lower()} has made, of shape {_of(source)}")
+                    yield replace(twice, message=f"{what} is given what a {made.lower()} has made, of shape {_of(picked)}")
             seen.add(name)
             is_sum = name == "Sub" and len(before) == 1 and seen.isdisjoint(_DISTANCES)
             is_divergence = is_sum and graph_nodes.operation_of(before[0]) == "Mul"
-            taken = _behind_moves(graph_nodes.sources_of(before[0])[0]) if is_divergence else source
+            taken = _behind_moves(graph_nodes.sources_of(before[0])[0]) if is_divergence else picked
             if taken is not None and (is_divergence or name in _OF_LOGARITHMS):
                 yield from self._logarithms("kl_div" if is_divergence else _OF_LOGARITHMS[name], taken, only=is_divergence)
-            rows = source if (name, made) == ("Log", "Softmax") else node if name == "LogSoftmax" else None
+            is_softmax = source is not None and graph_nodes.operation_of(source) == "Softmax"
+            rows = source if name == "Log" and is_softmax else node if name == "LogSoftmax" else None
             if rows is not None and _mixes_axes(rows):
                 scrambled = self._chosen.judge("samples_mixed", math.inf, 0.0)
                 if scrambled is not None:
@@ -284,13 +299,20 @@ class LossGraph:
             message = f"the loss takes the parameters through {names} alone, whose slope is zero: so are all gradients"
             yield from () if found is None else (replace(found, message=message, advice=_ROUNDED),)
 
-    def _aligned(self, node: Node) -> Iterator[Finding]:
-        """Yield that a CTC loss is given probabilities that do not belong to the classes of one time."""
-        shape, axis = graph_nodes.shape_of(node), graph_nodes.axis_of(node)
-        mixed = self._chosen.judge("samples_mixed", math.inf, 0.0)
-        if mixed is not None and graph_nodes.operation_of(node) == "LogSoftmax" and axis not in (None, len(shape) - 1):
-            message = f"ctc_loss is given a log_softmax over axis {axis} of {shape_text(shape)} (time, samples, classes)"
-            yield replace(mixed, message=message, advice=f"take it over the classes: log_softmax({len(shape) - 1})")
+    def _aligned(self, node: Node, source: Node) -> Iterator[Finding]:
+        """Yield that a loss function is given what a softmax over another axis than that of its classes has made."""
+        name, shape = graph_nodes.operation_of(node), graph_nodes.shape_of(source)
+        axis = graph_nodes.axis_of(node) if name == "LogSoftmax" else _CLASSES.get(name)
+        softmax, rows = _softmax_behind(source) if axis is not None and len(shape) > 1 else (source, None)
+        if axis is None or rows is None or not bool((rows != rows.narrow(axis, 0, 1)).any()):
+            return
+        made = graph_nodes.axis_of(softmax) or 0
+        are_pairs = graph_nodes.shape_of(softmax)[made] == shape[axis] and (len(shape) == 2 or name == "LogSoftmax")
+        mixed = None if are_pairs else self._chosen.judge("samples_mixed", math.inf, 0.0)
+        if mixed is not None:
+            what = _OF_LOGARITHMS.get(name, "cross_entropy")
+            message = f"{what} is given a softmax over axis {made} of {_of(softmax)}, and not over its classes"
+            yield replace(mixed, message=message, advice=_OVER)
 
     def _compared(self, name: str, source: Node, shape: tuple[int, ...]) -> Iterator[Finding]:
         """Yield that outputs of shape ``(N, 1)`` are compared with targets of ``(N,)``."""
@@ -380,15 +402,33 @@ def _mixes_axes(softmax: Node) -> bool:
     if name not in ("Addmm", "Mm", "Convolution") or not moves or axis is None or not 1 < math.prod(made) <= _ELEMENTS:
         return False
     classes = 1 if name == "Convolution" else len(made) - 1
-    places: Tensor | None = torch.arange(math.prod(made), device="cpu").reshape(made)
-    for move in reversed(moves):
-        places = None if places is None else graph_nodes.moved(move, places)
+    places = _moved(moves, torch.arange(math.prod(made), device="cpu").reshape(made))
     if places is None:
         return False
     apart, rows = math.prod(made[classes + 1 :]), places.movedim(axis, -1).flatten(0, -2)
     label = rows // apart % made[classes]
     place = rows - label * apart  # a pointer takes one class of all places, and a head for several boxes some classes of one place
     return bool(((label != label[:, :1]).any(1) & (place != place[:, :1]).any(1)).any())
+
+
+def _softmax_behind(node: Node) -> tuple[Node, Tensor | None]:
+    """Return the softmax behind moves and a logarithm, and which of its sums each element belongs to then; None where unknown."""
+    moves = []
+    while graph_nodes.operation_of(node) in (*_MOVES, "Log") and len(before := _made_of(node)) == 1:
+        moves.append(node)
+        (node,) = before
+    axis, made = graph_nodes.axis_of(node), graph_nodes.shape_of(node)
+    if graph_nodes.operation_of(node) not in ("Softmax", "LogSoftmax") or axis is None or not 1 < math.prod(made) <= 16 * _ELEMENTS:
+        return node, None
+    others = [1 if at == axis else size for at, size in enumerate(made)]
+    return node, _moved(moves, torch.arange(math.prod(others), device="cpu").reshape(others).expand(made))
+
+
+def _moved(moves: Sequence[Node], places: Tensor | None) -> Tensor | None:
+    """Return *places* as operations have moved them, the last of *moves* first; None where torch does not say how."""
+    for move in reversed(moves):
+        places = None if places is None else graph_nodes.moved(move, places)
+    return places
 
 
 def _holds_itself(softmax: Node) -> bool:
@@ -470,11 +510,24 @@ def _lost_of(loss: Tensor) -> Iterator[Read]:
         yield "lost", torch.stack([whole - own.double(), whole.abs()]), 0
 
 
+def _beyond_of(loss: Tensor) -> Iterator[Read]:
+    """Yield how many targets of a *loss* are beyond what an activation returns which it compares with them, and their ends."""
+    for at, (made, targets) in enumerate(compared_in(loss)):
+        reaches = None if targets is None else range_of(made)
+        if targets is not None and reaches is not None:
+            known = beyond_numbers(targets.detach(), reaches.low, reaches.high)
+            yield f"beyond {reaches.activation.lower()} {at}", torch.stack([each.double() for each in known.values()]), 0
+
+
 def _constants_of(node: Node, device: torch.device) -> Iterator[Read]:
     """Yield what an operation keeps before its backward pass: how many labels are the blank, and how wide cosines are."""
     if (blanks := graph_nodes.blanks_of(node)) is not None:
         yield "blank", *blanks
     name, before = graph_nodes.operation_of(node), graph_nodes.sources_of(node)
+    target, logs = graph_nodes.constant_factor_of(node), graph_nodes.behind(node, ("Mul", "Sub", "Neg", *graph_nodes.KEEPS))
+    if target is not None and graph_nodes.operation_of(logs) == "LogSoftmax" and graph_nodes.shape_of(logs) == target.shape:
+        off, off_samples = ((target.sum(axis) - 1).abs().max() for axis in (graph_nodes.axis_of(logs) or 0, 0))
+        yield "turned", (target.min() > 0) & (off > _OFF) & (off_samples < _OFF / 10), 0
     soft = graph_nodes.behind(before[0], graph_nodes.KEEPS) if name in _CHOOSES and before else node
     if graph_nodes.operation_of(soft) == ("Logsumexp" if soft is node else "LogSoftmax"):
         width = width_of_cosines(graph_nodes.sources_of(soft)[0], device, (*graph_nodes.MOVES, *_MASKS))

@@ -26,7 +26,8 @@ _FEW = 3  # of either kind, whose weights are not alike by chance
 _MOST = 0.75  # of the samples; one all of whose classes are labels is not read
 ERRORS = ("MseLoss", "SmoothL1Loss", "HuberLoss")
 """Losses of differences whose gradient depends on their size."""
-_LOSSES = (*ERRORS, "L1Loss", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits")
+_NUMBERS = (*ERRORS, "L1Loss")  # losses of targets that are numbers
+_LOSSES = (*_NUMBERS, "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits")
 _LAYERS = ("Addmm", "Mm", "Bmm", "Convolution", "Embedding", "NativeLayerNorm", "NativeBatchNorm")
 _COMPARES = (*ERRORS, "Sub", "Rsub", "L1Loss")
 _OFF = 0.02  # of a gradient in half precision, rounding of its sum
@@ -98,12 +99,12 @@ def compared_in(loss: Tensor) -> Iterator[tuple[Tensor, Tensor | None]]:
         held = graph_nodes.result_of(node) if name in BOUNDS or name == "LogSoftmax" else None
         held = next(graph_nodes.taken_by(node), None) if name in _LOSSES else held
         if held is not None and held.grad_fn is not None and held.dim() > 0:
-            yield held, graph_nodes.target_of(node) if name in _LOSSES else _squared_target(nodes, node, held)
+            yield held, graph_nodes.target_of(node) if name in _NUMBERS else _squared_target(nodes, node, held)
 
 
 def _squared_target(nodes: Sequence[graph_nodes.Node], made: graph_nodes.Node, held: Tensor) -> Tensor | None:
     """Return the target that a loss written by hand has subtracted from what was *made* before it was squared; None without one."""
-    for square in (each for each in nodes if graph_nodes.operation_of(each) == "Pow"):
+    for square in (each for each in nodes if graph_nodes.operation_of(each) in ("Pow", "Abs")):
         error = next(graph_nodes.taken_by(square), None)
         for difference in graph_nodes.sources_of(square):
             places = [place for place, (node, _) in enumerate(difference.next_functions) if node is made]
