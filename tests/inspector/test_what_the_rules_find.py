@@ -1673,8 +1673,13 @@ def test_a_loss_that_stands_still_at_a_rate_that_may_be_meant_is_a_note_at_the_e
 
 
 def test_small_steps_are_told_with_what_the_learning_rate_says_of_them() -> None:
-    """A rate that is small for any optimizer is the reason; a usual one is not, as where the loss is divided by a million."""
-    for rate, factor, words in ((1e-8, 1.0, "raise the learning rate"), (0.05, 1e-6, "lr 0.05 is no small one")):
+    """A rate that is small for any optimizer is the reason, or for SGD; a usual one is not, as of a loss divided by a million."""
+    plain = "raise the learning rate: it is a small one of plain SGD"
+    for rate, factor, words in (
+        (1e-8, 1.0, "raise the learning rate, or"),
+        (0.05, 1e-6, "lr 0.05 is no small one"),
+        (1e-3, 1e-2, plain),
+    ):
         model = mlp()
         loss = classes(model)
         small = found(model, SGD(model.parameters(), rate), lambda step: factor * loss(step), steps=30)["update_small"]  # noqa: B023

@@ -77,7 +77,7 @@ _USUAL_STEPS = 10  # that a momentum of 0.9 adds up
 _CLIPPED = 100  # times as large as what clipping leaves, gradients are not merely clipped
 _CAUSES = ("setup", "input", "initialisation")
 _USUAL_PACE = 3e-4  # update / weight of half of the weights, from which on a learning rate is not too small
-_USUAL_PLAIN = 0.1  # rate of steps that are a multiple of the gradients
+_SMALL_PACE = 1e-4  # update / weight that a learning rate of 1 would come to, where a smaller one of plain SGD is too small
 _PLAIN = "raise the learning rate: it is a small one of plain SGD (0.01 to 1 is usual), or let Adam divide by the gradients' size; "
 _TINY_RATE, _USUAL_RATE, _SLOW = 1e-6, 1e-3, 300  # rates that are small for any optimizer, and for none; steps of a slow training
 _FAR_EPS = 10.0  # times as large as gradients an eps makes steps that much smaller
@@ -217,7 +217,7 @@ class _Judges:
         is_plain = any(held.follows_gradient for (_, of), held in self._layers.items() if of == each.model)
         advice = (
             _PLAIN + each.advice
-            if is_small and is_plain and _USUAL_RATE <= rate < _USUAL_PLAIN
+            if is_small and is_plain and rate >= _USUAL_RATE and each.value >= _SMALL_PACE * rate
             else each.advice
             if not is_small or _TINY_RATE < rate < _USUAL_RATE
             else f"lr {rate:g} is no small one: look in this order at what makes its gradient small (a divided loss, a "
