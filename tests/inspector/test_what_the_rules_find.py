@@ -2050,3 +2050,18 @@ def test_experts_that_a_router_leaves_without_samples_are_named(bias: float, is_
     found = every.get("gradient_zero")
     assert (0 if found is None else len(found.places)) == lost
     assert found is None or (found.places[0] == "experts.0" and "what gate makes" in found.advice)
+
+
+@pytest.mark.parametrize("is_padding", [True, False])
+def test_an_embedding_of_padding_alone_is_told_with_the_tokens(is_padding: bool) -> None:
+    model = nn.Sequential(nn.Embedding(50, 16, padding_idx=0), nn.Flatten(), nn.Linear(160, 2))
+
+    def loss(step: int) -> Tensor:
+        tokens = torch.randint(1, 50, (16, 10))
+        return functional.cross_entropy(model(tokens * (not is_padding)), tokens[:, 0] % 2)
+
+    told = found(model, Adam(model.parameters(), 1e-3), loss, steps=8)
+    assert ("all_zero" in told) is is_padding
+    assert not is_padding or told["all_zero"].advice.startswith(
+        "look first at the tokens that go in: the row of padding_idx is zero"
+    )
