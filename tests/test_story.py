@@ -203,3 +203,10 @@ def test_what_a_note_may_explain_is_not_said_to_be_unknown() -> None:
     assert told([other, stuck])[0].advice == told([stuck])[0].advice == stuck.advice
     cause, each = told([replace(note, severity="warn"), stuck])
     assert (cause.rule, each.follows, each.advice) == ("unmoved", "unmoved", "unmoved may say why: else look at the data")
+
+
+def test_gradients_that_vanish_from_the_beginning_are_the_root_of_outputs_that_come_to_be_alike() -> None:
+    alike = Finding("outputs_alike", "outputs are alike", step=13, first_step=8)
+    early, late = (Finding("gradient_vanishing", "gradients vanish", "0.weight:grad", step=20, first_step=at) for at in (2, 15))
+    assert told([alike, early])[0] == early
+    assert told([alike, late])[0] == alike

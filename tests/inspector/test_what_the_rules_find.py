@@ -1674,8 +1674,13 @@ def test_a_loss_that_stands_still_at_a_rate_that_may_be_meant_is_a_note_at_the_e
 
 
 def test_small_steps_are_told_with_what_the_learning_rate_says_of_them() -> None:
-    """A rate that is small for any optimizer is the reason; a usual one is not, as where the loss is divided by a million."""
-    for rate, factor, words in ((1e-8, 1.0, "raise the learning rate"), (0.05, 1e-6, "lr 0.05 is no small one")):
+    """A rate that is small for any optimizer is the reason, or for SGD; a usual one is not, as of a loss divided by a million."""
+    plain = "raise the learning rate: it is a small one of plain SGD"
+    for rate, factor, words in (
+        (1e-8, 1.0, "raise the learning rate, or"),
+        (0.05, 1e-6, "lr 0.05 is no small one"),
+        (1e-3, 1e-2, plain),
+    ):
         model = mlp()
         loss = classes(model)
         small = found(model, SGD(model.parameters(), rate), lambda step: factor * loss(step), steps=30)["update_small"]  # noqa: B023
@@ -2113,3 +2118,18 @@ def test_a_batch_normalisation_of_two_elements_is_told(samples: int, mode: bool,
     told = found(model, SGD(model.parameters(), 1e-2), loss, 12)
     assert ("norm_setting" in told) is is_told
     assert not is_told or told["norm_setting"].message.startswith("1: it normalises two elements of each channel")
+
+
+@pytest.mark.parametrize("is_padding", [True, False])
+def test_an_embedding_of_padding_alone_is_told_with_the_tokens(is_padding: bool) -> None:
+    model = nn.Sequential(nn.Embedding(50, 16, padding_idx=0), nn.Flatten(), nn.Linear(160, 2))
+
+    def loss(step: int) -> Tensor:
+        tokens = torch.randint(1, 50, (16, 10))
+        return functional.cross_entropy(model(tokens * (not is_padding)), tokens[:, 0] % 2)
+
+    told = found(model, Adam(model.parameters(), 1e-3), loss, steps=8)
+    assert ("all_zero" in told) is is_padding
+    assert not is_padding or told["all_zero"].advice.startswith(
+        "look first at the tokens that go in: the row of padding_idx is zero"
+    )

@@ -231,7 +231,7 @@ class LeftOut:
         """Return how grave it is that no optimizer moves most layers: that is all that could be trained, or they never were.
 
         A head on trained layers may be all that is meant to be trained, and a layer or two may be random features; where the last
-        layer is not moved either, they are not. Those layers of which enough elements are known say whether any was trained.
+        layer is not moved either, they are not. Layers of enough elements say whether any was trained.
         """
         left, never = {id(each.hook) for each in loose}, {id(hook) for hook in raw}
         weights = [each for each in loose if isinstance(each.hook.module, (*_MIXING, nn.Embedding)) and each.hook.target.dim() > 1]

@@ -45,6 +45,10 @@ _SIGMOID_OF_HALF = 1 / (1 + math.exp(-0.5))
 _MOST_OF_IT = 0.8  # of the size of an output, that of a bias
 _AMPLIFIED = 5.0  # times as large as any output before it, what goes into a layer has been summed or multiplied
 _TABLE = "scale its initial values down to a deviation of 1 (0.1, where vectors are multiplied with each other)"
+_PADDED = (
+    "look first at the tokens that go in: the row of padding_idx is zero, and all may be padding (a mask the wrong way round, a "
+    "vocabulary without these words, what pads or cuts a sequence); else at weights never initialised"
+)
 _TABLES = ("Embedding", "EmbeddingBag")
 _RECURRENT = ("RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell")
 _PLAIN = ("Linear", "Conv1d", "Conv2d", "Conv3d")  # layers that return the product of weight and input as it is
@@ -1024,6 +1028,8 @@ class LayerFindings:
         if rule == "all_zero" and self.history.facts[column].kind in _TABLES and self._table_of(column).is_offset:
             return None
         found = self._chosen.judge(rule, *numbers)
+        if rule == "all_zero" and found is not None and self.history.facts[column].kind in _TABLES:
+            return replace(found, advice=_PADDED)
         if rule == "gradient_zero" and found is not None and self._learns_beside(column):
             return replace(found, message=f"{found.message}{_FIRST_STEPS}", advice=_ONE_STEP)
         if rule == "gradient_zero" and found is not None and self._groups is not None and self._groups.first_layer is not None:

@@ -77,6 +77,8 @@ _USUAL_STEPS = 10  # that a momentum of 0.9 adds up
 _CLIPPED = 100  # times as large as what clipping leaves, gradients are not merely clipped
 _CAUSES = ("setup", "input", "initialisation")
 _USUAL_PACE = 3e-4  # update / weight of half of the weights, from which on a learning rate is not too small
+_SMALL_PACE = 1e-4  # update / weight that a learning rate of 1 would come to, where a smaller one of plain SGD is too small
+_PLAIN = "raise the learning rate: it is a small one of plain SGD (0.01 to 1 is usual), or let Adam divide by the gradients' size; "
 _TINY_RATE, _USUAL_RATE, _SLOW = 1e-6, 1e-3, 300  # rates that are small for any optimizer, and for none; steps of a slow training
 _FAR_EPS = 10.0  # times as large as gradients an eps makes steps that much smaller
 _NEVER = 2**62
@@ -215,8 +217,11 @@ class _Judges:
             return replace(each, advice=f"{heavy}: look at its initial values first; then {each.advice}") if is_far else each
         if not is_small and RULES[each.rule].about != ("update", "large"):
             return each
+        is_plain = any(held.follows_gradient for (_, of), held in self._layers.items() if of == each.model)
         advice = (
-            each.advice
+            _PLAIN + each.advice
+            if is_small and is_plain and rate >= _USUAL_RATE and each.value >= _SMALL_PACE * rate
+            else each.advice
             if not is_small or _TINY_RATE < rate < _USUAL_RATE
             else f"lr {rate:g} is no small one: look in this order at what makes its gradient small (a divided loss, a "
             "temperature, a factor between layers, clipping), and at the optimizer's eps"
@@ -679,7 +684,7 @@ class Findings:
             del self._opened[gone]
             self._known.discard(gone)
         found = [grown(each, every[identity]) if identity in every else each for identity, each in self._opened.items()]
-        return sorted([each for each in found if not any(_is_graver(known, each) for known in found)], key=gravity)
+        return sorted((each for each in found if not any(_is_graver(known, each) for known in found)), key=gravity)
 
     def bears_out(self, each: Finding, *, divides: bool = False) -> bool:
         """Return whether what is recorded bears out what a training has seen, of the rules that need that; True of others.
