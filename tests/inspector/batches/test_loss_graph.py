@@ -302,9 +302,32 @@ def test_layers_in_a_list_are_told(bias: bool, every: int) -> None:
     found = trained(Listed(is_registered=False, bias=bias), loss, 12 * every, every=every)["unmoved"]
     count = 4 if bias else 2
     assert found.message.startswith(f"{count} parameters that no module of the model holds, the first of shape 16")
-    assert found.message.endswith("get gradients between its layers, and no optimizer moves them")
+    assert found.message.endswith("get gradients in its passes, and no optimizer moves them")
     assert found.advice.startswith("register what is made of layers: nn.ModuleList")
     assert "unmoved" not in trained(Listed(is_registered=True, bias=bias), loss)
+
+
+class Ends(nn.Module):
+    """Layers in a list in front of a body, or behind it."""
+
+    def __init__(self, make: Callable[[int, int], nn.Module], *, are_first: bool) -> None:
+        super().__init__()
+        self.ends, self.body, self.are_first = [make(8, 8) for _ in range(2)], mlp(8), are_first
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x if self.are_first else self.body(x).relu()
+        made: Tensor = sum(each(x) for each in self.ends)  # type: ignore[assignment]
+        return self.body(made) if self.are_first else made
+
+
+@pytest.mark.parametrize(("make", "are_first", "is_told"), [
+    (nn.Linear, False, True), (nn.Linear, True, True), (lambda *_: mlp(8), False, True), (lambda *_: mlp(8), True, False),
+    (lambda *_: mlp(8).requires_grad_(False), False, False),
+])  # fmt: skip
+def test_layers_in_a_list_at_the_ends_of_a_model(make: Callable[[int, int], nn.Module], are_first: bool, is_told: bool) -> None:
+    """Several in a row at its beginning may be an encoder that is to stay as it is."""
+    found = trained(Ends(make, are_first=are_first), lambda y, x: functional.cross_entropy(y, classes(x)))
+    assert ("unmoved" in found) == is_told
 
 
 def test_networks_in_front_of_the_model_and_behind_it_are_somebody_else_s() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.engine import backward_calls, communicates, graph_nodes, raise_if_foreign, version_of
+from sonde.engine import backward_calls, communicates, graph_nodes, raise_if_foreign, version_of, walk
 from sonde.inspector.batches.findings import TEMPERATURE
 from sonde.inspector.batches.look import without_recomputing
 from sonde.inspector.batches.regression_targets import SHRUNK, beyond_numbers, range_of, width_of_cosines
@@ -79,7 +79,7 @@ _OFF = 0.05  # what targets add up to
 _ONE_FACTOR = 2.0  # between two steps, of a loss that is the mean of several passes
 _LISTED = (
     "register what is made of layers: nn.ModuleList, nn.ModuleDict or nn.ParameterList in the place of a list or a dict; and make "
-    "layers in __init__, not in forward"
+    "layers in __init__, not in forward; what is to stay as it is: requires_grad_(False)"
 )
 
 
@@ -97,6 +97,7 @@ class LossGraph:
         self._looks = 0
         self._first = -1  # the step of the first loss
         self._strangers: list[tuple[Tensor, int]] = []  # parameters that the model does not hold, and their counts of writes
+        self._used: set[int] = set()  # the identities of those that a pass of the model has used
         self._is_judged = False  # the strangers were
         self._found: dict[str, Finding] = {}
         self._passes: dict[int, int] = {}  # by step, of those that were looked at
@@ -117,6 +118,18 @@ class LossGraph:
                 nodes = graph_nodes.nodes_before(sent[0].grad_fn, _OF_LOSS)
                 read = [each for node in nodes for each in _constants_of(node, sent[0].device)]
                 self._noted = id(sent[0]), [*_lost_of(sent[0]), *_beyond_of(sent[0]), *read]
+
+    def look_at_pass(self, args: Any, kwargs: Any, output: Any) -> None:
+        """Look which parameters that the model does not hold a training pass has used, whose *output* this is."""
+        try:
+            given = [each for _, each in (*walk(list(args)), *walk(dict(kwargs)))]
+            ends = [each.grad_fn for each in given if each.grad_fn is not None]
+            known = {id(each) for each in (*given, *self._model.parameters())}
+            for start in [each.grad_fn for _, each in walk(output) if each.grad_fn is not None] if self.looks else ():
+                leaves = map(graph_nodes.leaf_of, graph_nodes.nodes_before(start, _NODES, ends))
+                self._used |= {id(each) for each in leaves if isinstance(each, nn.Parameter) and id(each) not in known}
+        except Exception as error:
+            raise_if_foreign(error)
 
     def look(self, epoch: int, step: int) -> None:
         """Look at what the backward pass that runs, of a logged step, was begun from."""
@@ -321,7 +334,10 @@ class LossGraph:
             yield from () if found is None else (found,)
 
     def _between(self, nodes: Sequence[Node]) -> list[Tensor]:
-        """Return the parameters that the model does not hold, and that lie between layers of the model."""
+        """Return the parameters that the model does not hold, and that lie between its layers, or are of its passes.
+
+        Several layers in a row before all of its own may be an encoder that is to stay as it is.
+        """
         own = {id(each) for each in self._model.parameters()}
         leaves = {node: graph_nodes.leaf_of(node) for node in nodes if graph_nodes.operation_of(node) == "AccumulateGrad"}
         strange = [node for node, leaf in leaves.items() if isinstance(leaf, nn.Parameter) and id(leaf) not in own]
@@ -334,8 +350,13 @@ class LossGraph:
                 above.setdefault(each, []).append(node)
         users = {user for node, leaf in leaves.items() if id(leaf) in own for user in _users(node, before, above)}
         behind, ahead = _reached(before, users), _reached(above, users)
-        found = [(leaves[node], _users(node, before, above)) for node in strange if node in behind]
-        return [leaf for leaf, by in found if leaf is not None and not ahead.isdisjoint(by)]
+        by = {node: _users(node, before, above) for node in strange}
+        is_used = {node: id(leaves[node]) in self._used for node in strange}
+        first = [node for node in strange if is_used[node] and ahead.isdisjoint(by[node])]
+        further = _reached(above, {user for node in first for user in by[node]})
+        first = first if all(further.isdisjoint(by[node]) for node in first) else []
+        inside = [node for node in strange if (is_used[node] or node in behind) and not ahead.isdisjoint(by[node])]
+        return [leaf for node in (*first, *inside) if (leaf := leaves[node]) is not None]
 
     def _judge_strangers(self, epoch: int, step: int) -> None:
         left = [each for each, version in self._strangers if version_of(each) == version]
@@ -346,7 +367,8 @@ class LossGraph:
             which = (
                 f"{many(len(left), 'parameter')} that no module of the model holds, the first of shape {shape_text(left[0].shape)}"
             )
-            told = found.at("", epoch, step, f"{self._prefix}{which}, {does} between its layers, and no optimizer moves {them}")
+            where = "in its passes" if self._used else "between its layers"
+            told = found.at("", epoch, step, f"{self._prefix}{which}, {does} {where}, and no optimizer moves {them}")
             self._found["unmoved"] = replace(told, advice=_LISTED, first_step=self._first)
 
 
