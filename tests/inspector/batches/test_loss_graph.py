@@ -44,6 +44,16 @@ def aligned(axis: int, *, turned: bool = False) -> Callable[[Tensor, Tensor], Te
     return loss
 
 
+def policy(weight: float) -> Callable[[Tensor, Tensor], Tensor]:
+    """A policy gradient of choices, and an entropy of a weight."""
+
+    def loss(y: Tensor, x: Tensor) -> Tensor:
+        chances = torch.distributions.Categorical(logits=y)
+        return -(chances.log_prob(classes(x)) * x[:, 0]).mean() - weight * chances.entropy().mean()
+
+    return loss
+
+
 def turned(y: Tensor) -> Tensor:
     """Three classes of three places of four samples, classes before places."""
     return y.reshape(4, 3, 3).transpose(1, 2)
@@ -140,6 +150,10 @@ LOSSES: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor], str, str]] = {
         3, lambda y, x: functional.cross_entropy(y, x[:, :3].softmax(0)) + functional.cross_entropy(y, classes(x)), "samples_mixed",
         TURNED,
     ),
+    "an entropy that is added": (
+        3, policy(-0.1), "penalty_alone",
+        "the loss lowers the entropy of the outputs, at a weight of 0.1, beside a policy gradient",
+    ),
     "numbers beyond an activation of the loss alone": (
         1, lambda y, x: functional.mse_loss(y.sigmoid(), 9 * x[:, :1].sign()) + y.square().mean(), "target_beyond",
         "100 % of the targets, -9 to 9, are beyond what the last sigmoid can return",
@@ -186,6 +200,10 @@ SOUND: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor]]] = {
     "a target that weighs classes alike": (
         3, lambda y, x: -(functional.one_hot(classes(x), 3) / 4.0 * y.log_softmax(-1)).sum(-1).mean()
     ),
+    "an entropy that is subtracted": (3, policy(0.1)),
+    "an entropy that is lowered beside labels": (
+        3, lambda y, x: functional.cross_entropy(y, classes(x)) - 0.1 * (y.softmax(-1) * y.log_softmax(-1)).sum(-1).mean()
+    ),
     "numbers within an activation": (1, lambda y, x: functional.mse_loss(1 + 4 * y.sigmoid(), 3 + 2 * x[:, :1].sign())),
     "quantiles": (1, lambda y, x: (y - torch.tensor([0.1, 0.5, 0.9])).abs().mean()),
     "variances beside means": (2, lambda y, x: ((y[:, 0] - x[:, 0]).square() * (-y[:, 1]).exp() + y[:, 1]).mean()),
@@ -204,10 +222,9 @@ SOUND: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor]]] = {
 @pytest.mark.parametrize("case", SOUND)
 def test_losses_that_look_alike_are_sound(case: str) -> None:
     outputs, loss = SOUND[case]
-    assert (
-        not {"softmax_twice", "samples_mixed", "loss_broadcast", "target_trained", "unmoved", "target_beyond"}
-        & trained(mlp(outputs), loss).keys()
-    )
+    found = trained(mlp(outputs), loss)
+    assert not {"softmax_twice", "samples_mixed", "loss_broadcast", "target_trained", "unmoved", "target_beyond"} & found.keys()
+    assert "penalty_alone" not in found or "policy gradient" not in found["penalty_alone"].message
 
 
 class Pair(nn.Module):

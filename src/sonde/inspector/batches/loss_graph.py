@@ -44,6 +44,7 @@ _OF_LOGITS = {
 }
 _CLASSES = {"NllLoss": 1, "NllLoss2D": 1, "CtcLoss": -1}  # their axis
 _OVER = "take the softmax over the classes: axis 1 for nll_loss and cross_entropy, the last one for ctc_loss"
+_LOWERED = "subtract the entropy: loss - 0.01 * entropy; added to a loss, it is made small, and one choice is all that is tried"
 _ELEMENTS = 1 << 20  # of what a softmax is given, whose places are followed
 _MOVE = "move the classes to the last axis before the view: permute(0, 2, 3, 1) or transpose(1, 2), then reshape(-1, classes)"
 _SHORT = (
@@ -117,7 +118,7 @@ class LossGraph:
             with torch.inference_mode(False), torch.no_grad(), without_recomputing():
                 nodes = graph_nodes.nodes_before(sent[0].grad_fn, _OF_LOSS)
                 read = [each for node in nodes for each in _constants_of(node, sent[0].device)]
-                self._noted = id(sent[0]), [*_lost_of(sent[0]), *_beyond_of(sent[0]), *read]
+                self._noted = id(sent[0]), [*_lost_of(sent[0]), *_beyond_of(sent[0]), *_entropy_of(sent[0]), *read]
 
     def look_at_pass(self, args: Any, kwargs: Any, output: Any) -> None:
         """Look which parameters that the model does not hold a training pass has used, whose *output* this is."""
@@ -227,6 +228,9 @@ class LossGraph:
         elif kind.startswith("beyond") and len(numbers) >= 3 * _LOOKS and min(numbers[::3]) > 0:
             ends = min(numbers[::3]), min(numbers[1::3]), max(numbers[2::3])
             found = judge("target_beyond", *ends, what=kind.split()[1])
+        elif kind == "entropy" and max(numbers) < 0:
+            found, advice = judge("penalty_alone", 0.0, 0.0, numbers[0], is_entropy=True), _LOWERED
+            message = f"the loss lowers the entropy of the outputs, at a weight of {short(-numbers[0])}, beside a policy gradient"
         elif kind == "width" and max(numbers) <= SHRUNK:
             found, advice = judge("target_beyond", 1.0, 0.0, math.inf), TEMPERATURE
             message = (
@@ -535,6 +539,17 @@ def _beyond_of(loss: Tensor) -> Iterator[Read]:
         if targets is not None and reaches is not None:
             known = beyond_numbers(targets.detach(), reaches.low, reaches.high)
             yield f"beyond {reaches.activation.lower()} {at}", torch.stack([each.double() for each in known.values()]), 0
+
+
+def _entropy_of(loss: Tensor) -> Iterator[Read]:
+    """Yield the weight of p log(p) in a *loss* that weighs logarithms of what was chosen, too, as a policy gradient does."""
+    terms = list(graph_nodes.weighed_in(loss.grad_fn))
+    weights = [weight.to(loss.device) for node, weight in terms if graph_nodes.is_entropy(node)]
+    nodes = [one for each, _ in terms for one in graph_nodes.nodes_before(each, _OF_LOSS)] if weights else ()
+    held = [each for each in map(graph_nodes.constant_factor_of, nodes) if each is not None and each.numel() > 1]
+    if held and not {"Gather", "Index"}.isdisjoint(map(graph_nodes.operation_of, nodes)):
+        is_mask = torch.stack([((each == 0) | (each == 1)).all() for each in held]).all()
+        yield "entropy", torch.where(is_mask, 0.0, torch.stack(weights).sum()), 0
 
 
 def _constants_of(node: Node, device: torch.device) -> Iterator[Read]:

@@ -34,6 +34,9 @@ TEMPERATURE = (
     "look at what multiplies the similarities: divide them by a temperature (0.05 to 0.1 is usual), or multiply them by its inverse"
 )
 _LOGITS = "leave the last activation out: the loss takes logits, and makes probabilities of them itself; or scale what it returns"
+_BINARY = (
+    "make targets of 0 and 1, or shares between, of what they are: mask > 0, or mask / 255; for other numbers use a squared error"
+)
 _NORMED = (
     "leave the last normalisation out, or let it have a weight and a bias that are trained (affine=True); or scale the targets to "
     "mean 0 and deviation 1"
@@ -109,7 +112,8 @@ class TargetFindings(PassFindings):
                 found = judge("target_beyond", 1.0, math.nan, math.nan, what=what, side=-sides[0])
                 yield found if found is None else replace(found, site=site)
         known = [numbers.get(each, 0.0) for each in ("target share", "target low", "target")]
-        yield judge("target_beyond", *known, what="binary cross-entropy")
+        beyond = judge("target_beyond", *known, what="binary cross-entropy")
+        yield beyond and replace(beyond, advice=_BINARY)
         yield judge("weight_of_ones", numbers.get("times", 0.0), numbers.get("together", 0.0))
 
     def _of_own(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
