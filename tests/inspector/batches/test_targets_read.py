@@ -896,3 +896,24 @@ def test_a_cross_entropy_that_stands_beside_a_larger_term_is_told_so(weight: flo
     beside = [each for each in inspector.findings if each.rule == "loss_stuck" and "of that at output 1 or less" in each.message]
     assert bool(beside) is is_told
     assert all(each.advice.startswith("weigh the terms of the loss") for each in beside)
+
+
+@pytest.mark.parametrize(("last", "span", "is_told"), [
+    (nn.Sigmoid, 2.0, True), (nn.ReLU, 2.0, True), (nn.Tanh, 2.0, False), (nn.Tanh, 6.0, True), (nn.Identity, 2.0, False),
+])  # fmt: skip
+def test_data_that_a_generator_cannot_make_are_found(last: type[nn.Module], span: float, is_told: bool) -> None:
+    torch.manual_seed(0)
+    generator, critic = nn.Sequential(mlp(6), last()), nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
+    both = torch.optim.Adam(generator.parameters(), 1e-3), torch.optim.Adam(critic.parameters(), 1e-3)
+    with sonde.watch({"G": generator, "D": critic}, both, every=1, to="memory", verbose=False) as inspector:
+        for _ in range(10):
+            for model, optimizer in zip((critic, generator), both, strict=True):
+                made = generator(drawn(32))
+                real = critic(span * (torch.rand(32, 6) - 0.5)).mean()
+                loss = critic(made.detach()).mean() - real if model is critic else -critic(made).mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+    found = {each.rule: each for each in inspector.findings}
+    assert ("target_beyond" in found) is is_told
+    assert not is_told or "of what is given" in found["target_beyond"].message
