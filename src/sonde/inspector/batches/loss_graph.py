@@ -15,7 +15,7 @@ from sonde.engine import backward_calls, communicates, graph_nodes, raise_if_for
 from sonde.inspector.batches.findings import TEMPERATURE
 from sonde.inspector.batches.look import without_recomputing
 from sonde.inspector.batches.regression_targets import SHRUNK, beyond_numbers, range_of, width_of_cosines
-from sonde.inspector.batches.target_reading import compared_in
+from sonde.inspector.batches.target_reading import compared_in, errors_in
 from sonde.rules import Chosen, Finding
 from sonde.stats import HostCopy
 from sonde.words import many, percent, shape_text, short
@@ -44,6 +44,8 @@ _OF_LOGITS = {
 }
 _CLASSES = {"NllLoss": 1, "NllLoss2D": 1, "CtcLoss": -1}  # their axis
 _OVER = "take the softmax over the classes: axis 1 for nll_loss and cross_entropy, the last one for ctc_loss"
+_OF_LABELS = ("NllLoss", "NllLoss2D", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits")
+_DROWNS = 1e3  # times as much of a loss as a cross-entropy is
 _LOWERED = "subtract the entropy: loss - 0.01 * entropy; added to a loss, it is made small, and one choice is all that is tried"
 _ELEMENTS = 1 << 20  # of what a softmax is given, whose places are followed
 _MOVE = "move the classes to the last axis before the view: permute(0, 2, 3, 1) or transpose(1, 2), then reshape(-1, classes)"
@@ -118,7 +120,7 @@ class LossGraph:
             with torch.inference_mode(False), torch.no_grad(), without_recomputing():
                 nodes = graph_nodes.nodes_before(sent[0].grad_fn, _OF_LOSS)
                 read = [each for node in nodes for each in _constants_of(node, sent[0].device)]
-                self._noted = id(sent[0]), [*_lost_of(sent[0]), *_beyond_of(sent[0]), *_entropy_of(sent[0]), *read]
+                self._noted = id(sent[0]), [*_lost_of(sent[0]), *_beyond_of(sent[0]), *_of_terms(sent[0]), *read]
 
     def look_at_pass(self, args: Any, kwargs: Any, output: Any) -> None:
         """Look which parameters that the model does not hold a training pass has used, whose *output* this is."""
@@ -228,6 +230,10 @@ class LossGraph:
         elif kind.startswith("beyond") and len(numbers) >= 3 * _LOOKS and min(numbers[::3]) > 0:
             ends = min(numbers[::3]), min(numbers[1::3]), max(numbers[2::3])
             found = judge("target_beyond", *ends, what=kind.split()[1])
+        elif kind == "errors" and len(numbers) >= 2 * _LOOKS and min(numbers[1::2]) >= _DROWNS:
+            found = judge("target_large", numbers[0] ** 2, 1.0, 1.0)
+            what = f"errors, of size {short(numbers[0])}, make {short(min(numbers[1::2]))} x as much of the loss"
+            message = f"{what} as the cross-entropy beside them: the loss hears one term alone"
         elif kind == "entropy" and max(numbers) < 0:
             found, advice = judge("penalty_alone", 0.0, 0.0, numbers[0], is_entropy=True), _LOWERED
             message = f"the loss lowers the entropy of the outputs, at a weight of {short(-numbers[0])}, beside a policy gradient"
@@ -541,9 +547,21 @@ def _beyond_of(loss: Tensor) -> Iterator[Read]:
             yield f"beyond {reaches.activation.lower()} {at}", torch.stack([each.double() for each in known.values()]), 0
 
 
-def _entropy_of(loss: Tensor) -> Iterator[Read]:
-    """Yield the weight of p log(p) in a *loss* that weighs logarithms of what was chosen, too, as a policy gradient does."""
+def _of_terms(loss: Tensor) -> Iterator[Read]:
+    """Yield what stands beside each other in a *loss*: an entropy and a policy gradient, errors and a cross-entropy.
+
+    Of the entropy it is the weight of p log(p); of errors their size, and how many times as much of the loss they make.
+    """
     terms = list(graph_nodes.weighed_in(loss.grad_fn))
+    labelled = [(node, weight) for node, weight in terms if graph_nodes.operation_of(node) in _OF_LABELS]
+    known = [(weight * made).abs().sum() for node, weight in labelled if (made := graph_nodes.value_of(node)) is not None]
+    errors = [one for each in graph_nodes.nodes_before(loss.grad_fn, _OF_LOSS) for one in errors_in(each)] if known else ()
+    if errors and len(known) == len(labelled):
+        beside, size = (
+            torch.stack(known).sum().double(),
+            torch.stack([each.double().square().mean().sqrt() for each in errors]).max(),
+        )
+        yield "errors", torch.stack([size, (loss.detach().double().abs().reshape(()) - beside) / beside]), 0
     weights = [weight.to(loss.device) for node, weight in terms if graph_nodes.is_entropy(node)]
     nodes = [one for each, _ in terms for one in graph_nodes.nodes_before(each, _OF_LOSS)] if weights else ()
     held = [each for each in map(graph_nodes.constant_factor_of, nodes) if each is not None and each.numel() > 1]
