@@ -917,3 +917,57 @@ def test_data_that_a_generator_cannot_make_are_found(last: type[nn.Module], span
     found = {each.rule: each for each in inspector.findings}
     assert ("target_beyond" in found) is is_told
     assert not is_told or "of what is given" in found["target_beyond"].message
+
+
+class Flow(nn.Module):
+    """Two couplings; what they make, and the logarithm of the volume that they change."""
+
+    def __init__(self, *, raises: bool) -> None:
+        super().__init__()
+        self.layers, self.raises = nn.ModuleList(nn.Linear(4, 8) for _ in range(2)), raises
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        volume = torch.zeros(len(x))
+        for layer in self.layers:
+            a, b = x.chunk(2, 1)
+            scale, shift = layer(a).chunk(2, 1)
+            scale = scale.tanh() if self.raises else (scale + 2).sigmoid()
+            x = torch.cat([b * (scale.exp() if self.raises else scale) + shift, a], 1)
+            volume = volume + (scale if self.raises else scale.log()).sum(1)
+        return x, volume
+
+
+@pytest.mark.parametrize(("raises", "is_held"), [(True, False), (True, True), (False, False), (False, True)])
+def test_a_log_determinant_that_no_term_of_a_loss_holds_is_found(raises: bool, is_held: bool) -> None:
+    torch.manual_seed(0)
+    model = Flow(raises=raises)
+
+    def loss(_: int) -> Tensor:
+        made, volume = model(drawn(32))
+        return (made.square().sum(1) / 2 - (volume if is_held else 0)).mean()
+
+    found = trained(model, loss, steps=30)
+    assert ("terms_uneven" in found) is not is_held
+    assert is_held or found["terms_uneven"].message.startswith("no term of the loss holds the output 1")
+
+
+def test_confidences_that_are_returned_beside_logits_are_no_log_determinants() -> None:
+    torch.manual_seed(0)
+
+    class Sure(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = mlp(3)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            made = self.layers(x)
+            of_chosen = torch.distributions.Normal(made, made.exp()).log_prob(torch.zeros(3)).sum(-1)
+            return made * made.exp(), made.softmax(-1).amax(-1), made.logsumexp(-1), of_chosen
+
+    model = Sure()
+
+    def loss(_: int) -> Tensor:
+        x = drawn(32)
+        return functional.cross_entropy(model(x)[0], x[:, :3].argmax(1))
+
+    assert "terms_uneven" not in trained(model, loss, steps=30)

@@ -43,6 +43,7 @@ _LOSSES = {
     "BinaryCrossEntropy": ("binary_cross_entropy", ("weight", "reduction")),
     "BinaryCrossEntropyWithLogits": ("binary_cross_entropy_with_logits", ("weight", "pos_weight", "reduction")),
 }  # loss functions, and what they are given beside two tensors
+_DETERMINANTS = ("LinalgSlogdet", "Logdet")
 _PATHS = 20_000  # through a sum
 _EXACT = 1e-5  # rounding of a number that is computed again
 _FUSED = ("CudnnRnn", "MiopenRnn")  # recurrent layers, of which the first axis may be of samples
@@ -261,6 +262,23 @@ def weighed_in(node: Node) -> Iterator[tuple[Node, Tensor]]:
             is_other = name == "Neg" or (name, place) in (("Sub", 1), ("Rsub", 0))
             times = (-1 if is_other else 1) * (getattr(node, "_saved_alpha", 1) if place else 1)
             waiting += [] if each is None else [(each, weight * times if factor is None else factor * times * weight)]
+
+
+def is_log_determinant(node: Node, made: Node, most: int) -> bool:
+    """Return whether an operation adds up logarithms of what was multiplied to *made*, as the volume that a flow changes.
+
+    So many of the operations that have made it are read at *most*.
+    """
+    nodes = list(nodes_before(made, most))
+    raised = {behind(one, (*KEEPS, "Neg")) for each in nodes if operation_of(each) == "Exp" for one in sources_of(each)}
+    scales = {one for each in nodes if operation_of(each) in ("Mul", "Div") for one in sources_of(each)}
+    logs = [each for each, _ in weighed_in(node)]
+    return bool(logs) and all(
+        each in raised
+        or operation_of(each) in _DETERMINANTS
+        or (operation_of(each) == "Log" and not scales.isdisjoint(sources_of(each)))
+        for each in logs
+    )
 
 
 def is_entropy(node: Node) -> bool:

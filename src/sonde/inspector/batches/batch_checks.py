@@ -172,6 +172,10 @@ class BatchChecks:
                     ]
                     look.plain = [not graph_nodes.takes_leaf(each) for each in nodes]
                     look.is_turned, look.arranged = is_turned, arranged
+                    look.volumes = [
+                        each.numel() == len(held) and graph_nodes.is_log_determinant(node, held.grad_fn, NODES)
+                        for each, node in zip((held, *others), nodes, strict=False)
+                    ]
                     ranges = [range_of(each) for each in (held, *others)][:_OUTPUTS]
                     look.activations = ["" if each is None else each.activation for each in ranges]
                     for at, ((_, targets), reaches) in enumerate(zip(compared.values(), ranges, strict=False)):
@@ -191,6 +195,8 @@ class BatchChecks:
                         look.add({"taken": first.detach().double().square().mean().sqrt()} if first.is_floating_point() else {})
                     BatchChecks._made.append((StorageWeakRef(held.untyped_storage()), ranges[0]))  # type: ignore[no-untyped-call]
                     self._look(given, held, others, ranges[0], look)
+                    if any(look.volumes):
+                        hooks.on_result(held, hooks.Bound(_gradient_is_heard, look))
                     for _, each in given[:_GIVEN]:
                         if each.requires_grad:
                             self._listens.append(hooks.on_tensor(each, hooks.Bound(_derivative_comes, look)))
@@ -524,6 +530,11 @@ def _gradient_of_other(output: Tensor, number: int, reaches: Range | None, look:
                 )
     except Exception as error:
         raise_if_foreign(error)
+
+
+def _gradient_is_heard(look: Look, _: Tensor) -> None:
+    """Note that a gradient comes."""
+    look.is_heard = True
 
 
 def _of_output(number: int, numbers: Mapping[str, Tensor]) -> dict[str, Tensor]:
