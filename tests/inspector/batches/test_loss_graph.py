@@ -151,6 +151,10 @@ LOSSES: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor], str, str]] = {
         3, lambda y, x: functional.cross_entropy(y, x[:, :3].softmax(0)) + functional.cross_entropy(y, classes(x)), "samples_mixed",
         TURNED,
     ),
+    "numbers beyond an activation that is made smaller, whose errors are written by hand": (
+        4, lambda y, x: (y.tanh() / -10 - x[:, :4].sign()).square().sum() / 12, "target_beyond",
+        "100 % of the targets, -1 to 1, are beyond what the last tanh can return",
+    ),
     "errors in other units than a cross-entropy": (
         4, lambda y, x: functional.cross_entropy(y[:, :3], classes(x)) + functional.smooth_l1_loss(y[:, 3], 8e3 + 0 * x[:, 0]),
         "target_large", LARGE,
@@ -209,6 +213,8 @@ SOUND: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor]]] = {
     "a target that weighs classes alike": (
         3, lambda y, x: -(functional.one_hot(classes(x), 3) / 4.0 * y.log_softmax(-1)).sum(-1).mean()
     ),
+    "numbers within an activation that is made larger": (1, lambda y, x: (-4 * y.sigmoid() - x[:, :1].sign() + 2).square().mean()),
+    "numbers within an activation times another": (4, lambda y, x: (3 * y.tanh() - 2.5 * x[:, :4].sign()).abs().mean()),
     "errors that are weighed beside a cross-entropy": (
         4, lambda y, x: functional.cross_entropy(y[:, :3], classes(x)) + 1e-6 * (y[:, 3] - 8e3).square().mean()
     ),

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from sonde.engine import backward_calls, communicates, graph_nodes, raise_if_foreign, version_of, walk
 from sonde.inspector.batches.findings import TEMPERATURE
 from sonde.inspector.batches.look import without_recomputing
-from sonde.inspector.batches.regression_targets import SHRUNK, beyond_numbers, range_of, width_of_cosines
-from sonde.inspector.batches.target_reading import compared_in, errors_in
+from sonde.inspector.batches.regression_targets import SHRUNK, beyond_numbers, range_of, scaled_by, width_of_cosines
+from sonde.inspector.batches.target_reading import BOUNDS, compared_in, errors_in
 from sonde.rules import Chosen, Finding
 from sonde.stats import HostCopy
 from sonde.words import many, percent, shape_text, short
@@ -540,11 +540,25 @@ def _lost_of(loss: Tensor) -> Iterator[Read]:
 
 def _beyond_of(loss: Tensor) -> Iterator[Read]:
     """Yield how many targets of a *loss* are beyond what an activation returns which it compares with them, and their ends."""
-    for at, (made, targets) in enumerate(compared_in(loss)):
-        reaches = None if targets is None else range_of(made)
-        if targets is not None and reaches is not None:
-            known = beyond_numbers(targets.detach(), reaches.low, reaches.high)
-            yield f"beyond {reaches.activation.lower()} {at}", torch.stack([each.double() for each in known.values()]), 0
+    known = [(targets, range_of(made)) for made, targets in compared_in(loss) if targets is not None]
+    held = [(targets.detach(), each.activation, each.low, each.high) for targets, each in known if each is not None]
+    for at, (targets, name, low, high) in enumerate((*held, *_scaled_in(loss))):
+        yield f"beyond {name.lower()} {at}", torch.stack([each.double() for each in beyond_numbers(targets, low, high).values()]), 0
+
+
+def _scaled_in(loss: Tensor) -> Iterator[tuple[Tensor, str, Tensor, Tensor]]:
+    """Yield targets that a *loss* written by hand subtracts from an activation times a number, its name, and what the ends are."""
+    for node in graph_nodes.nodes_before(loss.grad_fn, _OF_LOSS):
+        error = next(errors_in(node), None) if graph_nodes.target_of(node) is None else None
+        difference = graph_nodes.sources_of(node)[0] if error is not None else node
+        (first, _), *_ = difference.next_functions or ((None, 0),)
+        if error is None or first is None or len(graph_nodes.sources_of(difference)) > 1:
+            continue
+        made, width, is_trained = scaled_by(first, error.device, graph_nodes.KEEPS)
+        result, name = graph_nodes.result_of(made), graph_nodes.operation_of(made)
+        if result is not None and name in BOUNDS and not is_trained and made is not first and result.numel() == error.numel():
+            ends = torch.stack([width * each for each in BOUNDS[name]])
+            yield width * result.detach().reshape(error.shape) - error.detach(), name, ends.min(), ends.max()
 
 
 def _of_terms(loss: Tensor) -> Iterator[Read]:
