@@ -280,6 +280,7 @@ class WatchedModel:
         self.clock.forward_counter.take_no_more(self._pass_ends)
         given, self._arguments = self._arguments, None
         if given is not None:
+            self.rows.loss_graph.look_at_pass(*given, output)
             self.rows.batches.look(*given, output, self.next_moment, self._pass_number)
 
     def _look_at_passes(self) -> None:

@@ -145,13 +145,14 @@ def outputs_alike(apart: float, size: float, first: float, *, spread: float = 0.
 
 
 @entry(
-    "5 % of the targets of a mean squared error or more are beyond what the activation that makes the outputs can return, or all "
+    "5 % of the targets of an error or more are beyond what the activation that makes the outputs can return, or all "
     "of an absolute error are on one side of it in 16 passes (or of another error, of a sigmoid or tanh), and outputs have come to "
     "the end of their range, or are less far from it than from their targets, or those of a binary cross-entropy are beyond 0 to "
     "1, or 5 % of its labels or more off by 0.2 from all probabilities that the activation leaves it, in six passes or more; "
     "or 5 % of its labels have logits that are cut at 0, in 18 passes; or those of a squared error are off by half of their "
     "deviation from the mean 0 and deviation 1 that outputs always have; or in the first three passes a cross-entropy of masked "
-    "scores is 300 x that of a guess, or takes cosines times 0.1 or less, or labels of ctc_loss are its blank",
+    "scores is 300 x that of a guess, or takes cosines times 0.1 or less, or labels of ctc_loss are its blank; or 10 % of what a "
+    "critic is given in six passes is beyond what the activation that a generator ends with can return",
     "the range of the activation: sigmoid and softmax 0 to 1, tanh -1 to 1, ReLU and softplus 0 and more, clamp as it is given",
     "leave the last activation out, or scale the targets into its range",
     needs=("rms:output",),
@@ -167,6 +168,8 @@ def outputs_alike(apart: float, size: float, first: float, *, spread: float = 0.
         "outputs_alike",
         "all_zero",
         "target_large",
+        "gradient_growth",
+        "loss_rising",
     ),
     about=("setup", "lost"),
 )
@@ -250,7 +253,8 @@ def target_own(passes: float, *, often: float = 10.0) -> Judged:
 @entry(
     "the gradient at one output, or in one pass of a step, is 3,000 x that at another or more, in the first six training passes or "
     "more, or that at another is zero in 18 and more; or that at one column of the output is, or at all but one of three or more, "
-    "or at all places of each sample but the first two or more, half of them at most",
+    "or at all places of each sample but the first two or more, half of them at most; or a log-determinant of a flow has none "
+    "in 18",
     "Kendall et al., Multi-task learning using uncertainty to weigh losses, 2018: the weights of terms; the factor is our own",
     "weigh the terms of the loss so that their gradients are of one size: look at a weight, a sum for a mean, units of a target",
     needs=("rms:output",),
@@ -271,7 +275,8 @@ def terms_uneven(times: float, *, most: float = 3e3, one: str = "one output", ot
     "a further output, or that of a part, has shrunk to 0.15 of its first size or less, in the last two of 16 training passes or "
     "more, and most of its gradient is a multiple of it, as that of a penalty (or to half of a size of 1 or less, and next to all "
     "of its gradient is, or that of a divergence, in each pass); or 90 % of the gradient at the outputs, of the first ten passes "
-    "(by their median), is that of the entropy of their softmax, or has that at one weight of 2 or more in three",
+    "(by their median), is that of the entropy of their softmax, or has that at one weight of 2 or more in three; or the loss adds "
+    "an entropy to a policy gradient, and so lowers it",
     "Bowman et al., Generating sentences from a continuous space, 2016: a posterior that is the prior; the numbers are our own",
     "lower the weight of the penalty (a KL term, an entropy), or let it grow; look whether anything else reads this output, or is "
     "cut off it by a detach(), and whether its targets are zero throughout",

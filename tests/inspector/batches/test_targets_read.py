@@ -32,6 +32,7 @@ def test_targets_of_a_binary_cross_entropy_beyond_one_are_found(one: float, is_t
     found = trained(model, loss)
     assert ("target_beyond" in found) is is_told
     assert not is_told or "are 255, and not 0 or 1" in found["target_beyond"].message
+    assert not is_told or found["target_beyond"].advice.startswith("make targets of 0 and 1")
 
 
 def test_a_scale_of_a_flow_that_its_likelihood_adds_has_no_target() -> None:
@@ -731,7 +732,7 @@ def test_labels_that_are_alike_and_targets_that_are_far_off_are_no_missing_term(
     assert {each for each in found if each in ("labels_alike", "pushed_one_way")} == ({told} if told else set())
 
 
-@pytest.mark.parametrize(("bonus", "words"), [(0.01, ""), (-0.01, ""), (20.0, "raises"), (-3.0, "lowers")])
+@pytest.mark.parametrize(("bonus", "words"), [(0.01, ""), (-0.01, "lowers"), (20.0, "raises"), (-3.0, "lowers")])
 def test_an_entropy_that_drowns_rewards_is_found(bonus: float, words: str) -> None:
     torch.manual_seed(0)
     model = mlp(6)
@@ -941,3 +942,78 @@ def test_the_weights_of_terms_are_told_where_these_make_gradients_uneven(by: str
     if weights != "":
         said = found["terms_uneven"].message.partition("; the larger one's term has the weight ")
         assert said[2] == (weights or "")
+
+
+@pytest.mark.parametrize(("last", "span", "is_told"), [
+    (nn.Sigmoid, 2.0, True), (nn.ReLU, 2.0, True), (nn.Tanh, 2.0, False), (nn.Tanh, 6.0, True), (nn.Identity, 2.0, False),
+])  # fmt: skip
+def test_data_that_a_generator_cannot_make_are_found(last: type[nn.Module], span: float, is_told: bool) -> None:
+    torch.manual_seed(0)
+    generator, critic = nn.Sequential(mlp(6), last()), nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1))
+    both = torch.optim.Adam(generator.parameters(), 1e-3), torch.optim.Adam(critic.parameters(), 1e-3)
+    with sonde.watch({"G": generator, "D": critic}, both, every=1, to="memory", verbose=False) as inspector:
+        for _ in range(10):
+            for model, optimizer in zip((critic, generator), both, strict=True):
+                made = generator(drawn(32))
+                real = critic(span * (torch.rand(32, 6) - 0.5)).mean()
+                loss = critic(made.detach()).mean() - real if model is critic else -critic(made).mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+    found = {each.rule: each for each in inspector.findings}
+    assert ("target_beyond" in found) is is_told
+    assert not is_told or "of what is given" in found["target_beyond"].message
+
+
+class Flow(nn.Module):
+    """Two couplings; what they make, and the logarithm of the volume that they change."""
+
+    def __init__(self, *, raises: bool) -> None:
+        super().__init__()
+        self.layers, self.raises = nn.ModuleList(nn.Linear(4, 8) for _ in range(2)), raises
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        volume = torch.zeros(len(x))
+        for layer in self.layers:
+            a, b = x.chunk(2, 1)
+            scale, shift = layer(a).chunk(2, 1)
+            scale = scale.tanh() if self.raises else (scale + 2).sigmoid()
+            x = torch.cat([b * (scale.exp() if self.raises else scale) + shift, a], 1)
+            volume = volume + (scale if self.raises else scale.log()).sum(1)
+        return x, volume
+
+
+@pytest.mark.parametrize(("raises", "is_held"), [(True, False), (True, True), (False, False), (False, True)])
+def test_a_log_determinant_that_no_term_of_a_loss_holds_is_found(raises: bool, is_held: bool) -> None:
+    torch.manual_seed(0)
+    model = Flow(raises=raises)
+
+    def loss(_: int) -> Tensor:
+        made, volume = model(drawn(32))
+        return (made.square().sum(1) / 2 - (volume if is_held else 0)).mean()
+
+    found = trained(model, loss, steps=30)
+    assert ("terms_uneven" in found) is not is_held
+    assert is_held or found["terms_uneven"].message.startswith("no term of the loss holds the output 1")
+
+
+def test_confidences_that_are_returned_beside_logits_are_no_log_determinants() -> None:
+    torch.manual_seed(0)
+
+    class Sure(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = mlp(3)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            made = self.layers(x)
+            of_chosen = torch.distributions.Normal(made, made.exp()).log_prob(torch.zeros(3)).sum(-1)
+            return made * made.exp(), made.softmax(-1).amax(-1), made.logsumexp(-1), of_chosen
+
+    model = Sure()
+
+    def loss(_: int) -> Tensor:
+        x = drawn(32)
+        return functional.cross_entropy(model(x)[0], x[:, :3].argmax(1))
+
+    assert "terms_uneven" not in trained(model, loss, steps=30)

@@ -43,6 +43,8 @@ _LOSSES = {
     "BinaryCrossEntropy": ("binary_cross_entropy", ("weight", "reduction")),
     "BinaryCrossEntropyWithLogits": ("binary_cross_entropy_with_logits", ("weight", "pos_weight", "reduction")),
 }  # loss functions, and what they are given beside two tensors
+_DETERMINANTS = ("LinalgSlogdet", "Logdet")
+_PATHS = 20_000  # through a sum
 _EXACT = 1e-5  # rounding of a number that is computed again
 _FUSED = ("CudnnRnn", "MiopenRnn")  # recurrent layers, of which the first axis may be of samples
 _BATCH_NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
@@ -257,6 +259,47 @@ def terms_of(node: Node) -> Iterator[Node]:
             waiting += reversed(sources_of(node))
         else:
             yield node
+
+
+def weighed_in(node: Node) -> Iterator[tuple[Node, Tensor]]:
+    """Yield the operations whose results a loss adds up, and with which number each of them, but for means."""
+    waiting, left = [(node, torch.ones((), dtype=torch.float64, device="cpu"))], _PATHS
+    while waiting and (left := left - 1):
+        node, weight = waiting.pop()
+        name, factor = operation_of(node), factor_of(node) if len(sources_of(node)) == 1 else None
+        if factor is None and name not in ("Add", "Sub", "Rsub", "Neg", "Mean", "Sum", *KEEPS):
+            yield node, weight
+            continue
+        for place, (each, _) in enumerate(node.next_functions):
+            is_other = name == "Neg" or (name, place) in (("Sub", 1), ("Rsub", 0))
+            times = (-1 if is_other else 1) * (getattr(node, "_saved_alpha", 1) if place else 1)
+            waiting += [] if each is None else [(each, weight * times if factor is None else factor * times * weight)]
+
+
+def is_log_determinant(node: Node, made: Node, most: int) -> bool:
+    """Return whether an operation adds up logarithms of what was multiplied to *made*, as the volume that a flow changes.
+
+    So many of the operations that have made it are read at *most*.
+    """
+    nodes = list(nodes_before(made, most))
+    raised = {behind(one, (*KEEPS, "Neg")) for each in nodes if operation_of(each) == "Exp" for one in sources_of(each)}
+    scales = {one for each in nodes if operation_of(each) in ("Mul", "Div") for one in sources_of(each)}
+    logs = [each for each, _ in weighed_in(node)]
+    return bool(logs) and all(
+        each in raised
+        or operation_of(each) in _DETERMINANTS
+        or (operation_of(each) == "Log" and not scales.isdisjoint(sources_of(each)))
+        for each in logs
+    )
+
+
+def is_entropy(node: Node) -> bool:
+    """Return whether the operation multiplies probabilities by their logarithms."""
+    made = [behind(each, (*MOVES, "Clamp", "ClampMin")) for each in sources_of(node)]
+    names = {(normalised_by(each) or (operation_of(each), 0))[0] for each in made}
+    return operation_of(node) == "Mul" and any(
+        names == {one, other} for one in ("Softmax", "Exp", "Div") for other in ("LogSoftmax", "Log")
+    )
 
 
 def lacks_term(node: Node) -> bool:

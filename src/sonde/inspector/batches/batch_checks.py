@@ -102,7 +102,7 @@ class BatchChecks:
         part: the module of it whose passes these are; ``"(root)"`` for the model.
     """
 
-    _made: ClassVar[deque[StorageWeakRef]] = deque(maxlen=4 * PASSES)  # what models returned last: some go into others
+    _made: ClassVar[deque[tuple[StorageWeakRef, Range | None]]] = deque(maxlen=4 * PASSES)  # what models returned last, for others
 
     def __init__(self, chosen: Chosen, model: nn.Module, name: str, part: str = "(root)") -> None:
         self._chosen, self._model, self._name, self._part = chosen, model, f"{name}/" if name else "", part
@@ -111,6 +111,7 @@ class BatchChecks:
         self._depended = 0  # first passes of a step that were looked at
         self._may_walk = not communicates(model)  # what ranks share may not run twice
         self._looks: list[Look] = []
+        self._generated: tuple[torch.Size, Range | None] | None = None  # the shape and range of what another model has made for it
         self._before: tuple[int, Tensor] | None = None  # the step of the pass before, and what it returned
         self._read = self._complete = 0  # looks that were judged, and those whose gradients have come
         self._listens: list[hooks.Handle] = []  # to the derivatives by what the passes were given whose backward pass has not ended
@@ -185,6 +186,10 @@ class BatchChecks:
                     look.plain = [not graph_nodes.takes_leaf(each) for each in nodes]
                     look.add({"cosines": held.detach().abs().max()} if graph_nodes.is_of_cosines(nodes[0]) else {})
                     look.is_turned, look.arranged = is_turned, arranged
+                    look.volumes = [
+                        each.numel() == len(held) and graph_nodes.is_log_determinant(node, held.grad_fn, NODES)
+                        for each, node in zip((held, *others), nodes, strict=False)
+                    ]
                     ranges = [range_of(each) for each in (held, *others)][:_OUTPUTS]
                     look.activations = ["" if each is None else each.activation for each in ranges]
                     for at, ((_, targets), reaches) in enumerate(zip(compared.values(), ranges, strict=False)):
@@ -193,10 +198,19 @@ class BatchChecks:
                     first = next((each for _, each in given if type(each) is Tensor and each.layout == torch.strided), None)
                     if first is not None:
                         storage = StorageWeakRef(first.untyped_storage())  # type: ignore[no-untyped-call]
-                        look.taken = storage, first.requires_grad, storage in BatchChecks._made
+                        made = [each for of, each in BatchChecks._made if of == storage]
+                        look.taken = storage, first.requires_grad, bool(made)
+                        self._generated = (first.shape, made[-1]) if made else self._generated
+                        reaches = None if made or self._generated is None else self._generated[1]
+                        if reaches is not None and self._generated is not None and first.shape == self._generated[0]:
+                            look.generated = reaches.activation.lower()
+                            beyond = beyond_numbers(first.detach(), reaches.low, reaches.high)
+                            look.add({f"given {name}": number for name, number in beyond.items()})
                         look.add({"taken": first.detach().double().square().mean().sqrt()} if first.is_floating_point() else {})
-                    BatchChecks._made.append(StorageWeakRef(held.untyped_storage()))  # type: ignore[no-untyped-call]
+                    BatchChecks._made.append((StorageWeakRef(held.untyped_storage()), ranges[0]))  # type: ignore[no-untyped-call]
                     self._look(given, held, others, ranges[0], look)
+                    if any(look.volumes):
+                        hooks.on_result(held, hooks.Bound(_gradient_is_heard, look))
                     for _, each in given[:_GIVEN]:
                         if each.requires_grad:
                             self._listens.append(hooks.on_tensor(each, hooks.Bound(_derivative_comes, look)))
@@ -534,6 +548,11 @@ def _gradient_of_other(output: Tensor, number: int, reaches: Range | None, look:
                 )
     except Exception as error:
         raise_if_foreign(error)
+
+
+def _gradient_is_heard(look: Look, _: Tensor) -> None:
+    """Note that a gradient comes."""
+    look.is_heard = True
 
 
 def _of_output(number: int, numbers: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -64,6 +64,9 @@ class Look:
         arranged: the shape of the output as it is, but for samples and places in a row, which are apart.
         is_turned: samples are the second axis of that; *shape* has them first.
         taken: the first argument's storage, whether a gradient comes to it, and whether a model that is watched has made it.
+        generated: the activation that a generator of what this model is given beside ends with; "" for none.
+        volumes: which of the outputs add up logarithms of what the first was multiplied by.
+        is_heard: a gradient has come to the first of them, where there are such ones.
         loss: the identity of the loss whose backward pass has brought a gradient.
         terms: of each output which of the terms that are added up in the loss have it, with no layer between.
         is_linear: nothing but layers with weights, three or more in a row, has made the output.
@@ -92,6 +95,9 @@ class Look:
     arranged: tuple[int, ...] = ()
     is_turned: bool = False
     taken: tuple[StorageWeakRef, bool, bool] | None = None
+    generated: str = ""
+    volumes: list[bool] = field(default_factory=list)
+    is_heard: bool = False
     loss: int | None = None
     terms: defaultdict[int, frozenset[int]] = field(default_factory=lambda: defaultdict(frozenset))
     is_linear: bool = False

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.engine import backward_calls, communicates, graph_nodes, raise_if_foreign, version_of
+from sonde.engine import backward_calls, communicates, graph_nodes, raise_if_foreign, version_of, walk
 from sonde.inspector.batches.findings import TEMPERATURE
 from sonde.inspector.batches.look import without_recomputing
-from sonde.inspector.batches.regression_targets import SHRUNK, beyond_numbers, range_of, width_of_cosines
-from sonde.inspector.batches.target_reading import compared_in
+from sonde.inspector.batches.regression_targets import SHRUNK, beyond_numbers, range_of, scaled_by, width_of_cosines
+from sonde.inspector.batches.target_reading import BOUNDS, compared_in, errors_in
 from sonde.rules import Chosen, Finding
 from sonde.stats import HostCopy
 from sonde.words import many, percent, shape_text, short
@@ -47,6 +47,9 @@ _OF_LOGITS = {
 }
 _CLASSES = {"NllLoss": 1, "NllLoss2D": 1, "CtcLoss": -1}  # their axis
 _OVER = "take the softmax over the classes: axis 1 for nll_loss and cross_entropy, the last one for ctc_loss"
+_OF_LABELS = ("NllLoss", "NllLoss2D", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits")
+_DROWNS = 1e3  # times as much of a loss as a cross-entropy is
+_LOWERED = "subtract the entropy: loss - 0.01 * entropy; added to a loss, it is made small, and one choice is all that is tried"
 _ELEMENTS = 1 << 20  # of what a softmax is given, whose places are followed
 _MOVE = "move the classes to the last axis before the view: permute(0, 2, 3, 1) or transpose(1, 2), then reshape(-1, classes)"
 _SHORT = (
@@ -82,7 +85,7 @@ _OFF = 0.05  # what targets add up to
 _ONE_FACTOR = 2.0  # between two steps, of a loss that is the mean of several passes
 _LISTED = (
     "register what is made of layers: nn.ModuleList, nn.ModuleDict or nn.ParameterList in the place of a list or a dict; and make "
-    "layers in __init__, not in forward"
+    "layers in __init__, not in forward; what is to stay as it is: requires_grad_(False)"
 )
 
 
@@ -100,6 +103,7 @@ class LossGraph:
         self._looks = 0
         self._first = -1  # the step of the first loss
         self._strangers: list[tuple[Tensor, int]] = []  # parameters that the model does not hold, and their counts of writes
+        self._used: set[int] = set()  # the identities of those that a pass of the model has used
         self._is_judged = False  # the strangers were
         self._found: dict[str, Finding] = {}
         self._passes: dict[int, int] = {}  # by step, of those that were looked at
@@ -120,7 +124,19 @@ class LossGraph:
             with torch.inference_mode(False), torch.no_grad(), without_recomputing():
                 nodes = graph_nodes.nodes_before(sent[0].grad_fn, _OF_LOSS)
                 read = [each for node in nodes for each in _constants_of(node, sent[0].device)]
-                self._noted = id(sent[0]), [*_lost_of(sent[0]), *_beyond_of(sent[0]), *read]
+                self._noted = id(sent[0]), [*_lost_of(sent[0]), *_beyond_of(sent[0]), *_of_terms(sent[0]), *read]
+
+    def look_at_pass(self, args: Any, kwargs: Any, output: Any) -> None:
+        """Look which parameters that the model does not hold a training pass has used, whose *output* this is."""
+        try:
+            given = [each for _, each in (*walk(list(args)), *walk(dict(kwargs)))]
+            ends = [each.grad_fn for each in given if each.grad_fn is not None]
+            known = {id(each) for each in (*given, *self._model.parameters())}
+            for start in [each.grad_fn for _, each in walk(output) if each.grad_fn is not None] if self.looks else ():
+                leaves = map(graph_nodes.leaf_of, graph_nodes.nodes_before(start, _NODES, ends))
+                self._used |= {id(each) for each in leaves if isinstance(each, nn.Parameter) and id(each) not in known}
+        except Exception as error:
+            raise_if_foreign(error)
 
     def look(self, epoch: int, step: int) -> None:
         """Look at what the backward pass that runs, of a logged step, was begun from."""
@@ -218,6 +234,13 @@ class LossGraph:
         elif kind.startswith("beyond") and len(numbers) >= 3 * _LOOKS and min(numbers[::3]) > 0:
             ends = min(numbers[::3]), min(numbers[1::3]), max(numbers[2::3])
             found = judge("target_beyond", *ends, what=kind.split()[1])
+        elif kind == "errors" and len(numbers) >= 2 * _LOOKS and min(numbers[1::2]) >= _DROWNS:
+            found = judge("target_large", numbers[0] ** 2, 1.0, 1.0)
+            what = f"errors, of size {short(numbers[0])}, make {short(min(numbers[1::2]))} x as much of the loss"
+            message = f"{what} as the cross-entropy beside them: the loss hears one term alone"
+        elif kind == "entropy" and max(numbers) < 0:
+            found, advice = judge("penalty_alone", 0.0, 0.0, numbers[0], is_entropy=True), _LOWERED
+            message = f"the loss lowers the entropy of the outputs, at a weight of {short(-numbers[0])}, beside a policy gradient"
         elif kind == "width" and max(numbers) <= SHRUNK:
             found, advice = judge("target_beyond", 1.0, 0.0, math.inf), TEMPERATURE
             message = (
@@ -325,7 +348,10 @@ class LossGraph:
             yield from () if found is None else (found,)
 
     def _between(self, nodes: Sequence[Node]) -> list[Tensor]:
-        """Return the parameters that the model does not hold, and that lie between layers of the model."""
+        """Return the parameters that the model does not hold, and that lie between its layers, or are of its passes.
+
+        Several layers in a row before all of its own may be an encoder that is to stay as it is.
+        """
         own = {id(each) for each in self._model.parameters()}
         leaves = {node: graph_nodes.leaf_of(node) for node in nodes if graph_nodes.operation_of(node) == "AccumulateGrad"}
         strange = [node for node, leaf in leaves.items() if isinstance(leaf, nn.Parameter) and id(leaf) not in own]
@@ -338,8 +364,13 @@ class LossGraph:
                 above.setdefault(each, []).append(node)
         users = {user for node, leaf in leaves.items() if id(leaf) in own for user in _users(node, before, above)}
         behind, ahead = _reached(before, users), _reached(above, users)
-        found = [(leaves[node], _users(node, before, above)) for node in strange if node in behind]
-        return [leaf for leaf, by in found if leaf is not None and not ahead.isdisjoint(by)]
+        by = {node: _users(node, before, above) for node in strange}
+        is_used = {node: id(leaves[node]) in self._used for node in strange}
+        first = [node for node in strange if is_used[node] and ahead.isdisjoint(by[node])]
+        further = _reached(above, {user for node in first for user in by[node]})
+        first = first if all(further.isdisjoint(by[node]) for node in first) else []
+        inside = [node for node in strange if (is_used[node] or node in behind) and not ahead.isdisjoint(by[node])]
+        return [leaf for node in (*first, *inside) if (leaf := leaves[node]) is not None]
 
     def _judge_strangers(self, epoch: int, step: int) -> None:
         left = [each for each, version in self._strangers if version_of(each) == version]
@@ -350,7 +381,8 @@ class LossGraph:
             which = (
                 f"{many(len(left), 'parameter')} that no module of the model holds, the first of shape {shape_text(left[0].shape)}"
             )
-            told = found.at("", epoch, step, f"{self._prefix}{which}, {does} between its layers, and no optimizer moves {them}")
+            where = "in its passes" if self._used else "between its layers"
+            told = found.at("", epoch, step, f"{self._prefix}{which}, {does} {where}, and no optimizer moves {them}")
             self._found["unmoved"] = replace(told, advice=_LISTED, first_step=self._first)
 
 
@@ -512,11 +544,48 @@ def _lost_of(loss: Tensor) -> Iterator[Read]:
 
 def _beyond_of(loss: Tensor) -> Iterator[Read]:
     """Yield how many targets of a *loss* are beyond what an activation returns which it compares with them, and their ends."""
-    for at, (made, targets) in enumerate(compared_in(loss)):
-        reaches = None if targets is None else range_of(made)
-        if targets is not None and reaches is not None:
-            known = beyond_numbers(targets.detach(), reaches.low, reaches.high)
-            yield f"beyond {reaches.activation.lower()} {at}", torch.stack([each.double() for each in known.values()]), 0
+    known = [(targets, range_of(made)) for made, targets in compared_in(loss) if targets is not None]
+    held = [(targets.detach(), each.activation, each.low, each.high) for targets, each in known if each is not None]
+    for at, (targets, name, low, high) in enumerate((*held, *_scaled_in(loss))):
+        yield f"beyond {name.lower()} {at}", torch.stack([each.double() for each in beyond_numbers(targets, low, high).values()]), 0
+
+
+def _scaled_in(loss: Tensor) -> Iterator[tuple[Tensor, str, Tensor, Tensor]]:
+    """Yield targets that a *loss* written by hand subtracts from an activation times a number, its name, and what the ends are."""
+    for node in graph_nodes.nodes_before(loss.grad_fn, _OF_LOSS):
+        error = next(errors_in(node), None) if graph_nodes.target_of(node) is None else None
+        difference = graph_nodes.sources_of(node)[0] if error is not None else node
+        (first, _), *_ = difference.next_functions or ((None, 0),)
+        if error is None or first is None or len(graph_nodes.sources_of(difference)) > 1:
+            continue
+        made, width, is_trained = scaled_by(first, error.device, graph_nodes.KEEPS)
+        result, name = graph_nodes.result_of(made), graph_nodes.operation_of(made)
+        if result is not None and name in BOUNDS and not is_trained and made is not first and result.numel() == error.numel():
+            ends = torch.stack([width * each for each in BOUNDS[name]])
+            yield width * result.detach().reshape(error.shape) - error.detach(), name, ends.min(), ends.max()
+
+
+def _of_terms(loss: Tensor) -> Iterator[Read]:
+    """Yield what stands beside each other in a *loss*: an entropy and a policy gradient, errors and a cross-entropy.
+
+    Of the entropy it is the weight of p log(p); of errors their size, and how many times as much of the loss they make.
+    """
+    terms = list(graph_nodes.weighed_in(loss.grad_fn))
+    labelled = [(node, weight) for node, weight in terms if graph_nodes.operation_of(node) in _OF_LABELS]
+    known = [(weight * made).abs().sum() for node, weight in labelled if (made := graph_nodes.value_of(node)) is not None]
+    errors = [one for each in graph_nodes.nodes_before(loss.grad_fn, _OF_LOSS) for one in errors_in(each)] if known else ()
+    if errors and len(known) == len(labelled):
+        beside, size = (
+            torch.stack(known).sum().double(),
+            torch.stack([each.double().square().mean().sqrt() for each in errors]).max(),
+        )
+        yield "errors", torch.stack([size, (loss.detach().double().abs().reshape(()) - beside) / beside]), 0
+    weights = [weight.to(loss.device) for node, weight in terms if graph_nodes.is_entropy(node)]
+    nodes = [one for each, _ in terms for one in graph_nodes.nodes_before(each, _OF_LOSS)] if weights else ()
+    held = [each for each in map(graph_nodes.constant_factor_of, nodes) if each is not None and each.numel() > 1]
+    if held and not {"Gather", "Index"}.isdisjoint(map(graph_nodes.operation_of, nodes)):
+        is_mask = torch.stack([((each == 0) | (each == 1)).all() for each in held]).all()
+        yield "entropy", torch.where(is_mask, 0.0, torch.stack(weights).sum()), 0
 
 
 def _constants_of(node: Node, device: torch.device) -> Iterator[Read]:

@@ -118,12 +118,12 @@ def width_of_cosines(node: graph_nodes.Node, device: torch.device, moves: Collec
     parts = graph_nodes.sources_of(node) if graph_nodes.operation_of(node) == "Cat" else ()  # as of one positive and many negatives
     if parts:
         known = [one for each in parts if (one := width_of_cosines(each, device, moves)) is not None]
-        return width * torch.stack(known).max() if len(known) == len(parts) else None
+        return width.abs() * torch.stack(known).max() if len(known) == len(parts) else None
     sides = [scaled_by(each, device) for each in graph_nodes.multiplied_in(node)]
     if not sides or not all(graph_nodes.is_unit(side) for side, *_ in sides):
         return None
     for _, each, is_own in sides:
-        width, is_trained = width * each, is_trained or is_own
+        width, is_trained = (width * each).abs(), is_trained or is_own
     return torch.where(width <= SHRUNK, width, math.inf) if is_trained else width
 
 
@@ -137,7 +137,7 @@ def scaled_by(
         larger = [each for each in before if math.prod(graph_nodes.shape_of(each)) > 1] or before
         if len(larger) != 1:
             break
-        width, is_trained = width * factor.to(device).reshape(()).abs(), is_trained or len(before) > 1
+        width, is_trained = width * factor.to(device).reshape(()), is_trained or len(before) > 1
         node = graph_nodes.behind(larger[0], moves)
     return node, width, is_trained
 

@@ -113,6 +113,15 @@ def _squared_target(nodes: Sequence[graph_nodes.Node], made: graph_nodes.Node, h
     return None
 
 
+def errors_in(node: graph_nodes.Node) -> Iterator[Tensor]:
+    """Yield by how much outputs are off their targets, as an operation of a loss keeps it that makes squares, or sizes, of this."""
+    name, target, taken = graph_nodes.operation_of(node), graph_nodes.target_of(node), next(graph_nodes.taken_by(node), None)
+    if name in _NUMBERS and target is not None and taken is not None and taken.shape == target.shape:
+        yield taken - target
+    elif name in ("Pow", "Abs") and taken is not None and graph_nodes.operation_of(graph_nodes.sources_of(node)[0]) == "Sub":
+        yield taken
+
+
 def as_logits(output: Tensor, gradient: Tensor, made_by: str, axis: int | None) -> tuple[Tensor, Tensor]:
     """Return what a softmax along *axis* was given, but for a number of each row, and the gradient there; else both as they are."""
     if axis is None or made_by not in ("LogSoftmax", "Softmax"):

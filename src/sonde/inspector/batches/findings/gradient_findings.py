@@ -17,6 +17,7 @@ _BOUNDED = ("Sigmoid", "Tanh")
 _DOMINATES = 100.0  # times as large as at another output is a gradient of targets that are not scaled
 _DROWNS, _STEADY = 2.0, 0.1  # weight of an entropy, beside rewards of size 1; by which it differs from pass to pass
 _SURELY = 3.0  # errors of a number that is read off a gradient with noise
+_VOLUME = "subtract the log-determinant of a flow from the loss that its outputs have: without it all outputs shrink to one point"
 _ENTROPY = 0.1  # of a gradient that is no entropy's
 _IDLE = (
     "look at what picks a column: an index that is always the same, a slice, a mask; and whether more columns are made than needed"
@@ -55,6 +56,7 @@ class GradientFindings(PassFindings):
         yield from self._of_fading(look, numbers)
         yield from self._of_entropy(look, numbers)
         yield from self._of_parts(look, numbers)
+        yield from self._of_volume(look, numbers)
         yield from self._of_passes(look, numbers)
         yield from self._of_ways(look, numbers)
 
@@ -189,6 +191,14 @@ class GradientFindings(PassFindings):
             signs = [each > 0 for each in cancels]
             if all(cancels) and min(signs.count(True), signs.count(False)) >= LAST:
                 yield self._chosen.judge("errors_cancel", float(len(signs)))
+
+    def _of_volume(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that the volume which a flow has changed, one of its outputs, never gets a gradient, where the first one does."""
+        for at in (at for at, is_volume in enumerate(look.volumes) if is_volume):
+            unheld = self._so_far("unheld", at, value=look.is_heard and f"part {at}" not in numbers)
+            found = self._chosen.judge("terms_uneven", math.inf) if len(unheld) > SEEN and all(unheld) else None
+            message = f"no term of the loss holds {_named(look, at)}, which adds up logarithms of what outputs are multiplied by"
+            yield found and replace(found, message=message, advice=_VOLUME)
 
     def _of_silence(self, look: Look) -> Iterator[Finding | None]:
         """Yield that one output, or one pass of a step, gets a gradient of zero, and others do not."""

@@ -34,6 +34,13 @@ TEMPERATURE = (
     "look at what multiplies the similarities: divide them by a temperature (0.05 to 0.1 is usual), or multiply them by its inverse"
 )
 _LOGITS = "leave the last activation out: the loss takes logits, and makes probabilities of them itself; or scale what it returns"
+_BINARY = (
+    "make targets of 0 and 1, or shares between, of what they are: mask > 0, or mask / 255; for other numbers use a squared error"
+)
+_UNMADE = 0.1  # of what is given, numbers that a generator cannot make
+_OF_GENERATOR = (
+    "let the generator end with what can make all of the data (tanh for -1 to 1, no activation), or scale them into its range"
+)
 _NORMED = (
     "leave the last normalisation out, or let it have a weight and a bias that are trained (affine=True); or scale the targets to "
     "mean 0 and deviation 1"
@@ -115,7 +122,8 @@ class TargetFindings(PassFindings):
                 found = judge("target_beyond", 1.0, math.nan, math.nan, what=what, side=-sides[0])
                 yield found if found is None else replace(found, site=site)
         known = [numbers.get(each, 0.0) for each in ("target share", "target low", "target")]
-        yield judge("target_beyond", *known, what="binary cross-entropy")
+        beyond = judge("target_beyond", *known, what="binary cross-entropy")
+        yield beyond and replace(beyond, advice=_BINARY)
         yield judge("weight_of_ones", numbers.get("times", 0.0), numbers.get("together", 0.0))
 
     def _of_own(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
@@ -200,7 +208,14 @@ class TargetFindings(PassFindings):
                     yield self._chosen.judge("target_of_another", numbers[f"another {at}"])
 
     def _of_generated(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
-        """Yield that samples which are given to a model are far larger than those that a generator makes for it."""
+        """Yield that samples which a model is given are not as a generator makes them for it: beyond its range, or far larger."""
+        shares = self._so_far("unmade", value=numbers.get("given beyond"))
+        if "given beyond" in numbers and len(shares) >= KEPT and min(shares[-KEPT:]) >= _UNMADE:
+            share, *ends = (numbers[f"given {each}"] for each in ("beyond", "least", "largest"))
+            beyond = self._chosen.judge("target_beyond", share, *ends, what=look.generated)
+            of_data = f"{percent(share)} of what is given, {short(ends[0])} to {short(ends[1])}, are beyond what"
+            message = f"{of_data} the last {look.generated} of the generator can make"
+            yield beyond and replace(beyond, message=message, advice=_OF_GENERATOR, site=f"{self._part}:input")
         if look.taken is None or not numbers.get("taken", 0.0) > 0:
             return
         _, is_trained, is_made = look.taken
