@@ -1146,9 +1146,9 @@ def test_outputs_of_a_sigmoid_that_cannot_reach_their_targets_are_found(scale: f
         x = torch.randn(64, 8)
         target = (x > 0).float() if scale is None else x * scale
         made = model(x if scale is None else target)
-        return 2 * functional.mse_loss(made, target) + 0 * made.sum()  # targets are not read off a sum of two that are scaled
+        return 2 * functional.mse_loss(made, target) + 0 * made.sum()
 
-    assert ("bounded" in found(model, Adam(model.parameters(), 1e-2), loss, 110)) is is_found
+    assert ({"bounded", "target_beyond"} & found(model, Adam(model.parameters(), 1e-2), loss, 110).keys() != set()) is is_found
 
 
 @pytest.mark.parametrize(
@@ -1168,7 +1168,7 @@ def test_outputs_of_a_last_activation_that_cannot_reach_their_targets_are_found_
             return 2 * functional.mse_loss(made, 3 * (x[:, :3].abs() if is_above else x[:, :3])) + 0 * made.sum()
 
         of = found(model, Adam(model.parameters(), 1e-2), loss, 300, every=every)
-        assert ("bounded" in of) is expected, is_above
+        assert ("bounded" in of or "target_beyond" in of) is expected, is_above
 
 
 def test_a_rare_class_stands_at_one_end_and_asks_for_nothing() -> None:
