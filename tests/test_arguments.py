@@ -17,6 +17,7 @@ UNREAD = {
     "GraphvizStyler.style_edge": {"fnode", "tnode"},  # to be overridden
     "cut_off": {"loss"},  # of rules: what the finding carries as evidence, by name
     "dead": {"most"},
+    "eps_large": {"elements"},
     "update_lost": {"most"},
     "frozen_raw": {"few"},
     "nonfinite": {"count"},

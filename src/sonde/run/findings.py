@@ -403,7 +403,7 @@ class _Judges:
 
     def is_divided(self, each: Finding) -> bool:
         """Whether steps are small, and the eps of their optimizer, as *each* says, is far larger than the last gradients."""
-        size = self._scalars.clipped(each.model)[0] / math.sqrt(each.evidence["elements"])
+        size = self._scalars.clipped(each.model)[0] / math.sqrt(max(each.evidence["elements"], 1))
         return each.value >= _FAR_EPS * size and self._pace(each.model) < _USUAL_PACE
 
     def may_learn(self, model: str) -> bool:

@@ -13,7 +13,7 @@ from tests.torch_words import words_of
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from sonde.engine import backward_calls
+from sonde.engine import autograd_state, backward_calls
 
 ORIGINAL = torch.autograd.backward
 
@@ -236,3 +236,11 @@ def test_compiled_code_that_calls_it(listener: Listener) -> None:
     assert len(listener.seen) == 6
     assert len(compiles) <= 6
     assert layer.weight.grad is not None
+
+
+def test_what_an_interrupted_call_has_left_is_gone_with_the_next(listener: Listener) -> None:
+    """A signal handler may raise in any line, also before the value of the thread is put back."""
+    autograd_state.set_thread_value(backward_calls._KEY, [a_loss()])
+    assert backward_calls.sent_backward() == []
+    a_loss().backward()
+    assert autograd_state.thread_value(backward_calls._KEY) == []

@@ -129,15 +129,15 @@ def test_a_scalar_before_the_rows_is_the_first_defect(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 100])
-def test_a_layer_is_dead_in_two_of_three_counts_and_little_is_remembered(size: int) -> None:
-    """One dead count is the chance of a batch; the second of three makes a finding, however the batches are cut."""
+def test_a_layer_is_dead_in_three_of_five_counts_and_little_is_remembered(size: int) -> None:
+    """One dead count is the chance of a batch; the third of five makes a finding, however the batches are cut."""
     of = rowed("activation", Activation(), ["a:output"])
-    death = [0.0] * 30 + [1.0] + [0.0] * 9 + [1.0, 0.0, 1.0] + [0.0] * 7
+    death = [0.0] * 30 + [1.0] + [0.0] * 9 + [1.0, 0.0, 1.0, 1.0] + [0.0] * 6
     batches = [batch_of(of, step, [1.0]) for step in range(50)]
     for batch, share in zip(batches, death, strict=True):
         rows = batch.copy.unpack()[0]
         rows[1, 5:8] = 1, 1 - share, share
-    for last, expected in ((50, [("dead", 40)]), (42, [])):
+    for last, expected in ((44, [("dead", 40)]), (43, [])):
         findings = Findings()
         cut(batches[:last], size, findings)
         assert [(found.rule, found.first_step) for found in findings.judged()] == expected

@@ -57,6 +57,10 @@ def listen_no_more(listener: Listener) -> None:
 
 def sent_backward() -> list[Tensor]:
     """Return what ``torch.autograd.backward`` was given, whose backward pass runs now; nothing where no call of it is seen."""
+    return list(_kept()) if autograd_state.graph_task() != -1 else []
+
+
+def _kept() -> list[Tensor]:
     return autograd_state.thread_value(_KEY) or []
 
 
@@ -70,7 +74,7 @@ def _passing_to(original: Backward) -> Backward:
     def backward(*args: Any, **kwargs: Any) -> None:
         if backward not in _standing:  # somebody else's calls it, who has put it off when it was taken off
             return original(*args, **kwargs)
-        before = hooks.apart(sent_backward)
+        before = hooks.apart(_kept) if autograd_state.graph_task() != -1 else []  # else what an interrupted call has left
         try:
             hooks.apart(_begin, args, kwargs)
             return original(*args, **kwargs)
@@ -88,14 +92,14 @@ def _begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     given = args[0] if args else kwargs.get("tensors")
     several = given if isinstance(given, list | tuple) else () if isinstance(given, Iterator) else (given,)
     sent = [each for each in several if isinstance(each, Tensor)]
-    is_new = list(map(id, sent)) != list(map(id, sent_backward()))  # a tensor of a class of its own calls it a second time
+    is_new = list(map(id, sent)) != list(map(id, _kept()))  # a tensor of a class of its own calls it a second time
     autograd_state.set_thread_value(_KEY, sent)
     with _changing:
         listeners = list(_listeners)
         _take_off_unused()
     for listener in listeners if is_new and sent else ():
         try:
-            listener.before_backward(sent)
+            listener.before_backward(list(sent))
         except Exception as error:
             raise_if_foreign(error)
 
