@@ -104,7 +104,7 @@ def gradient_growth(size: float, before: float, *, factor: float = GRADIENT_GROW
     evidence=("first", "last", ""),
     at="depth",
     window=Window(3, 5, smallest=True),
-    brings=("input_unused", "outputs_alike"),
+    brings=("input_unused", "outputs_alike", "rank_collapse"),
     about=("gradient", "small"),
     unless=("low",),
 )
