@@ -93,10 +93,10 @@ from sonde.engine.trial import check_numbers as check_numbers
 from sonde.engine.unseen import quiet as quiet
 
 # isort: split
-# FLOPs, and torch's private parts by subject
+# Backward passes, FLOPs, and torch's private parts by subject
+from sonde.engine import backward_calls as backward_calls
 from sonde.engine import flops as flops
 from sonde.engine.torch_api import autograd_state as autograd_state
-from sonde.engine.torch_api import backward_calls as backward_calls
 from sonde.engine.torch_api import compiler_state as compiler_state
 from sonde.engine.torch_api import graph_nodes as graph_nodes
 from sonde.engine.torch_api import hooks as hooks
