@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -214,5 +215,5 @@ class GradientFindings(PassFindings):
 
 def _named(look: Look, at: int, number: int | None = None) -> str:
     """Return what an output is called in messages, and if its *number* is given, the pass of a step."""
-    name = ("the output " + look.outputs[at].strip(".[]'")).strip()
+    name = " ".join(["the output", ".".join(re.findall(r"[^][.']+", look.outputs[at]))]).strip()
     return name if number is None else f"{name} of pass {number + 1} of each step"
