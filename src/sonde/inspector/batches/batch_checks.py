@@ -141,7 +141,7 @@ class BatchChecks:
     def before_backward(self, sent: list[Tensor]) -> None:
         """Note by what a loss that is *sent* backward multiplies its terms, for the passes that it may be of."""
         loss, looks = sent[0], self._looks[self._complete :]
-        terms = terms_of_loss(loss.grad_fn) if looks and loss.numel() == 1 else []
+        terms = terms_of_loss(loss.grad_fn) if looks and self._may_walk and loss.numel() == 1 else []
         with torch.inference_mode(False), torch.no_grad(), without_recomputing():
             known = [scaled_by(each, loss.device, _TERM)[1] for each in terms[:_TERMS]]
             for look in looks if known else ():
@@ -249,7 +249,7 @@ class BatchChecks:
             most = self._chosen.limit("dropped", "most")
             if walks and not any(isinstance(each, _DROPOUTS) and each.p > most for each in self._model.modules()):
                 look.add(dropped_numbers(nodes, names))
-            look.add(direction_numbers(nodes[::-1], names) if walks else {})
+            look.add(direction_numbers(nodes[::-1], names) if walks and self._may_walk else {})
             if self._depended == 1:
                 look.add(attention_numbers(nodes, names))
                 look.add(sum_numbers(nodes[::-1], dict(added_by(self._model))))

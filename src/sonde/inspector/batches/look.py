@@ -115,7 +115,8 @@ class Look:
         return self.made[0][0]
 
     def add(self, numbers: Mapping[str, Tensor]) -> None:
-        """Begin to copy *numbers* to the host."""
+        """Begin to copy *numbers* to the host, but for those that are held by several ranks."""
+        numbers = {name: each for name, each in numbers.items() if type(each) is Tensor}
         self.copies.append((list(numbers), HostCopy.of([each.detach().double() for each in numbers.values()])))
 
     def read(self) -> dict[str, float]:

@@ -120,11 +120,12 @@ class LossGraph:
 
     def before_backward(self, sent: list[Tensor]) -> None:
         """Read what the graph of a loss that is *sent* backward keeps, by whatever model it was made."""
-        if self.looks and sent[0].numel() == 1 and sent[0].grad_fn is not None:
+        loss, is_plain = sent[0], type(sent[0]) is Tensor and not communicates(self._model)  # else numbers are of several ranks
+        if self.looks and is_plain and loss.numel() == 1 and loss.grad_fn is not None:
             with torch.inference_mode(False), torch.no_grad(), without_recomputing():
-                nodes = graph_nodes.nodes_before(sent[0].grad_fn, _OF_LOSS)
-                read = [each for node in nodes for each in _constants_of(node, sent[0].device)]
-                self._noted = id(sent[0]), [*_lost_of(sent[0]), *_beyond_of(sent[0]), *_of_terms(sent[0]), *read]
+                nodes = graph_nodes.nodes_before(loss.grad_fn, _OF_LOSS)
+                read = [each for node in nodes for each in _constants_of(node, loss.device)]
+                self._noted = id(loss), [*_lost_of(loss), *_beyond_of(loss), *_of_terms(loss), *read]
 
     def look_at_pass(self, args: Any, kwargs: Any, output: Any) -> None:
         """Look which parameters that the model does not hold a training pass has used, whose *output* this is."""
@@ -158,7 +159,8 @@ class LossGraph:
                 )
             of, noted = self._noted
             for kind, number, extra in (*(noted if sent and id(sent[0]) == of else ()), *_numbers_of(nodes, sent)):
-                self._read.append((kind, extra, HostCopy.of([number.double().reshape(-1)]), epoch, step))
+                if type(number) is Tensor:
+                    self._read.append((kind, extra, HostCopy.of([number.double().reshape(-1)]), epoch, step))
             if not (self._strangers or self._is_judged):
                 self._strangers = [(each, version_of(each)) for each in self._between(nodes)]
             self._looks += 1  # and not before all is read: findings are asked for in another thread, too
