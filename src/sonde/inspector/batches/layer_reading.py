@@ -23,11 +23,7 @@ BEHIND = (*graph_nodes.KEEPS, "Div", "Mul")
 _SUMS, _CANDIDATES = 8, 16  # first inputs of layers that are compared with what may be added; and how many of these
 _ZERO_BELOW = {"Relu": 0.0, "Gelu": -6.0, "Silu": -20.0}  # what goes into an activation that returns nothing for it, nor a slope
 _PRODUCTS = ("Addmm", "Mm")
-_ROWS, _FEWEST, _KNOWN = (
-    256,
-    8,
-    0.25,
-)  # rows and columns that are read, the fewest that tell something, and the share that is not zero
+_ROWS, _FEWEST, _KNOWN = 256, 8, 0.25  # rows and columns that are read, the fewest that tell something, and the share without zeros
 _ROUNDS, _TINY = 3, 1e-300
 _SHUTS = ("Tanh", "Sigmoid", "Softmax")
 _NEAR_LAYER = 12  # operations between a layer and its activation, as sums over the neighbours in a graph

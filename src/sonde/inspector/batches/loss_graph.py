@@ -120,8 +120,8 @@ class LossGraph:
 
     def before_backward(self, sent: list[Tensor]) -> None:
         """Read what the graph of a loss that is *sent* backward keeps, by whatever model it was made."""
-        loss, is_plain = sent[0], type(sent[0]) is Tensor and not communicates(self._model)  # else numbers are of several ranks
-        if self.looks and is_plain and loss.numel() == 1 and loss.grad_fn is not None:
+        loss, looks = sent[0], self.looks and type(sent[0]) is Tensor and sent[0].grad_fn is not None
+        if looks and loss.numel() == 1 and not communicates(self._model):  # else numbers are of several ranks
             with torch.inference_mode(False), torch.no_grad(), without_recomputing():
                 nodes = graph_nodes.nodes_before(loss.grad_fn, _OF_LOSS)
                 read = [each for node in nodes for each in _constants_of(node, loss.device)]
