@@ -76,9 +76,25 @@ def test_a_healthy_run_has_none() -> None:
     assert sonde.check(run).ok
 
 
-@pytest.mark.parametrize("kind", [trainings.gpt_too_fast, trainings.exploding_rnn, trainings.dying])
-def test_it_does_not_matter_how_many_steps_come_at_once(kind: Callable[[], Inspector]) -> None:
-    """One by one, seven together, or all of them: the same findings with the same words and steps."""
+def a_growing_rate() -> Inspector:
+    """Train at a learning rate that grows in each step: gradients of zero come and go, and norms jump with the loss."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False, bad_steps=None) as inspector:
+        for step in range(70):
+            optimizer.param_groups[0]["lr"] = 1e-3 * 1.2**step
+            x = torch.randn(32, 8)
+            loss = nn.functional.cross_entropy(model(x), (x[:, 0] > 0).long())
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            inspector.push_loss(loss, train=True)
+    return inspector
+
+
+@pytest.mark.parametrize("kind", [trainings.gpt_too_fast, trainings.exploding_rnn, trainings.dying, a_growing_rate])
+def test_it_does_not_matter_how_many_steps_come_at_once_nor_how_often_is_asked(kind: Callable[[], Inspector]) -> None:
+    """Rows one by one, and scalars behind them, seven steps together, or all: the same findings with the same words and steps."""
     run = ended(kind).run
     every: list[tuple[list[RowBlock], list[tuple[str, float, int, int]]]] = []
 
@@ -91,7 +107,7 @@ def test_it_does_not_matter_how_many_steps_come_at_once(kind: Callable[[], Inspe
     scalars = [each for _, some in every for each in some]
     steps = sorted({step for block in blocks for step in block.moments[:, 1].tolist()})
     found = []
-    for size in (1, 7, len(steps)):
+    for size, is_asked in ((1, False), (1, True), (7, False), (7, True), (len(steps), False)):
         findings = Findings(run.info)
         for start in range(0, len(steps), size):
             first, last = steps[start], steps[min(start + size, len(steps)) - 1]
@@ -99,11 +115,14 @@ def test_it_does_not_matter_how_many_steps_come_at_once(kind: Callable[[], Inspe
             for block in blocks:
                 lines = np.flatnonzero((block.moments[:, 1] >= first) & (block.moments[:, 1] <= last))
                 parts += [block.between(int(lines[0]), int(lines[-1]) + 1)] if len(lines) else []
-            findings.judge(parts, [each for each in scalars if first <= each[3] <= last])
+            of_these = [each for each in scalars if first <= each[3] <= last]
+            for rows, values in [(parts, []), ([], of_these)] if is_asked and size == 1 else [(parts, of_these)]:
+                findings.judge(rows, values)
+                assert not is_asked or findings.judged() is not None
         findings.end()
         found.append([(told([each]), each.opened, dict(each.evidence)) for each in findings.judged()])
     assert found[0]
-    assert found[0] == found[1] == found[2]
+    assert found == [found[0]] * len(found)
 
 
 def test_a_run_that_was_never_judged_says_so_until_it_is_checked(tmp_path: Path) -> None:

@@ -586,8 +586,8 @@ class LayerFindings:
         model = self.history.sites[0].model if len(self.history) else ""
         return self._groups is not None and not len(self._groups.queries) and self._facts.has_attention(model)
 
-    def findings(self) -> Iterator[Finding]:
-        """Yield the findings, one for each rule."""
+    def findings(self, *, all_of_them: bool = False) -> Iterator[Finding]:
+        """Yield the findings, one for each rule; *all_of_them*: also what has come again, which it may not have some steps ago."""
         yield from self._begins
         yield from self._norms
         yield from self._of_blank_norms()
@@ -596,7 +596,7 @@ class LayerFindings:
         yield from [self._returned] if self._returned is not None and not is_often else []
         yield from (each if is_often else replace(each, severity="note") for each in self._writes[: 1 if is_often else _WRITES])
         yield from self._growth()
-        yield from self._of_records()
+        yield from self._of_records(all_of_them=all_of_them)
         yield from self._of_still()
         yield from self._of_frozen()
 
@@ -984,7 +984,7 @@ class LayerFindings:
                 evidence = {"lost": float(len(lost))}
                 yield replace(placed, severity="warn", advice=advice, evidence=evidence, places=tuple(lost), first_step=begun)
 
-    def _of_records(self) -> Iterator[Finding]:
+    def _of_records(self, *, all_of_them: bool) -> Iterator[Finding]:
         still: set[int] = set()
         yield from self._of_experts(still) if "gradient_zero" in self._held else ()
         for rule, record in self._held.items():
@@ -995,7 +995,8 @@ class LayerFindings:
                 judged = self._judged(rule, column, [float(number[column]) for number in record.others])
                 if judged is not None:
                     step, first = int(record.step[column]), int(record.since[column])
-                    if rule == "gradient_zero" and int(record.last[column]) - first < _SPELL and self._is_back(column):
+                    is_long = all_of_them or int(record.last[column]) - first >= _SPELL
+                    if rule == "gradient_zero" and not is_long and self._is_back(column):
                         continue  # as to an expert that few samples choose
                     if rule == "update_small" and 0 <= self._small_since[column] < first:
                         first = int(self._small_since[column])

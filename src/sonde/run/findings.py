@@ -7,7 +7,7 @@ import io
 import math
 import pickle
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -138,7 +138,7 @@ class _Judges:
         defect = self.defect.finding() if self.chosen.is_on("nonfinite") else None
         found = [] if defect is None else [defect]
         found += sorted(self._ports.findings(), key=lambda each: each.rule)
-        found += [each for key in sorted(self._layers) for each in self._layers[key].findings()]
+        found += [each for key in sorted(self._layers) for each in self._layers[key].findings(all_of_them=all_of_them)]
         found += self._scalars.findings(at_end=at_end)
         for (_, model), layers in sorted(self._layers.items()):
             begun = self._scalars.loss_of(model).begun
@@ -582,6 +582,8 @@ class Findings:
             self._take(steps[0], blocks, scalars)
             return
         before = before or self._state()
+        if steps[0] > self._reached:
+            self._open(self._reached)
         with suppress(Exception):  # once more then, in parts
             self._feed(blocks, scalars)
             if all(each.identity in self._known for each in self._judges.findings(all_of_them=True)):
@@ -607,10 +609,9 @@ class Findings:
     def _take(self, step: int, blocks: Iterable[RowBlock], scalars: Iterable[PlainScalar]) -> None:
         """Judge a part of one step, or all of it; before that, open what waited for the steps before, which are whole."""
         if step > self._reached:
-            self._open(self._reached, is_whole=True)
+            self._open(self._reached)
             self._reached = step
         self._feed(blocks, scalars)
-        self._open(step)
 
     def _feed(self, blocks: Iterable[RowBlock], scalars: Iterable[PlainScalar]) -> None:
         for block in blocks:
@@ -631,60 +632,64 @@ class Findings:
         self._has_ended = True
         self._open(self.step, at_end=True)
 
-    def _may_open(self, each: Finding, *, is_whole: bool, at_end: bool) -> bool:
+    def _may_open(self, each: Finding, *, at_end: bool) -> bool:
         """Whether a finding is new.
 
-        A NaN counts once a later step was seen: until then an earlier place of its step may come. A step that is too large counts
-        once a later one has come as a whole: its loss tells whether the step was good. What others tell of, and what a loss that
-        has come down excuses, counts once a step is whole.
+        A step that is too large counts once a later one is whole: its loss tells whether the step was good.
         """
         if each.identity in self._known or at_end:
             return each.identity not in self._known
-        if each.rule in _BY_OTHERS:
-            return is_whole
-        if "converged" in RULES[each.rule].unless and not is_whole:
-            return False  # the loss of a step comes behind its rows
         if "low" in RULES[each.rule].unless and self._last_rows < _EARLY:
             return False  # a network may have learnt in so few steps
         if "helped" not in RULES[each.rule].unless:
-            return (each.rule != "nonfinite" or each.step < self._last_rows) and self._judges.falls(each) is not None
-        return is_whole and each.step < self._last_rows and self._judges.has_helped(each) is not None
+            return each.rule in _BY_OTHERS or self._judges.falls(each) is not None
+        return each.step < self._last_rows and self._judges.has_helped(each) is not None
 
-    def _open(self, step: int, *, is_whole: bool = False, at_end: bool = False) -> None:
-        """Open what is new at *step*, but for what follows from another finding: that is one of its own only if it came first.
+    def _open(self, step: int, *, at_end: bool = False) -> None:
+        """Open what is new at *step*.
 
         Args:
-            step: the step that has come, in part at least.
-            is_whole: no more of it comes.
+            step: the last one that is whole: its rows, and the loss behind them, have come.
             at_end: no other step comes.
         """
-        every = self._judges.findings(at_end=at_end)
-        if not any(self._may_open(each, is_whole=is_whole, at_end=at_end) for each in every):
-            return
-        there = [*self._opened.values(), *every]
-        now = {each.identity for each in every}
-        stays = [each for name, each in self._opened.items() if name in now or not self._judges.has_passed(each)]
-        for each in every:
-            if not self._may_open(each, is_whole=is_whole, at_end=at_end):
-                continue
-            if any(_is_graver(known, each) for known in stays):
-                continue  # a note about other places may come
-            self._known.add(each.identity)
-            if implied(each, there) or step <= self._until:
-                continue
-            self._opened[each.identity] = self._judges.completed(replace(each, opened=step))
-            self._fresh.append(self._opened[each.identity])
-            if each.rule == "nonfinite" and self._judges.defect.knows_more:
-                self._beyond.add(each.identity)
+        for identity, each in self._new(self._judges.findings(at_end=at_end), step, at_end=at_end).items():
+            self._known.add(identity)
+            if each is not None:
+                self._opened[identity] = each
+                self._fresh.append(each)
+                self._beyond |= self._says_more(each)
 
-    def _now(self) -> list[Finding]:
-        """Return every open finding, with what later steps have added; none that later losses have taken back."""
+    def _new(self, every: Sequence[Finding], step: int, *, at_end: bool) -> dict[Identity, Finding | None]:
+        """Return what of *every* finding is new at *step*: None for what follows from another, unless it came first."""
+        if not any(self._may_open(each, at_end=at_end) for each in every):
+            return {}
+        stays, found = self._staying({each.identity for each in every}), {}
+        there = [*stays, *every]
+        for each in every:
+            if self._may_open(each, at_end=at_end) and not any(
+                _is_graver(known, each) for known in stays
+            ):  # a note of others may come
+                is_own = not implied(each, there) and step > self._until
+                found[each.identity] = self._judges.completed(replace(each, opened=step)) if is_own else None
+        return found
+
+    def _says_more(self, each: Finding) -> set[Identity]:
+        return {each.identity} if each.rule == "nonfinite" and self._judges.defect.knows_more else set()
+
+    def _now(self) -> tuple[list[Finding], set[Identity]]:
+        """Return every finding, with what later steps have added, and which of them say more than the rows. Changes nothing.
+
+        None that later losses have taken back; also what would open if no more came of the last step.
+        """
         every = {each.identity: each for each in self._judges.findings(at_end=self._has_ended)}
-        for gone in [each for each, found in self._opened.items() if each not in every and self._judges.has_passed(found)]:
-            del self._opened[gone]
-            self._known.discard(gone)
-        found = [grown(each, every[identity]) if identity in every else each for identity, each in self._opened.items()]
-        return sorted((each for each in found if not any(_is_graver(known, each) for known in found)), key=gravity)
+        new = [each for each in self._new([*every.values()], self._reached, at_end=self._has_ended).values() if each is not None]
+        found = [grown(each, every[each.identity]) if each.identity in every else each for each in self._staying(every)] + new
+        graver = sorted((each for each in found if not any(_is_graver(known, each) for known in found)), key=gravity)
+        return graver, self._beyond.union(*map(self._says_more, new))
+
+    def _staying(self, every: Collection[Identity]) -> list[Finding]:
+        """Return the open findings that hold now, as *every* says, or that nothing takes back. Asking changes nothing."""
+        return [each for name, each in self._opened.items() if name in every or not self._judges.has_passed(each)]
 
     def bears_out(self, each: Finding, *, divides: bool = False) -> bool:
         """Return whether what is recorded bears out what a training has seen, of the rules that need that; True of others.
@@ -731,11 +736,13 @@ class Findings:
 
     def judged(self) -> list[Finding]:
         """Return the findings that can be made again from the rows and scalars, the gravest first."""
-        return [each for each in self._now() if each.identity not in self._beyond]
+        found, beyond = self._now()
+        return [each for each in found if each.identity not in beyond]
 
     def beyond(self) -> list[Finding]:
         """Return the findings that say more than the rows that are written: where a NaN began between logged steps."""
-        return [each for each in self._now() if each.identity in self._beyond]
+        found, beyond = self._now()
+        return [each for each in found if each.identity in beyond]
 
     def fresh(self) -> list[Finding]:
         """Return the findings that were opened since the last call."""
