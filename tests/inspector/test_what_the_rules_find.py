@@ -1824,6 +1824,22 @@ def test_a_normalisation_of_single_elements_is_told(groups: int) -> None:
         assert {each.follows for each in told.values()} == {"", "norm_setting"} or list(told) == ["norm_setting"]
 
 
+def test_a_normalisation_that_comes_to_return_its_bias_is_none_of_single_elements() -> None:
+    """Steps that are too large have made what goes in alike, from the tenth step on."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.ReLU(), nn.Linear(16, 2))
+
+    def loss(step: int) -> Tensor:
+        x = torch.randn(64, 8)
+        with torch.no_grad():
+            if step == 10:
+                model[0].bias.copy_(model[0].bias.mean())
+                model[0].weight.copy_(model[0].weight.mean(0) * 1e3)
+        return functional.cross_entropy(model(x), (x[:, 0] > 0).long())
+
+    assert "norm_setting" not in found(model, Adam(model.parameters(), 1e-6), loss)
+
+
 def test_a_dead_layer_leaves_a_normalisation_nothing() -> None:
     """Which is no fault of that."""
     torch.manual_seed(0)

@@ -608,7 +608,7 @@ class LayerFindings:
         yield from joined(history, [(c, replace(each, step=0)) for c, each in judged if each is not None])
 
     def _of_blank_norms(self) -> Iterator[Finding]:
-        """Normalisations within a sample that return their bias alone in the last steps, though what goes in varies."""
+        """Normalisations within a sample that return their bias alone, first and in the last steps, though what goes in varies."""
         history, found = self.history, []
         outputs = [c for c in _in_order(history, "output") if history.calls[c] <= 0 and len(history.recent) >= _EARLY]
         for before, column in itertools.pairwise(outputs):
@@ -616,7 +616,8 @@ class LayerFindings:
             weight, bias = (history.column_at(parameter_of(path, name), "param") for name in ("weight", "bias"))
             kind = history.facts[column].kind
             if kind in ("GroupNorm", "LayerNorm") and varies and weight is not None and bias is not None:
-                made, size, own = history.recent[-_FEW:, [column, weight, bias]].T
+                rows = np.vstack([self._first[[column, weight, bias]], history.recent[-_FEW:, [column, weight, bias]]])
+                made, size, own = rows.T
                 most = history.of("absmax")[
                     -1, [column, bias]
                 ]  # features that are alike in all samples may take off what a bias adds

@@ -54,6 +54,19 @@ def policy(weight: float) -> Callable[[Tensor, Tensor], Tensor]:
     return loss
 
 
+def flow(sign: float, *, is_inverse: bool = False, is_normal: bool = False) -> Callable[[Tensor, Tensor], Tensor]:
+    """How unlikely what a flow makes is, which scales its data by exponentials; with so much of the log-determinant."""
+
+    def loss(y: Tensor, x: Tensor) -> Tensor:
+        log, shift = 2 * (y[:, :4] / 2).tanh(), y[:, 4:]
+        made = (x[:, :4] - shift) / log.exp() if is_inverse else x[:, :4] * log.exp() + shift
+        normal = torch.distributions.Normal(torch.zeros(4), torch.ones(4))
+        likely = normal.log_prob(made).sum(1) if is_normal else -0.5 * made.square().sum(1)
+        return -(likely + sign * log.sum(1)).mean()
+
+    return loss
+
+
 def turned(y: Tensor) -> Tensor:
     """Three classes of three places of four samples, classes before places."""
     return y.reshape(4, 3, 3).transpose(1, 2)
@@ -71,6 +84,12 @@ BOTH = "all that the loss compares is trained on both sides: the target moves to
 LOGARITHMS = "and takes logarithms of probabilities"
 LARGE = "errors, of size 8,000, make "
 TURNED = "the probabilities that are the target of a cross-entropy or kl_div add up to 1 over the samples, not the classes"
+OVERLAP = "a Dice or IoU loss is given the outputs of a layer as they are, and takes probabilities"
+VOLUME = (
+    "the loss adds the logarithm of a scale with the sign by which it falls as the square of what is scaled does: both shrink, "
+    "without end"
+)
+CANCELLED = "the loss subtracts what was made of the same outputs by the same operations: nothing is left of it"
 MIXED = "a view between the model and a softmax of 18×2 mixes classes with the other axes"
 LOSSES: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor], str, str]] = {
     "a divergence of probabilities": (
@@ -175,6 +194,37 @@ LOSSES: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor], str, str]] = {
         4, lambda y, x: (y.tanh() - 9 * x[:, :4].sign()).abs().mean(), "target_beyond",
         "100 % of the targets, -9 to 9, are beyond what the last tanh can return",
     ),
+    "a view behind a part in the place of a transposition": (
+        3, lambda y, x: functional.cross_entropy(y.view(3, 4, 3)[:, :-1].transpose(1, 2).reshape(-1, 3)[:8].reshape(-1, 2),
+                                                 torch.arange(12) % 2),
+        "samples_mixed", "a view between the model and a softmax of 12×2 mixes classes with the other axes",
+    ),
+    "an overlap of outputs as they are": (
+        3, lambda y, x: 1 - (2 * (y * (x[:, :3] > 0)).sum() + 1) / (y.sum() + (x[:, :3] > 0).sum() + 1), "softmax_twice", OVERLAP,
+    ),
+    "an overlap of each sample over the union, of outputs as they are": (
+        3, lambda y, x: 1 - ((y * (m := (x[:, :3] > 0).float())).sum(1) / (y.sum(1) + m.sum(1) - (y * m).sum(1) + 1e-6)).mean(),
+        "softmax_twice", OVERLAP,
+    ),
+    "a class that the loss leaves out": (
+        3, lambda y, x: functional.cross_entropy(y, torch.arange(12) % 3, ignore_index=2), "target_beyond",
+        "33 % of the labels, one of each sample, are 2, which cross_entropy leaves out (ignore_index=2): "
+        "this class is never learnt",
+    ),
+    "a label smoothing that leaves nothing of the labels": (
+        3, lambda y, x: functional.cross_entropy(y, classes(x), label_smoothing=0.9), "labels_alike",
+        "label_smoothing=0.9: so much of each target is the same for all classes",
+    ),
+    "one partner for all samples": (
+        8, lambda y, x: functional.cross_entropy(y @ x.T / 8, torch.zeros(12, dtype=torch.int64)), "labels_alike",
+        "all labels of a cross-entropy of 12 x 12 scores are one: each sample has the same partner",
+    ),
+    "a log-determinant with the wrong sign": (8, flow(-1.0), "loss_unbounded", VOLUME),
+    "a log-determinant with the wrong sign, of what is divided": (8, flow(1.0, is_inverse=True), "loss_unbounded", VOLUME),
+    "a log-determinant with the wrong sign, beside a distribution": (8, flow(-1.0, is_normal=True), "loss_unbounded", VOLUME),
+    "negatives that are the positives": (
+        8, lambda y, x: functional.triplet_margin_loss(y[:4], y[4:8], y[4:8].clone()), "gradient_zero", CANCELLED
+    ),
     "targets of another shape": (
         1, lambda y, x: (y - x[:, 0]).square().mean(), "loss_broadcast",
         "the loss (Sub) of outputs of shape 12×1 compares each output with each target: 144 pairs of 12 samples",
@@ -230,6 +280,19 @@ SOUND: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor]]] = {
     "boxes of a grid": (6, lambda y, x: functional.cross_entropy(y.reshape(-1, 3), torch.arange(24) % 3)),
     "classes in front": (3, lambda y, x: functional.cross_entropy(turned(y), torch.arange(12).reshape(4, 3) % 3)),
     "positions that are pointed at": (3, lambda y, x: functional.cross_entropy(turned(y).reshape(12, 3), torch.arange(12) % 3)),
+    "an overlap of probabilities": (
+        3, lambda y, x: 1 - 2 * (y.sigmoid() * (x[:, :3] > 0)).sum() / (y.sigmoid().sum() + (x[:, :3] > 0).sum())
+    ),
+    "a weighted mean of outputs": (3, lambda y, x: (y * x[:, :3]).sum() / (y.sum() + x[:, :3].sum()).exp().clamp(1, 9)),
+    "labels that are mostly left out": (
+        3, lambda y, x: functional.cross_entropy(y.reshape(36, 1).repeat(1, 3), torch.arange(36) % 3, ignore_index=0)
+    ),
+    "a usual label smoothing": (3, lambda y, x: functional.cross_entropy(y, classes(x), label_smoothing=0.3)),
+    "as many samples as classes": (12, lambda y, x: functional.cross_entropy(y, torch.zeros(12, dtype=torch.int64))),
+    "the flow of data": (8, flow(1.0)),
+    "the flow of data, divided": (8, flow(-1.0, is_inverse=True)),
+    "the flow of data, of a distribution": (8, flow(1.0, is_normal=True)),
+    "negatives of other samples": (8, lambda y, x: functional.triplet_margin_loss(y[:4], y[4:8], y[8:])),
     "the same shape": (1, lambda y, x: functional.mse_loss(y, x[:, :1])),
     "several labels": (3, lambda y, x: functional.multilabel_soft_margin_loss(y, (x[:, :3] > 0).float())),
     "pairs in an order": (1, lambda y, x: -functional.logsigmoid((y[:6] - y[6:]) * (x[:6, :1] - x[6:, :1]).sign()).mean()),
@@ -245,6 +308,7 @@ def test_losses_that_look_alike_are_sound(case: str) -> None:
         not {"softmax_twice", "samples_mixed", "loss_broadcast", "target_trained", "unmoved", "target_beyond", "target_large"}
         & found.keys()
     )
+    assert found.keys().isdisjoint(("labels_alike", "loss_unbounded", "gradient_zero"))
     assert "penalty_alone" not in found or "policy gradient" not in found["penalty_alone"].message
 
 

@@ -81,7 +81,7 @@ def shape_of(node: Node) -> tuple[int, ...]:
 
 
 def axis_of(node: Node) -> int | None:
-    """Return the axis along which a softmax runs, counted from the start; None where torch does not say it."""
+    """Return the axis along which a softmax or a slice runs, counted from the start; None where torch does not say it."""
     axis = getattr(node, "_saved_dim", None)
     if not isinstance(axis, int):
         return None  # a sum has several
@@ -175,6 +175,7 @@ def factor_of(node: Node) -> Tensor | None:
     Of a division it is the inverse.
     """
     held = [getattr(node, each, None) for each in ("_saved_self", "_saved_other")]
+    held = [torch.tensor(each, dtype=torch.float64, device="cpu") if isinstance(each, float) else each for each in held]
     numbers = [each.detach() for each in held if isinstance(each, Tensor) and each.numel() == 1]
     if operation_of(node) not in ("Mul", "Div") or len(numbers) != 1:
         return None
@@ -223,6 +224,11 @@ def target_of(node: Node) -> Tensor | None:
     """Return the target that a loss function keeps for its backward pass; None for another operation."""
     held = getattr(node, "_saved_target", None)
     return held if isinstance(held, Tensor) else None
+
+
+def left_out_of(node: Node) -> int:
+    """Return which label a cross-entropy leaves out (``ignore_index``); -1 of another operation."""
+    return _signed(getattr(node, "_saved_ignore_index", -1))
 
 
 def blanks_of(node: Node) -> tuple[Tensor, int] | None:
@@ -291,6 +297,58 @@ def is_log_determinant(node: Node, made: Node, most: int) -> bool:
         or (operation_of(each) == "Log" and not scales.isdisjoint(sources_of(each)))
         for each in logs
     )
+
+
+def scales_alike(loss: Node, most: int) -> Iterator[Tensor]:
+    """Yield for logarithms that a *loss* adds up, and whose exponentials scale what it squares: above 0 if both shrink together.
+
+    The square is of a positive weight in the loss. So many of the operations before it are read at *most*.
+    """
+    terms = list(weighed_in(loss))
+    logs = dict(_without_signs(node, weight, KEEPS) for node, weight in terms)
+    for term, of_term in terms if len(terms) > 1 else ():
+        square, weight = _without_signs(term, of_term, ("Sum", "Div", *MOVES))
+        for node in nodes_before(square, most) if is_square(square) else ():
+            for place, each in enumerate(sources_of(node) if operation_of(node) in ("Mul", "Div") else ()):
+                is_inverse = operation_of(node) == "Div"
+                if operation_of(each) == "Exp" and (place or not is_inverse):
+                    log, way = _without_signs(sources_of(each)[0], weight.sign() * (-1 if is_inverse else 1), KEEPS)
+                    if log in logs:
+                        yield (weight > 0) * way * logs[log]
+
+
+def _without_signs(node: Node, weight: Tensor, moves: Collection[str]) -> tuple[Node, Tensor]:
+    """Return the operation behind *moves*, numbers and changes of sign, and its *weight*, of which the sign alone is right."""
+    while len(before := sources_of(node)) == 1:
+        factor = torch.full_like(weight, -1.0) if operation_of(node) == "Neg" else factor_of(node)
+        if factor is None and operation_of(node) not in moves:
+            break
+        weight, (node,) = weight if factor is None else weight * factor.sign(), before
+    return node, weight
+
+
+def are_equal(one: Node, other: Node, most: int = 200) -> bool:
+    """Return whether two operations have made the same of the same tensors, by the same operations; so many at *most* are compared.
+
+    What has no graph is not known, and is taken to differ: constants, masks of a dropout, indices.
+    """
+    waiting, seen = [(one, other)], set[tuple[Node, Node]]()
+    while waiting and len(seen) <= most:
+        one, other = (behind(each, ("Clone", "Alias")) for each in waiting.pop())
+        if one is other or (one, other) in seen:
+            continue
+        seen.add((one, other))
+        name, before, beside = operation_of(one), sources_of(one), sources_of(other)
+        is_known = len(before) == len(one.next_functions) > 0 and name not in ("NativeDropout", "Index", "Gather", "IndexSelect")
+        if not is_known or operation_of(other) != name or len(beside) != len(before) or _numbers_in(one) != _numbers_in(other):
+            return False
+        waiting += zip(before, beside, strict=True)
+    return not waiting
+
+
+def _numbers_in(node: Node) -> dict[str, float]:
+    held = {name: getattr(node, name) for name in dir(node) if name.startswith("_saved_")}
+    return {name: each for name, each in held.items() if isinstance(each, int | float)}
 
 
 def is_entropy(node: Node) -> bool:
@@ -371,6 +429,9 @@ def moved(node: Node, places: Tensor) -> Tensor | None:
         return places.transpose(_signed(first), _signed(second))
     if name == "Permute" and order is not None:
         return places.permute([*map(_signed, order)])
+    if name == "Slice" and getattr(node, "_saved_self_sym_sizes", None) == tuple(places.shape):
+        begin, end, step = (_signed(getattr(node, f"_saved_{each}")) for each in ("start", "end", "step"))
+        return places[(slice(None),) * (axis_of(node) or 0) + (slice(begin, end, step),)]
     is_kept = name in ("Add", "Log", "Clamp", "ClampMin") and shape_of(node) == tuple(places.shape)  # a sum as of a bias
     return places if is_kept else None
 

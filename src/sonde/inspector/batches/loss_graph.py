@@ -64,10 +64,10 @@ _UNMASKED = (
     "look at the labels and at the mask: with the diagonal left out, the label of each of 2n views is the other view of it "
     "(torch.arange(2 * n).roll(n)), and not its own place; or the mask is the wrong way round"
 )
-_OF_BLANK = (
-    "give ctc_loss a blank= that is no label (0 where labels are from 1 on, or one class more than there are labels); and look "
-    "whether target_lengths count what labels are padded with"
-)
+_SCALED = ("LogSoftmax", "Div", "Mul", "Neg", *_VIEWS)  # what is done to similarities
+_AS_MANY = 3.0  # labels of one class, as a multiple of an equal share
+_OF_SUMS = 12  # operations between a division and the sums that it divides
+_SMOOTHED = 0.8  # of a target, what a label smoothing takes
 _AS_NUMBER = "look for what makes a number of it: item(), float(), detach(), .data, numpy(), torch.tensor(), or no_grad() around it"
 _CHANGES, _PART = 2e-3, 0.1  # of what a loss adds up, its deviation from pass to pass; and its share of the loss
 _STEPS_ALONE = ("Round", "Floor", "Ceil", "Trunc", "Sign", "Sgn")  # operations whose slope is zero
@@ -87,6 +87,56 @@ _LISTED = (
     "register what is made of layers: nn.ModuleList, nn.ModuleDict or nn.ParameterList in the place of a list or a dict; and make "
     "layers in __init__, not in forward; what is to stay as it is: requires_grad_(False)"
 )
+_BEYOND_ALL: tuple[float, ...] = (1.0, 0.0, math.inf)
+_PLAIN: dict[str, tuple[str, tuple[float, ...], str, str]] = {
+    "blank": (
+        "target_beyond",
+        _BEYOND_ALL,
+        "{share} of the labels of ctc_loss are its blank, {of}: what is decoded holds none of it",
+        "give ctc_loss a blank= that is no label (0 where labels are from 1 on, or one class more than there are labels); and look "
+        "whether target_lengths count what labels are padded with",
+    ),
+    "ignored": (
+        "target_beyond",
+        _BEYOND_ALL,
+        "{share} of the labels, one of each sample, are {of}, which cross_entropy leaves out (ignore_index={of}): this class is "
+        "never learnt",
+        "leave ignore_index out where no label stands for padding, or give it a number that is no class (-100)",
+    ),
+    "alike": (
+        "labels_alike",
+        (math.inf, math.inf, 1.0),
+        "all labels of a cross-entropy of {of} x {of} scores are one: each sample has the same partner",
+        "the partner of sample i stands in column i: cross_entropy(scores, torch.arange(len(scores)))",
+    ),
+    "volume": (
+        "loss_unbounded",
+        (math.nan,) * 4,
+        "the loss adds the logarithm of a scale with the sign by which it falls as the square of what is scaled does: both shrink, "
+        "without end",
+        "turn the sign of the log-determinant: of z = x * exp(s) the loss is z ** 2 / 2 - s, and of z = (x - t) * exp(-s) it is "
+        "z ** 2 / 2 + s",
+    ),
+    "cancelled": (
+        "gradient_zero",
+        (0.0,),
+        "the loss subtracts what was made of the same outputs by the same operations: nothing is left of it",
+        "look whether negatives are the positives themselves, and whether two views, or two networks, are one",
+    ),
+    "overlap": (
+        "softmax_twice",
+        (math.inf, math.nan),
+        "a Dice or IoU loss is given the outputs of a layer as they are, and takes probabilities",
+        "give it sigmoid(outputs), or softmax(outputs, 1) of several classes",
+    ),
+    "turned": (
+        "samples_mixed",
+        (math.inf, 0.0),
+        "the probabilities that are the target of a cross-entropy or kl_div add up to 1 over the samples, not the classes",
+        "take its softmax over the classes: softmax(-1), or 1 of images",
+    ),
+}
+"""By what was read, the rule that a number above 0 in each of the first passes breaks, what it is given, words, and advice."""
 
 
 class LossGraph:
@@ -105,6 +155,7 @@ class LossGraph:
         self._strangers: list[tuple[Tensor, int]] = []  # parameters that the model does not hold, and their counts of writes
         self._used: set[int] = set()  # the identities of those that a pass of the model has used
         self._is_judged = False  # the strangers were
+        self._samples: set[int] = set()  # how many the last pass was given
         self._found: dict[str, Finding] = {}
         self._passes: dict[int, int] = {}  # by step, of those that were looked at
         self._sent: Tensor | None = None  # the loss that was sent backward last
@@ -124,7 +175,7 @@ class LossGraph:
         if looks and loss.numel() == 1 and not communicates(self._model):  # else numbers are of several ranks
             with torch.inference_mode(False), torch.no_grad(), without_recomputing():
                 nodes = graph_nodes.nodes_before(loss.grad_fn, _OF_LOSS)
-                read = [each for node in nodes for each in _constants_of(node, loss.device)]
+                read = [each for node in nodes for each in _constants_of(node, loss.device, self._samples)]
                 self._noted = id(loss), [*_lost_of(loss), *_beyond_of(loss), *_of_terms(loss), *read]
 
     def look_at_pass(self, args: Any, kwargs: Any, output: Any) -> None:
@@ -132,6 +183,7 @@ class LossGraph:
         try:
             given = [each for _, each in (*walk(list(args)), *walk(dict(kwargs)))]
             ends = [each.grad_fn for each in given if each.grad_fn is not None]
+            self._samples = {each.shape[0] for each in given if each.dim()}
             known = {id(each) for each in (*given, *self._model.parameters())}
             for start in [each.grad_fn for _, each in walk(output) if each.grad_fn is not None] if self.looks else ():
                 leaves = map(graph_nodes.leaf_of, graph_nodes.nodes_before(start, _NODES, ends))
@@ -217,6 +269,10 @@ class LossGraph:
             found, advice = judge("loss_unbounded", *[math.nan] * 4, is_maximised=True), _DESCEND if self.climbs else None
             why = _CLIMBS if self.climbs else f"what is sent backward is below zero, {short(numbers[0])} at first"
             message = f"{kind} is maximised: {why}"
+        elif kind in _PLAIN and min(numbers) > 0:
+            rule, given, message, advice = _PLAIN[kind]
+            more = {"is_maximised": True} if rule == "loss_unbounded" else {}
+            found, message = judge(rule, *given, **more), message.format(share=percent(numbers[0]), of=of)
         elif kind == "lost" and statistics.pstdev(numbers[::2]) >= _CHANGES * abs(statistics.mean(numbers[::2])):
             most, whole = statistics.median(map(abs, numbers[::2])), statistics.median(numbers[1::2])
             found, advice = judge("gradient_zero", 0.0) if most >= _PART * whole else None, _AS_NUMBER
@@ -225,14 +281,9 @@ class LossGraph:
             found, advice = judge("target_beyond", 1.0, 0.0, math.inf), _UNMASKED
             what = f"a cross-entropy of {of:,} classes is {short(numbers[0])}, and that of a guess {short(math.log(of))}"
             message = f"labels point at scores that a mask has put far below all others: {what}"
-        elif kind == "blank" and min(numbers) > 0:
-            found, advice = judge("target_beyond", 1.0, 0.0, math.inf), _OF_BLANK
-            message = f"{percent(numbers[0])} of the labels of ctc_loss are its blank, {of}: what is decoded holds none of it"
-        elif kind == "turned" and min(numbers) > 0:
-            found, advice = judge("samples_mixed", math.inf, 0.0), "take its softmax over the classes: softmax(-1), or 1 of images"
-            message = (
-                "the probabilities that are the target of a cross-entropy or kl_div add up to 1 over the samples, not the classes"
-            )
+        elif kind == "smoothed" and min(numbers) >= _SMOOTHED:
+            found, advice = judge("labels_alike", math.inf, math.inf, 1.0), "label_smoothing=0.1 is usual"
+            message = f"label_smoothing={short(numbers[0])}: so much of each target is the same for all classes"
         elif kind.startswith("beyond") and len(numbers) >= 3 * _LOOKS and min(numbers[::3]) > 0:
             ends = min(numbers[::3]), min(numbers[1::3]), max(numbers[2::3])
             found = judge("target_beyond", *ends, what=kind.split()[1])
@@ -427,7 +478,7 @@ def _mixes_axes(softmax: Node) -> bool:
     moves, node = [], softmax
     while len(before := _made_of(node)) == 1:
         (node,) = before
-        if graph_nodes.operation_of(node) not in _MOVES:
+        if graph_nodes.operation_of(node) not in (*_MOVES, "Slice"):
             break
         moves.append(node)
     else:
@@ -467,8 +518,7 @@ def _moved(moves: Sequence[Node], places: Tensor | None) -> Tensor | None:
 
 def _holds_itself(softmax: Node) -> bool:
     """Return whether a *softmax* is that of the products of all outputs with all outputs, and nothing leaves out any."""
-    scaled = ("LogSoftmax", "Div", "Mul", "Neg", *_VIEWS)
-    node = graph_nodes.behind(softmax, scaled, _but_numbers)
+    node = graph_nodes.behind(softmax, _SCALED, _but_numbers)
     before, shape = _but_numbers(node), graph_nodes.shape_of(node)
     if graph_nodes.operation_of(node) not in ("Mm", "Bmm", "CdistForward", "Cdist") or shape[-1:] != shape[-2:-1]:
         return False
@@ -582,6 +632,10 @@ def _of_terms(loss: Tensor) -> Iterator[Read]:
             torch.stack([each.double().square().mean().sqrt() for each in errors]).max(),
         )
         yield "errors", torch.stack([size, (loss.detach().double().abs().reshape(()) - beside) / beside]), 0
+    for share in _smoothed_in(terms):
+        yield "smoothed", share.to(loss.device), 0
+    if ways := list(graph_nodes.scales_alike(loss.grad_fn, _OF_LOSS)):
+        yield "volume", torch.stack([each.to(loss.device) for each in ways]).min(), 0
     weights = [weight.to(loss.device) for node, weight in terms if graph_nodes.is_entropy(node)]
     nodes = [one for each, _ in terms for one in graph_nodes.nodes_before(each, _OF_LOSS)] if weights else ()
     held = [each for each in map(graph_nodes.constant_factor_of, nodes) if each is not None and each.numel() > 1]
@@ -590,10 +644,35 @@ def _of_terms(loss: Tensor) -> Iterator[Read]:
         yield "entropy", torch.where(is_mask, 0.0, torch.stack(weights).sum()), 0
 
 
-def _constants_of(node: Node, device: torch.device) -> Iterator[Read]:
-    """Yield what an operation keeps before its backward pass: how many labels are the blank, and how wide cosines are."""
+def _smoothed_in(terms: Sequence[tuple[Node, Tensor]]) -> Iterator[Tensor]:
+    """Yield how much of each target a label smoothing takes, of the *terms* of a loss and their weights."""
+    for node, weight in terms:
+        sums, mask = graph_nodes.behind(node, ("MaskedFill", "Neg")), getattr(node, "_saved_mask", None)
+        if not isinstance(mask, Tensor) or graph_nodes.operation_of(sums) != "Sum":
+            continue
+        for other, beside in terms:
+            if graph_nodes.operation_of(other) == "NllLoss" and graph_nodes.sources_of(other) == (
+                logs := graph_nodes.sources_of(sums)
+            ):
+                part = weight * mask.logical_not().sum() * graph_nodes.shape_of(*logs)[-1]
+                yield part / (part + beside)
+
+
+def _constants_of(node: Node, device: torch.device, samples: Collection[int]) -> Iterator[Read]:
+    """Yield what an operation keeps before its backward pass: how many labels are the blank, and how wide cosines are.
+
+    *samples*: how many a pass was given.
+    """
     if (blanks := graph_nodes.blanks_of(node)) is not None:
         yield "blank", *blanks
+    if graph_nodes.operation_of(node) == "NllLoss":
+        yield from _labels_of(node, samples)
+    if graph_nodes.operation_of(node) == "Div" and (mask := _overlap_of(node)) is not None:
+        yield "overlap", ((mask == 0) | (mask == 1)).all(), 0
+    sides = [graph_nodes.behind(each, (*graph_nodes.KEEPS, "Add")) for each in graph_nodes.sources_of(node)]
+    is_difference = graph_nodes.operation_of(node) == "Sub" and len(sides) == 2 and sides[0] is not sides[1]
+    if is_difference and len(graph_nodes.shape_of(node)) <= 1 and graph_nodes.are_equal(*sides):
+        yield "cancelled", torch.ones((), device=device), 0
     name, before = graph_nodes.operation_of(node), graph_nodes.sources_of(node)
     target, logs = graph_nodes.constant_factor_of(node), graph_nodes.behind(node, ("Mul", "Sub", "Neg", *graph_nodes.KEEPS))
     if target is not None and graph_nodes.operation_of(logs) == "LogSoftmax" and graph_nodes.shape_of(logs) == target.shape:
@@ -604,6 +683,36 @@ def _constants_of(node: Node, device: torch.device) -> Iterator[Read]:
         width = width_of_cosines(graph_nodes.sources_of(soft)[0], device, (*graph_nodes.MOVES, *_MASKS))
         if width is not None:
             yield "width", width, 0
+
+
+def _overlap_of(division: Node) -> Tensor | None:
+    """Return the mask whose product with the outputs of a layer a *division* by their sum begins with; None of another one."""
+    sides = [list(graph_nodes.nodes_before(each, _OF_SUMS)) for each in graph_nodes.sources_of(division)]
+    products = [each for each in sides[0] if graph_nodes.constant_factor_of(each) is not None] if len(sides) == 2 else []
+    for each in products:
+        made = graph_nodes.behind(graph_nodes.sources_of(each)[0], graph_nodes.KEEPS)
+        is_summed = any(
+            graph_nodes.operation_of(one) == "Sum" and made is graph_nodes.behind(one, ("Sum", *graph_nodes.KEEPS))
+            for one in sides[1]
+        )
+        mask = graph_nodes.constant_factor_of(each)
+        if is_summed and mask is not None and mask.numel() > 1 and graph_nodes.operation_of(made) in _LINEAR:
+            return mask
+    return None
+
+
+def _labels_of(node: Node, samples: Collection[int]) -> Iterator[Read]:
+    """Yield of the labels of a cross-entropy whether all are one, of pairs, and how many it leaves out, of single *samples*."""
+    labels, left_out = graph_nodes.target_of(node), graph_nodes.left_out_of(node)
+    (logs, *_), size = graph_nodes.sources_of(node), 0 if labels is None else labels.numel()
+    classes = graph_nodes.shape_of(logs)[-1:]
+    if labels is not None and size in samples and left_out in range(*classes):
+        share = (labels == left_out).sum() / size
+        yield "ignored", torch.where(share * classes[0] <= _AS_MANY, share, 0.0), left_out
+    scores = graph_nodes.behind(logs, _SCALED, _but_numbers)
+    are_pairs = classes == (size,) and graph_nodes.operation_of(scores) in ("Mm", "CdistForward", "Cdist")
+    if labels is not None and are_pairs and size >= _MANY and not graph_nodes.takes_leaf(scores):
+        yield "alike", (labels == labels[0]).all(), size
 
 
 def _masked_classes(node: Node) -> int:
