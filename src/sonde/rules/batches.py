@@ -185,7 +185,7 @@ def target_beyond(
 ) -> Judged:
     """Judge the *share* of the targets, from the *least* to the *largest*, that outputs cannot reach; *what* makes them.
 
-    *side*: of an absolute error, whether all targets are above the outputs (1) or below (-1). *is_chance*: the targets are labels,
+    *side*: whether all targets are above the outputs (1) or below (-1), as gradients say. *is_chance*: the targets are labels,
     and the others the ends of the probabilities that the activation leaves a cross-entropy.
     """
     yield (share >= most) & ((side != 0) | np.not_equal(largest, 0))

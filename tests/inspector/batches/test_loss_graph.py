@@ -276,7 +276,7 @@ SOUND: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor]]] = {
     "quantiles": (1, lambda y, x: (y - torch.tensor([0.1, 0.5, 0.9])).abs().mean()),
     "variances beside means": (2, lambda y, x: ((y[:, 0] - x[:, 0]).square() * (-y[:, 1]).exp() + y[:, 1]).mean()),
     "an entropy": (3, lambda y, x: (y.softmax(-1) * y.log_softmax(-1)).sum(-1).mean()),
-    "errors of weighted probabilities": (3, lambda y, x: (x[:, :3] - 2 * y.softmax(-1)).square().mean()),
+    "errors of weighted probabilities": (3, lambda y, x: (2 * x[:, :3].softmax(-1) - 2 * y.softmax(-1)).square().mean()),
     "boxes of a grid": (6, lambda y, x: functional.cross_entropy(y.reshape(-1, 3), torch.arange(24) % 3)),
     "classes in front": (3, lambda y, x: functional.cross_entropy(turned(y), torch.arange(12).reshape(4, 3) % 3)),
     "positions that are pointed at": (3, lambda y, x: functional.cross_entropy(turned(y).reshape(12, 3), torch.arange(12) % 3)),

@@ -1,9 +1,8 @@
-"""What the gradient of a regression loss says of its targets: how far off they are, and what kind of numbers they are."""
+"""What a regression loss says of its targets: how far off they are, and what kind of numbers they are."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,12 +10,10 @@ from tests.inspector.batches.test_batch_checks import mlp, trained
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sonde.engine import backward_calls
-from sonde.inspector.batches.regression_targets import sentinel_numbers, squared_errors
-from sonde.inspector.batches.target_reading import nodes_of_loss
+from sonde.inspector.batches.regression_targets import errors_of, sentinel_numbers
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-SQUARED: dict[str, Loss] = {
+REGRESSIONS: dict[str, Loss] = {
     "mean": functional.mse_loss,
     "sum": lambda made, wanted: functional.mse_loss(made, wanted, reduction="sum"),
     "by hand": lambda made, wanted: ((wanted - made) ** 2).mean(),
@@ -24,54 +21,34 @@ SQUARED: dict[str, Loss] = {
     "weighed": lambda made, wanted: functional.mse_loss(made, wanted) / 8,
     "scaled": lambda made, wanted: (made - wanted).square().sum() * 3.0,
     "one of two": lambda made, wanted: functional.mse_loss(made, wanted) + (made.exp() + 1).log().sum() * 0,
+    "absolute": functional.l1_loss,
+    "absolute, by hand": lambda made, wanted: (wanted - made).abs().mean(),
+    "of Huber": lambda made, wanted: functional.huber_loss(made, wanted) + functional.cross_entropy(made, wanted.argmax(1)),
+    "smooth": functional.smooth_l1_loss,
+    "turned": lambda made, wanted: functional.mse_loss(wanted, made),
+    "a part": lambda made, wanted: functional.mse_loss(made[:, 0], wanted[:, 0]),
+    "picked": lambda made, wanted: functional.mse_loss(made.gather(1, torch.zeros(6, 1, dtype=torch.int64)), wanted[:, :1]),
     "none first": lambda made, wanted: functional.mse_loss(made, wanted, reduction="none").mean(1).sum(),
 }
 
 
-class Listener:
-    """Asks that what is sent backward be seen."""
-
-    def before_backward(self, sent: list[Tensor]) -> None:
-        assert sent
-
-
-@pytest.fixture
-def listens() -> Iterator[None]:
-    listener = Listener()
-    backward_calls.listen(listener)
-    yield
-    backward_calls.listen_no_more(listener)
-
-
-@pytest.mark.usefixtures("listens")
-@pytest.mark.parametrize("kind", SQUARED)
-def test_errors_are_read_off_any_squared_error(kind: str) -> None:
+@pytest.mark.parametrize("kind", REGRESSIONS)
+def test_errors_are_read_of_any_regression_before_its_backward_pass(kind: str) -> None:
     torch.manual_seed(0)
     made, wanted = (torch.randn(6, 4, requires_grad=True) * 1.0), torch.randn(6, 4)
-    read: list[Any] = []
     number = made.grad_fn._sequence_nr()  # type: ignore[union-attr]
-    if kind == "one of two":  # another term that has the output is not known to leave its gradient as it is, but for zero
-        made.register_hook(lambda gradient: read.append(squared_errors(gradient, number)))
-        SQUARED["mean"](made, wanted).add(torch.zeros((), requires_grad=True)).backward()
-    else:
-        made.register_hook(lambda gradient: read.append(squared_errors(gradient, number)))
-        SQUARED[kind](made, wanted).backward()
-    (errors,) = read
-    assert errors is not None
-    assert bool(errors.is_known)
-    assert torch.allclose(errors.each, (made - wanted).detach().double(), rtol=1e-4, atol=1e-6)
+    ((errors, is_ordered),) = errors_of(REGRESSIONS[kind](made, wanted), number)
+    assert is_ordered == (kind != "picked")
+    expected = (made - wanted).detach().double()
+    expected = expected[:, 0] if kind == "a part" else expected[:, :1] if kind == "picked" else expected
+    assert torch.allclose(errors, expected, atol=1e-6)  # differences of float32 of size 1
 
 
-@pytest.mark.usefixtures("listens")
-@pytest.mark.parametrize("loss", [functional.l1_loss, functional.smooth_l1_loss, lambda made, wanted: (made - wanted).abs().mean()])
-def test_no_errors_are_read_off_another_loss(loss: Loss) -> None:
-    made = torch.randn(6, 4, requires_grad=True) * 1.0
-    read: list[Any] = []
+def test_no_errors_are_read_of_a_cross_entropy_nor_of_another_output() -> None:
+    made, other = (torch.randn(6, 4, requires_grad=True) * 1.0 for _ in range(2))
     number = made.grad_fn._sequence_nr()  # type: ignore[union-attr]
-    made.register_hook(lambda gradient: read.append(squared_errors(gradient, number)))
-    loss(made, torch.randn(6, 4)).backward()
-    assert read == [None]
-    assert nodes_of_loss() == []  # no backward pass runs
+    assert not [*errors_of(functional.cross_entropy(made, torch.zeros(6, dtype=torch.int64)), number)]
+    assert not [*errors_of(functional.mse_loss(other, torch.zeros(6, 4)), number)]
 
 
 @pytest.mark.parametrize(

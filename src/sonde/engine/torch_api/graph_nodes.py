@@ -330,7 +330,7 @@ def _without_signs(node: Node, weight: Tensor, moves: Collection[str]) -> tuple[
 def are_equal(one: Node, other: Node, most: int = 200) -> bool:
     """Return whether two operations have made the same of the same tensors, by the same operations; so many at *most* are compared.
 
-    What has no graph is not known, and is taken to differ: constants, masks of a dropout, indices.
+    What has no graph is not known, and is taken to differ: constants, masks of a dropout, lists of indices.
     """
     waiting, seen = [(one, other)], set[tuple[Node, Node]]()
     while waiting and len(seen) <= most:
@@ -339,7 +339,7 @@ def are_equal(one: Node, other: Node, most: int = 200) -> bool:
             continue
         seen.add((one, other))
         name, before, beside = operation_of(one), sources_of(one), sources_of(other)
-        is_known = len(before) == len(one.next_functions) > 0 and name not in ("NativeDropout", "Index", "Gather", "IndexSelect")
+        is_known = len(before) == len(one.next_functions) > 0 and name not in ("NativeDropout", "Index")
         if not is_known or operation_of(other) != name or len(beside) != len(before) or _numbers_in(one) != _numbers_in(other):
             return False
         waiting += zip(before, beside, strict=True)
@@ -347,8 +347,10 @@ def are_equal(one: Node, other: Node, most: int = 200) -> bool:
 
 
 def _numbers_in(node: Node) -> dict[str, float]:
+    """Return the numbers that an operation keeps; of indices and masks, where they are."""
     held = {name: getattr(node, name) for name in dir(node) if name.startswith("_saved_")}
-    return {name: each for name, each in held.items() if isinstance(each, int | float)}
+    places = {name: each.data_ptr() for name, each in held.items() if isinstance(each, Tensor) and not each.is_floating_point()}
+    return places | {name: each for name, each in held.items() if isinstance(each, int | float)}
 
 
 def is_entropy(node: Node) -> bool:

@@ -39,6 +39,7 @@ from sonde.inspector.batches.regression_targets import (
     Range,
     beyond_numbers,
     chance_numbers,
+    errors_of,
     other_numbers,
     range_of,
     regression_numbers,
@@ -135,13 +136,19 @@ class BatchChecks:
         if self._steps >= self._next:
             self._next = self._steps + 1 if self._steps < EACH else int(_GROWN * self._steps)
         self._steps += 1
+        for look in self._looks[self._complete :]:
+            look.results.clear()
         self._before, self._complete = None, len(self._looks)
         self._listen_no_more()
 
     def before_backward(self, sent: list[Tensor]) -> None:
-        """Note by what a loss that is *sent* backward multiplies its terms, for the passes that it may be of."""
+        """Note of a loss that is *sent* backward what multiplies its terms, and its errors, for the passes that it may be of."""
         loss, looks = sent[0], self._looks[self._complete :]
-        terms = terms_of_loss(loss.grad_fn) if looks and self._may_walk and loss.numel() == 1 else []
+        if loss.numel() == 1 and loss.grad_fn is not None:
+            with torch.inference_mode(False), torch.no_grad(), without_recomputing():
+                for look in looks:
+                    _read_errors(look, loss)
+        terms = terms_of_loss(loss.grad_fn) if looks and self._may_walk and loss.numel() == 1 and loss.grad_fn is not None else []
         with torch.inference_mode(False), torch.no_grad(), without_recomputing():
             known = [scaled_by(each, loss.device, _TERM)[1] for each in terms[:_TERMS]]
             for look in looks if known else ():
@@ -167,8 +174,7 @@ class BatchChecks:
         try:
             returned = {name: each for name, each in walk(output) if _is_of_samples(each)}
             given = [*walk(list(args)), *walk(dict(kwargs))]
-            compared = {} if returned else _compared(output, [each for _, each in given])
-            returned = returned or {name: each for name, (each, _) in compared.items()}
+            returned = returned or _compared(output, [each for _, each in given])
             if returned and not autograd_state.is_transformed():
                 held, *others = returned.values()
                 device = held.device.type
@@ -190,11 +196,11 @@ class BatchChecks:
                         each.numel() == len(held) and graph_nodes.is_log_determinant(node, held.grad_fn, NODES)
                         for each, node in zip((held, *others), nodes, strict=False)
                     ]
-                    ranges = [range_of(each) for each in (held, *others)][:_OUTPUTS]
-                    look.activations = ["" if each is None else each.activation for each in ranges]
-                    for at, ((_, targets), reaches) in enumerate(zip(compared.values(), ranges, strict=False)):
-                        if targets is not None and reaches is not None:
-                            look.add(_of_output(at, beyond_numbers(targets, reaches.low, reaches.high)))
+                    look.ranges = ranges = [range_of(each) for each in (held, *others)][:_OUTPUTS]
+                    for at, reaches in enumerate(ranges):
+                        if reaches is not None:
+                            ends = [torch.as_tensor(each, device=held.device) for each in (reaches.low, reaches.high)]
+                            look.add({f"floor {at}": ends[0], f"ceiling {at}": ends[1]})
                     first = next((each for _, each in given if type(each) is Tensor and each.layout == torch.strided), None)
                     if first is not None:
                         storage = StorageWeakRef(first.untyped_storage())  # type: ignore[no-untyped-call]
@@ -208,6 +214,7 @@ class BatchChecks:
                             look.add({f"given {name}": number for name, number in beyond.items()})
                         look.add({"taken": first.detach().double().square().mean().sqrt()} if first.is_floating_point() else {})
                     BatchChecks._made.append((StorageWeakRef(held.untyped_storage()), ranges[0]))  # type: ignore[no-untyped-call]
+                    look.results = {at: each.detach() for at, each in enumerate(others, start=1)}
                     self._look(given, held, others, ranges[0], look)
                     if any(look.volumes):
                         hooks.on_result(held, hooks.Bound(_gradient_is_heard, look))
@@ -266,16 +273,17 @@ class BatchChecks:
         look.add(self._repeats(shown, look.step))
         self._looks.append(look)
         tokens = [] if depends is None else [each.given for each in depends.tokens]
-        if walks:  # of an embedding that is frozen, the arguments tell
-            tokens += [each for each in given if _are_tokens(each, len(shown), tokens)]
+        # of an embedding that is frozen, the arguments tell
+        tokens += [each for each in given if walks and _are_tokens(each, len(shown), tokens)]
         look.tokens = len(tokens)
         if graph_nodes.operation_of(graph_nodes.behind(output.grad_fn, BEHIND)) in ("Cat", "Stack"):
             return  # the labels of a positive in front of others, or of pairs, are alike
         kept = shown if look.samples == len(shown) else shown[: look.samples].clone()  # which lets go of the others
-        place = None if depends is None else (depends.sample, depends.place)
+        look.results |= {0: kept} if kept is shown else {}
         features = [one for each in given if (one := _features_of(each, len(shown))) is not None]
         for at, each in enumerate(features if look.number == 0 else ()):
             look.add({f"input {name} {at}": number for name, number in sentinels_of(each).items()})
+        place = None if depends is None else (depends.sample, depends.place)
         hooks.on_result(output, hooks.Bound(_gradient_comes, kept, self._findings.axes, tokens, features, place, reaches, look))
 
     def _count_indices(self, output: Tensor, nodes: Sequence[Any], names: Mapping[int, str]) -> dict[str, Tensor]:
@@ -363,17 +371,17 @@ def _is_of_samples(tensor: Tensor) -> bool:
     )
 
 
-def _compared(output: Any, given: Sequence[Tensor]) -> dict[str, tuple[Tensor, Tensor | None]]:
-    """Return what the losses compare that a model returns alone, of as many samples as were *given*, and with which targets."""
+def _compared(output: Any, given: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Return what the losses compare with targets that a model returns alone, of as many samples as were *given*."""
     losses = {name: each for name, each in walk(output) if type(each) is Tensor and each.numel() == 1 and each.grad_fn is not None}
     samples = {len(each) for each in given if each.dim() > 1}
-    compared: dict[str, tuple[Tensor, Tensor | None]] = {}
+    compared: dict[str, Tensor] = {}
     with without_recomputing():
         for name, loss in losses.items():
-            for at, (each, targets) in enumerate(compared_in(loss)):
-                is_new = all(each.grad_fn is not one.grad_fn for one, _ in compared.values())
+            for at, (each, _) in enumerate(compared_in(loss)):
+                is_new = all(each.grad_fn is not one.grad_fn for one in compared.values())
                 if is_new and _is_of_samples(each) and _arranged(each, given)[0] in samples:
-                    compared[f"{name}{f'.{at}' * bool(at)}"] = each, targets
+                    compared[f"{name}{f'.{at}' * bool(at)}"] = each
     return compared
 
 
@@ -440,6 +448,20 @@ def _are_same(one: Tensor, other: Tensor) -> Tensor:
     return ((one - other).abs().max() <= _NOTHING * size) & ((one[1:] - one[:-1]).abs().max() > _APART * size)
 
 
+def _read_errors(look: Look, loss: Tensor) -> None:
+    """Note what a *loss* says of the targets of the outputs that a *look* has seen."""
+    for at, output in look.results.items() if type(loss) is Tensor else ():
+        read = list(errors_of(loss, look.makers[at])) if at < len(look.makers) and type(output) is Tensor else []
+        for errors, is_whole in read if len(read) == 1 else ():
+            numbers = {"error": errors.square().mean().sqrt()}
+            if is_whole and errors.numel() == output.numel():
+                is_turned = not at and look.is_turned
+                arranged = errors.reshape(output.shape if at else look.arranged)
+                arranged = arranged.transpose(0, 1) if is_turned else arranged
+                numbers = regression_numbers(output, arranged, look.ranges[at], is_plain=look.plain[at])
+            look.add(_of_output(at, numbers))
+
+
 def _gradient_comes(
     output: Tensor,
     axes: set[int],
@@ -472,9 +494,6 @@ def _gradient_comes(
                 if len(output) == len(gradient):
                     if look.made[0][0] == "Softmax" and (axis := look.made[0][1]) is not None:
                         look.add(shared_numbers(output, held, axis, nodes))
-                    look.add(
-                        _of_output(0, regression_numbers(output, held, reaches, look.makers[0], nodes, is_plain=look.plain[0]))
-                    )
                     chances = {} if reaches is None else chance_numbers(output, held, reaches, look.makers[0], nodes)
                     look.add(_of_output(0, chances))
                     for at, each in enumerate(features):
@@ -539,11 +558,6 @@ def _gradient_of_other(output: Tensor, number: int, reaches: Range | None, look:
                         number,
                         way_numbers(output, held, look.makers[number], nodes)
                         | one_label(*as_logits(output, held, *look.made[number]), nodes),
-                    )
-                )
-                look.add(
-                    _of_output(
-                        number, regression_numbers(output, held, reaches, look.makers[number], nodes, is_plain=look.plain[number])
                     )
                 )
     except Exception as error:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from sonde.inspector.batches.regression_targets import Range
 from sonde.stats import HostCopy
 
 EACH = 16
@@ -58,7 +59,8 @@ class Look:
         made: of each of them the name of that operation, and the axis along which it ran, if it is a softmax.
         plain: of each of them whether that operation has no parameter.
         samples: of the output, that are looked at.
-        activations: by which each of them is kept in a range; "" for none.
+        ranges: what each of them can be.
+        results: by their place, of those whose targets a loss may tell, what they are; until the step ends.
         viewed: where a view has its axes in another order than what it was made of, and what it was.
         recurrent: the recurrent layer that takes samples for steps, if one does.
         arranged: the shape of the output as it is, but for samples and places in a row, which are apart.
@@ -86,10 +88,11 @@ class Look:
     number: int
     samples: int
     outputs: list[str]
-    activations: list[str] = field(default_factory=list)
     makers: list[int] = field(default_factory=list)
     made: list[tuple[str, int | None]] = field(default_factory=list)
     plain: list[bool] = field(default_factory=list)
+    ranges: list[Range | None] = field(default_factory=list)
+    results: dict[int, Tensor] = field(default_factory=dict)
     viewed: tuple[str, str] | None = None
     recurrent: str | None = None
     arranged: tuple[int, ...] = ()
@@ -108,6 +111,11 @@ class Look:
     is_ungraphed: bool = False
     lacks_term: bool = False
     copies: list[tuple[list[str], HostCopy]] = field(default_factory=list)
+
+    @property
+    def activations(self) -> list[str]:
+        """By which each of the outputs is kept in a range; ``""`` for none."""
+        return ["" if each is None else each.activation for each in self.ranges]
 
     @property
     def made_by(self) -> str:

@@ -605,11 +605,10 @@ def _beyond_of(loss: Tensor) -> Iterator[Read]:
 def _scaled_in(loss: Tensor) -> Iterator[tuple[Tensor, str, Tensor, Tensor]]:
     """Yield targets that a *loss* written by hand subtracts from an activation times a number, its name, and what the ends are."""
     for node in graph_nodes.nodes_before(loss.grad_fn, _OF_LOSS):
-        error = next(errors_in(node), None) if graph_nodes.target_of(node) is None else None
-        difference = graph_nodes.sources_of(node)[0] if error is not None else node
-        (first, _), *_ = difference.next_functions or ((None, 0),)
-        if error is None or first is None or len(graph_nodes.sources_of(difference)) > 1:
+        sides = list(errors_in(node)) if graph_nodes.target_of(node) is None else []
+        if len(sides) != 1:
             continue
+        ((first, error),) = sides
         made, width, is_trained = scaled_by(first, error.device, graph_nodes.KEEPS)
         result, name = graph_nodes.result_of(made), graph_nodes.operation_of(made)
         if result is not None and name in BOUNDS and not is_trained and made is not first and result.numel() == error.numel():
@@ -625,7 +624,7 @@ def _of_terms(loss: Tensor) -> Iterator[Read]:
     terms = list(graph_nodes.weighed_in(loss.grad_fn))
     labelled = [(node, weight) for node, weight in terms if graph_nodes.operation_of(node) in _OF_LABELS]
     known = [(weight * made).abs().sum() for node, weight in labelled if (made := graph_nodes.value_of(node)) is not None]
-    errors = [one for each in graph_nodes.nodes_before(loss.grad_fn, _OF_LOSS) for one in errors_in(each)] if known else ()
+    errors = [one for each in graph_nodes.nodes_before(loss.grad_fn, _OF_LOSS) for _, one in errors_in(each)] if known else ()
     if errors and len(known) == len(labelled):
         beside, size = (
             torch.stack(known).sum().double(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sonde.engine import Event, Probe, observe
 from sonde.inspector.batches.batch_checks import BatchChecks
@@ -46,6 +46,11 @@ class PartPasses:
         """Count a logged step."""
         for each in self._checks.values():
             each.end_step()
+
+    def before_backward(self, sent: list[Tensor]) -> None:
+        """Note what a loss that is *sent* backward says of the passes that it may be of."""
+        for each in self._checks.values():
+            each.before_backward(sent)
 
     def look_at_loss(self) -> None:
         """Look what the loss adds up whose backward pass has ended."""

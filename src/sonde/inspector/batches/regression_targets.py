@@ -1,4 +1,4 @@
-"""Read off the gradient at an output which numbers a regression loss has given it as targets, and how far they are off."""
+"""Read which numbers a regression loss compares an output with, how far it is off them, and what kind of numbers they are."""
 
 from __future__ import annotations
 
@@ -16,22 +16,16 @@ from sonde.inspector.batches.target_reading import (
     BEYOND,
     BOUNDS,
     CHOICES,
-    ERRORS,
+    NEAR,
     Loss,
-    is_alike,
-    is_compared,
+    errors_in,
     is_picked_of,
-    sent_loss,
     spread,
 )
 
 _SERIES, _SERIES_AHEAD = 8, (0, 1)  # places of a series; how far ahead of an output a target is looked for
 _WAYS = (graph_nodes.KEEPS, (*graph_nodes.KEEPS, "Select", "Slice"))  # of a part, the order of elements, if none is left out
 _SCALES = ("Mul", "Div", "Add", "Sub", "Neg", "Rsub")
-_WEIGHS = ("Mul", "Div")
-_REDUCES = ("Mean", "Sum")
-_DIFFERENCES = ("Sub", "Rsub")
-_ABSOLUTE = ("Mean", "Abs", "Sub")  # operations of an absolute error
 _HALF = 0.5  # of the own distance, that of the nearest
 _SIGNS = 64  # elements, whose signs are not alike by chance
 _ROWS, _COLUMNS = 8, 64  # samples whose targets tell how they vary; columns that are looked through for a sentinel
@@ -73,18 +67,6 @@ class Range(NamedTuple):
     made_by: str
     low: Tensor | float
     high: Tensor | float
-
-
-class Errors(NamedTuple):
-    """What an output is off its targets by.
-
-    Attributes:
-        each: of each element, float64.
-        is_known: whether the loss is what its graph says, a boolean on the device.
-    """
-
-    each: Tensor
-    is_known: Tensor
 
 
 def range_of(output: Tensor) -> Range | None:
@@ -219,62 +201,49 @@ def _share_beyond(output: Tensor, gradient: Tensor, low: Tensor, high: Tensor, *
     return are_labels * (((held > 0) & (low > _UNLIKELY)) | ((held < 0) & (high < 1 - _UNLIKELY))).double().mean()
 
 
-def regression_numbers(
-    output: Tensor, gradient: Tensor, reaches: Range | None, number: int, nodes: Loss, *, is_plain: bool = False
-) -> dict[str, Tensor]:
-    """Return what a *gradient* says of targets: their one *side* of an absolute error, and all of a squared one.
+def errors_of(loss: Tensor, number: int) -> Iterator[tuple[Tensor, bool]]:
+    """Yield by how much a *loss* says that what the operation with this *number* has made, or a part of it, is off its targets.
 
-    *error*: how far they are off, by root mean square, or the mean of absolute ones; *explained*: the share of their variance that
-    outputs explain; *classed*: all columns of each sample are asked for one number, that of a class; of a squared error also
-    what :func:`beyond_numbers` and :func:`sentinel_numbers` return of them.
+    And whether the elements are in the same order. The loss has kept it for its backward pass, which has not begun.
+    """
+    for side, error in (one for node in graph_nodes.nodes_before(loss.grad_fn, NEAR) for one in errors_in(node)):
+        if is_picked_of(side, number):
+            yield (
+                error.detach().double(),
+                any(autograd_state.sequence_of_node(graph_nodes.behind(side, by)) == number for by in _WAYS),
+            )
+
+
+def regression_numbers(output: Tensor, errors: Tensor, reaches: Range | None, *, is_plain: bool = False) -> dict[str, Tensor]:
+    """Return what an *output* says of its targets together with what it is off them by, the *errors*.
+
+    *error*: how far they are off, by root mean square; *explained*: the share of their variance that outputs explain; *classed*:
+    all columns of each sample are asked for one number, that of a class; also what :func:`beyond_numbers` and
+    :func:`sentinel_numbers` return of them.
 
     Args:
-        output, gradient: of one shape.
+        output, errors: of one shape.
         reaches: what the output can be.
-        number: that of the operation which has made the output.
-        nodes: the operations next to the loss.
-        is_plain: that operation has no parameter.
+        is_plain: the operation that has made the output has no parameter.
     """
-    found = {} if (size := _error_size(number)) is None else {"error": size}
-    if reaches is not None:
-        ends = [torch.as_tensor(each, dtype=torch.float64, device=output.device) for each in (reaches.low, reaches.high)]
-        found |= {
-            "side": _side(output, gradient, reaches, number, nodes),
-            "floor": ends[0],
-            "ceiling": ends[1],
-            "middle": output.double().mean(),
-        }
-    errors = squared_errors(gradient, number)
-    if errors is None:
-        return found
     low, high = (-math.inf, math.inf) if reaches is None else (reaches.low, reaches.high)
-    targets = output.double() - errors.each
-    beyond = beyond_numbers(targets, low, high)
-    is_one = targets.max() - targets.min() <= ALIKE * output.double().std()
+    targets = output.double() - errors
     rows = targets.reshape(len(targets), -1)
     total = (rows - rows.mean(0)).square().sum()
     are_two = ((rows - rows.min()) * (rows.max() - rows)).abs().max() <= ALIKE * total  # as those of a discriminator
-    is_told = errors.is_known & (total > 0) & (len(rows) >= _ROWS) & ~are_two
-    known = {
-        "least": beyond["least"],
-        "largest": beyond["largest"],
-        "error": errors.each.square().mean().sqrt(),
+    is_told = (total > 0) & (len(rows) >= _ROWS) & ~are_two
+    return {
+        **beyond_numbers(targets, low, high),
         **sentinel_numbers(rows, rounding=_READ),
+        "error": errors.square().mean().sqrt(),
+        "one": targets.max() - targets.min() <= ALIKE * output.double().std(),
+        "explained": torch.where(is_told, 1 - errors.square().sum() / total.clamp(min=1e-300), math.nan),
+        "classed": _are_classes(targets),
+        **(_unreached_numbers(output.double(), targets) if is_plain else {}),
     }
-    return (
-        found
-        | {name: torch.where(errors.is_known, each, math.nan) for name, each in known.items()}
-        | {
-            "beyond": errors.is_known * beyond["beyond"],
-            "one": errors.is_known & is_one,
-            "explained": torch.where(is_told, 1 - errors.each.square().sum() / total.clamp(min=1e-300), math.nan),
-            "classed": errors.is_known & _are_classes(targets),
-        }
-        | (_unreached_numbers(output.double(), targets, errors.is_known) if is_plain else {})
-    )
 
 
-def _unreached_numbers(output: Tensor, targets: Tensor, is_known: Tensor) -> dict[str, Tensor]:
+def _unreached_numbers(output: Tensor, targets: Tensor) -> dict[str, Tensor]:
     """Return what *targets* have that an *output* of mean 0 and deviation 1 cannot, of their variance (*unreached*).
 
     That is 0 of an output which is not standardised, neither along the samples nor in each of them. *centre*, *deviation*: those
@@ -288,89 +257,9 @@ def _unreached_numbers(output: Tensor, targets: Tensor, is_known: Tensor) -> dic
         mean, deviation = held.mean(0), held.std(0, correction=0)
         is_so = (mean.abs().max() <= ALIKE) & ((deviation - 1).abs().max() <= 1 / len(held) + ALIKE)
         off = wanted.mean(0).square() + (wanted.std(0, correction=0) - 1).square()
-        shares.append(torch.where(is_so & is_known, off.mean() / targets.var(correction=0).clamp(min=1e-300), 0.0))
+        shares.append(torch.where(is_so, off.mean() / targets.var(correction=0).clamp(min=1e-300), 0.0))
     numbers = {"unreached": torch.stack(shares).max()} if shares else {}
     return numbers and numbers | {"centre": targets.mean(), "deviation": targets.std(correction=0)}
-
-
-def squared_errors(gradient: Tensor, number: int) -> Errors | None:
-    """Return what an output is off its targets by, which is read off the *gradient* there; None where there is no squared error.
-
-    The loss is a mean or a sum of squared errors, times a number or not, or a sum of such a one, as it is, and others.
-
-    Args:
-        gradient: that at the output.
-        number: that of the operation which has made the output.
-    """
-    sent = sent_loss()
-    if sent is None or sent.numel() != 1:
-        return None
-    terms = list(graph_nodes.terms_of(sent.grad_fn))
-    is_weighted = len(terms) == 1 and graph_nodes.operation_of(terms[0]) in _WEIGHS
-    terms = [graph_nodes.behind(terms[0], _WEIGHS)] if is_weighted else terms
-    read = [(slope, shape) for each in terms for slope, shape in _squares(each, number)]
-    if len(read) != 1 or math.prod(read[0][1]) != gradient.numel():
-        return None
-    slope, loss, held = read[0][0], sent.detach().double(), gradient.double()
-    if is_weighted:  # of a loss w c e^2 the gradient is 2 w c e
-        weight = held.square().sum() / (4 * slope * loss)
-        return Errors(held / (2 * slope * weight), (loss > 0) & weight.isfinite())
-    errors = held / (2 * slope)
-    is_mean = (slope * errors.square().sum() - loss).abs() <= ALIKE * loss
-    return Errors(errors, is_mean if len(terms) == 1 else torch.ones_like(is_mean))
-
-
-def _squares(term: graph_nodes.Node, number: int) -> Iterator[tuple[float, tuple[int, ...]]]:
-    """Yield the factor of each squared error in a *term* of a loss, and their shape, if they are of the output made as *number*."""
-    slope, node = 1.0, term
-    while graph_nodes.operation_of(node) in (*_REDUCES, *graph_nodes.KEEPS) and len(before := graph_nodes.sources_of(node)) == 1:
-        if graph_nodes.operation_of(node) == "Mean":
-            slope *= math.prod(graph_nodes.shape_of(node)) / max(math.prod(graph_nodes.shape_of(before[0])), 1)
-        (node,) = before
-    name, sides = graph_nodes.operation_of(node), graph_nodes.sources_of(node)
-    if name == "MseLoss" and sides:
-        slope /= math.prod(graph_nodes.shape_of(sides[0])) if graph_nodes.is_mean(node) else 1
-    elif graph_nodes.is_square(node) and graph_nodes.operation_of(sides[0]) in _DIFFERENCES:
-        sides = graph_nodes.sources_of(sides[0])
-    else:
-        return
-    own = [each for each in sides if number in {autograd_state.sequence_of_node(graph_nodes.behind(each, by)) for by in _WAYS}]
-    if len(own) == 1:
-        yield slope, graph_nodes.shape_of(own[0])
-
-
-def _error_size(number: int) -> Tensor | None:
-    """Return how far the output made as *number*, or what is picked of it, is off its targets, as the loss itself says; or None."""
-    sent = sent_loss()
-    if sent is None or sent.numel() != 1:
-        return None
-    path = [sent.grad_fn]
-    while len(before := graph_nodes.sources_of(path[-1])) == 1 and len(path) < len(_ABSOLUTE):
-        path += before
-    names = tuple(map(graph_nodes.operation_of, path))
-    is_absolute = names[:-1] == _ABSOLUTE[:-1] and names[-1] in _DIFFERENCES
-    if not is_absolute and (names[0] not in ERRORS or not graph_nodes.is_mean(path[0])):
-        return None
-    sides = graph_nodes.sources_of(path[-1] if is_absolute else path[0])
-    if len(sides) != 1 or not is_picked_of(sides[0], number):
-        return None
-    loss = sent.detach().double()
-    return loss.sqrt() if names[0] == "MseLoss" else loss
-
-
-def _side(output: Tensor, gradient: Tensor, reaches: Range, number: int, nodes: Loss) -> Tensor:
-    """Return on which side of an *output* that has a range all targets are, of an absolute error; 0 where that is not known."""
-    size = gradient.abs()
-    before = [one for node in nodes if graph_nodes.operation_of(node) in ERRORS for one in graph_nodes.sources_of(node)]
-    is_squared = any(
-        graph_nodes.operation_of(one) == reaches.made_by and math.prod(graph_nodes.shape_of(one)) == output.numel()
-        for one in before
-    )
-    is_read = torch.ones_like(size[:0].sum(), dtype=torch.bool) if is_squared else is_alike(size) & is_compared(number, nodes)
-    is_one_sided = is_read & (size.max() > 0) & (gradient.sign().sum().abs() == gradient.numel())
-    low, high = (torch.as_tensor(each, device=size.device).isfinite() for each in (reaches.low, reaches.high))
-    way = gradient.sign().flatten()[0]
-    return is_one_sided * torch.where(way > 0, low, high) * way
 
 
 def beyond_numbers(targets: Tensor, low: Tensor | float, high: Tensor | float) -> dict[str, Tensor]:

@@ -41,7 +41,9 @@ _SURE = 0.9  # probability of the likeliest class on average
 _PUSHED = 8  # elements that are pushed one way, if others get no gradient
 _COLUMNS = 16  # of an output, of which one may be idle
 _WAYS = 4  # columns of an output that may each be pushed one way
-_NEAR, _TERM = 60, 300  # nodes of a graph next to the loss, and of one of its terms
+NEAR = 60
+"""Nodes of a graph next to the loss."""
+_TERM = 300  # and of one of its terms
 _WEIGHS = ("Div", "Mul", "Neg")  # what the sum of terms goes through
 BOUNDS = {"Sigmoid": (0.0, 1.0), "Tanh": (-1.0, 1.0), "Relu": (0.0, math.inf), "Softmax": (0.0, 1.0), "Softplus": (0.0, math.inf)}
 """Between which activations keep their results."""
@@ -92,8 +94,8 @@ def compared_in(loss: Tensor) -> Iterator[tuple[Tensor, Tensor | None]]:
     It is what a loss function of torch was given, a cross-entropy as logarithms, and what a last activation has returned, if the
     loss is written by hand.
     """
-    layers = [each for each in graph_nodes.nodes_before(loss.grad_fn, _NEAR) if graph_nodes.operation_of(each) in _LAYERS]
-    nodes = list(graph_nodes.nodes_before(loss.grad_fn, _NEAR, layers))
+    layers = [each for each in graph_nodes.nodes_before(loss.grad_fn, NEAR) if graph_nodes.operation_of(each) in _LAYERS]
+    nodes = list(graph_nodes.nodes_before(loss.grad_fn, NEAR, layers))
     for node in nodes:
         name = graph_nodes.operation_of(node)
         held = graph_nodes.result_of(node) if name in BOUNDS or name == "LogSoftmax" else None
@@ -113,13 +115,22 @@ def _squared_target(nodes: Sequence[graph_nodes.Node], made: graph_nodes.Node, h
     return None
 
 
-def errors_in(node: graph_nodes.Node) -> Iterator[Tensor]:
-    """Yield by how much outputs are off their targets, as an operation of a loss keeps it that makes squares, or sizes, of this."""
-    name, target, taken = graph_nodes.operation_of(node), graph_nodes.target_of(node), next(graph_nodes.taken_by(node), None)
-    if name in _NUMBERS and target is not None and taken is not None and taken.shape == target.shape:
-        yield taken - target
-    elif name in ("Pow", "Abs") and taken is not None and graph_nodes.operation_of(graph_nodes.sources_of(node)[0]) == "Sub":
-        yield taken
+def errors_in(node: graph_nodes.Node) -> Iterator[tuple[graph_nodes.Node, Tensor]]:
+    """Yield what an operation of a loss compares with targets, and by how much that is off them, as it keeps it.
+
+    It is a loss function of torch, or makes squares or sizes of a difference.
+    """
+    target, taken, difference = graph_nodes.target_of(node), next(graph_nodes.taken_by(node), None), node
+    if graph_nodes.operation_of(node) in _NUMBERS and target is not None and taken is not None and taken.shape == target.shape:
+        taken = taken - target
+    elif graph_nodes.operation_of(node) == "Abs" or graph_nodes.is_square(node):
+        difference = graph_nodes.sources_of(node)[0]
+        taken = taken if graph_nodes.operation_of(difference) == "Sub" else None
+    else:
+        return
+    for place, (side, _) in enumerate(difference.next_functions if taken is not None else ()):
+        if side is not None and taken is not None:
+            yield side, -taken if place else taken
 
 
 def as_logits(output: Tensor, gradient: Tensor, made_by: str, axis: int | None) -> tuple[Tensor, Tensor]:
@@ -585,7 +596,7 @@ def _padded(labels: Tensor, counted: Tensor) -> Tensor:
 def nodes_of_loss() -> Loss:
     """Return the operations next to the loss whose backward pass runs."""
     loss = sent_loss()
-    return [] if loss is None else list(graph_nodes.nodes_before(loss.grad_fn, _NEAR))
+    return [] if loss is None else list(graph_nodes.nodes_before(loss.grad_fn, NEAR))
 
 
 def sent_loss() -> Tensor | None:

@@ -108,7 +108,7 @@ class RowTaker:
     def detach(self) -> None:
         """Take all hooks out."""
         self._ordering.stop()
-        for each in (self.loss_graph, self.batches):
+        for each in (self.loss_graph, self.batches, self.parts):
             backward_calls.listen_no_more(each)
         self.left_out.end(self._hooks_at("param"), self._ordering.ran)
         self.kept.end()
@@ -143,7 +143,7 @@ class RowTaker:
     def listen(self, pace: Pace, *, passes: bool = False) -> None:
         """See what is sent backward in the step that runs, if that is looked at: of its training *passes*, or as it is logged."""
         looks = passes or (pace.on and (self.loss_graph.looks or self.parts.looks))
-        for each in (self.loss_graph, self.batches):
+        for each in (self.loss_graph, self.batches, self.parts):
             (backward_calls.listen if looks else backward_calls.listen_no_more)(each)
 
     def never_stepped(self, passes: int, epoch: int, step: int) -> None:

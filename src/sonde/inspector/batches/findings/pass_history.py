@@ -81,12 +81,12 @@ def weighed(weights: Sequence[float]) -> str:
     return f"; the larger one's term has the weight {short(one)}, the other's {short(other)}" * (one > _MORE * other)
 
 
-def has_room(numbers: Mapping[str, float], at: int, level: float, way: float, error: float = 0.0) -> bool:
+def has_room(numbers: Mapping[str, float], at: int, level: float, way: float) -> bool:
     """Return whether an output whose targets all push it one *way* (1: down) can go on, so that they may be in its range.
 
-    It has come to a *level*, and is off its targets by an *error* at least.
+    It has come to a *level*.
     """
     low, high = numbers[f"floor {at}"], numbers[f"ceiling {at}"]
     room, width = (level - low if way > 0 else high - level), high - low
     size = numbers.get(f"size {at}", numbers.get("size", 0.0))
-    return room > _NO_ROOM * (width if math.isfinite(width) else size) and error <= room
+    return room > _NO_ROOM * (width if math.isfinite(width) else size)

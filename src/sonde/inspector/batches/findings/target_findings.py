@@ -20,9 +20,8 @@ from sonde.inspector.batches.findings.pass_history import (
     SETTLED,
     History,
     PassFindings,
-    has_room,
 )
-from sonde.inspector.batches.look import EACH, Look
+from sonde.inspector.batches.look import Look
 from sonde.inspector.batches.regression_targets import COSINE
 from sonde.rules import Chosen, Finding
 from sonde.words import percent, short
@@ -101,7 +100,6 @@ class TargetFindings(PassFindings):
                 found = judge("target_beyond", statistics.median(unlikely), *chances, what=what, is_chance=True)
                 advice = TEMPERATURE if look.activations[at] == COSINE else _LOGITS
                 yield found and replace(found, site=site, advice=advice)
-            sides = self._so_far("side", at, look.number, value=numbers.get(f"side {at}", 0.0))
             cut = self._so_far("cut", at, look.number, value=numbers.get(f"cut {at}"))
             if len(cut) > SEEN and min(cut[-KEPT:]) >= _CUT_OFF:
                 found = judge("target_beyond", cut[-1], 0.0, math.inf, what=what)
@@ -117,10 +115,6 @@ class TargetFindings(PassFindings):
                     f"outputs have mean 0 and deviation 1 whatever is learnt; targets have mean {centre}, deviation {deviation}"
                 )
                 yield found and replace(found, message=message, advice=_NORMED, site=site)
-            is_one_sided = len(sides) > EACH and abs(sum(sides)) == len(sides)
-            if is_one_sided and not has_room(numbers, at, numbers[f"middle {at}"], sides[0], numbers.get(f"error {at}", 0.0)):
-                found = judge("target_beyond", 1.0, math.nan, math.nan, what=what, side=-sides[0])
-                yield found if found is None else replace(found, site=site)
         known = [numbers.get(each, 0.0) for each in ("target share", "target low", "target")]
         beyond = judge("target_beyond", *known, what="binary cross-entropy")
         yield beyond and replace(beyond, advice=_BINARY)
