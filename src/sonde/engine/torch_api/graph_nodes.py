@@ -318,7 +318,7 @@ def scales_alike(loss: Node, most: int) -> Iterator[Tensor]:
 
 
 def _without_signs(node: Node, weight: Tensor, moves: Collection[str]) -> tuple[Node, Tensor]:
-    """Return the operation behind *moves*, numbers and changes of sign, and its *weight*, of which the sign alone is right."""
+    """Return the operation behind *moves*, numbers and changes of sign, and its *weight*: only its sign is right."""
     while len(before := sources_of(node)) == 1:
         factor = torch.full_like(weight, -1.0) if operation_of(node) == "Neg" else factor_of(node)
         if factor is None and operation_of(node) not in moves:
