@@ -12,8 +12,9 @@ from sonde.words import percent, short
 
 
 @entry(
-    "the labels of a cross-entropy, of 256 samples or more in 10 training passes or more, are one class in all of them, or one "
-    "in each of most, or one distribution over classes",
+    "the labels of a cross-entropy, of 256 samples or more in 10 training passes or more, are one class in all of them, or one in "
+    "each of most, or one distribution over classes; or in the first three passes all labels of pairs are one partner, or 0.8 of "
+    "each target is label smoothing",
     "the gradient of a cross-entropy at the outputs is the probabilities less the labels: below zero at the label alone",
     "look at how labels are made and read: an index, a mask, a threshold, a column; shuffle data that are sorted by class",
     needs=("rms:output",),
@@ -145,14 +146,14 @@ def outputs_alike(apart: float, size: float, first: float, *, spread: float = 0.
 
 
 @entry(
-    "5 % of the targets of an error or more are beyond what the activation that makes the outputs can return, or all "
-    "of an absolute error are on one side of it in 16 passes (or of another error, of a sigmoid or tanh), and outputs have come to "
-    "the end of their range, or are less far from it than from their targets, or those of a binary cross-entropy are beyond 0 to "
-    "1, or 5 % of its labels or more off by 0.2 from all probabilities that the activation leaves it, in six passes or more; "
-    "or 5 % of its labels have logits that are cut at 0, in 18 passes; or those of a squared error are off by half of their "
-    "deviation from the mean 0 and deviation 1 that outputs always have; or in the first three passes a cross-entropy of masked "
-    "scores is 300 x that of a guess, or takes cosines times 0.1 or less, or labels of ctc_loss are its blank; or 10 % of what a "
-    "critic is given in six passes is beyond what the activation that a generator ends with can return",
+    "5 % of the targets of an error or more are beyond what the activation that makes the outputs can return, or all push outputs "
+    "one way in 16 passes, and these have come to the end of their range, or those of a binary cross-entropy are beyond 0 to 1, "
+    "or 5 % of its labels or more off by 0.2 from all probabilities that the activation leaves it, in six passes or more; or 5 % "
+    "of its labels have logits that are cut at 0, in 18 passes; or those of a squared error are off by half of their deviation "
+    "from the mean 0 and deviation 1 that outputs always have; or in the first three passes a cross-entropy of masked scores is "
+    "300 x that of a guess, or takes cosines times 0.1 or less, or labels of ctc_loss are its blank, or single ones the class "
+    "that ignore_index names; or 10 % of what a critic is given in six passes is beyond what the activation that a generator ends "
+    "with can return",
     "the range of the activation: sigmoid and softmax 0 to 1, tanh -1 to 1, ReLU and softplus 0 and more, clamp as it is given",
     "leave the last activation out, or scale the targets into its range",
     needs=("rms:output",),

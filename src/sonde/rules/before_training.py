@@ -63,7 +63,8 @@ def loss_broadcast(samples: int, compared: int, *, what: str = "the loss", is_su
 
 
 @entry(
-    "what goes into a cross-entropy is already a probability: rows of softmax, or outputs of a sigmoid",
+    "what goes into a cross-entropy is already a probability: rows of softmax, or outputs of a sigmoid; or what goes into a loss "
+    "of logarithms of probabilities, or into a Dice or IoU loss, is none",
     "torch.nn.functional.cross_entropy and binary_cross_entropy_with_logits take logits; nll_loss takes log-probabilities",
     "leave out the softmax (or sigmoid) in the model; before nll_loss use log_softmax",
     needs=("loss", "rms:grad_output"),

@@ -188,7 +188,8 @@ def loss_rising(
     "half of that (twice, in fewer than 30 values); one that was, below minus a hundred times (ten where an output or a weight "
     f"has grown too large); all below -1, and {FASTER:g} x as fast in the last third as in the middle one (from minus ln(outputs): "
     "no slower); or in the first ten training passes the gradient of a softmax is above zero at one class alone: it is maximised; "
-    "or a squared error or a divergence is sent backward below zero, in the first three passes, or, as a cross-entropy, above zero "
+    "or a logarithm is added by whose sign it shrinks with the square of what its exponential scales, or a squared error or a "
+    "divergence is sent backward below zero, in the first three passes, or, as a cross-entropy, above zero "
     "and the optimizer has maximize=True",
     "our own: outputs grow by a product of weights, each of which grows evenly at most; the loss of a density falls by logarithms "
     "of a scale, evenly at most, and then slower; a score ends at -1",
