@@ -677,12 +677,23 @@ def of_losses(values: list[float]) -> set[str]:
 
 
 def test_a_jump_of_a_loss_that_is_back_at_once_is_no_spike_where_it_is_not_far_above_all_before() -> None:
-    """As of batches of a sparse reward; what stays, comes back slowly, comes at the end, or is ten times all before is one."""
+    """As of batches of a sparse reward; what stays, comes back slowly, comes at the end, or is thirty times all before is one."""
     noisy = [0.0007 + 0.03 * math.exp(-step / 5) + 0.0002 * (step % 3) for step in range(150)]
     assert "spike" not in of_losses([0.04 if step in (100, 130) else each for step, each in enumerate(noisy)])
-    for spikes in ([0.04] * 5, [0.04, 0.03, 0.02, 0.015, 0.01], [0.4]):
+    for spikes in ([0.04] * 5, [0.04, 0.03, 0.02, 0.015, 0.01], [1.2]):
         assert "spike" in of_losses([*noisy[:100], *spikes, *noisy[100 + len(spikes) :]])
+    assert "spike" not in of_losses([*noisy[:100], 0.4, *noisy[101:]])
     assert "spike" in of_losses([*noisy[:100], 0.04])
+
+
+def test_a_norm_of_gradients_that_jumps_by_less_than_ten_is_no_spike() -> None:
+    """As of data with long tails, early in a training."""
+    noisy = [2.0 + 0.1 * (step % 3) for step in range(40)]
+    for jump, is_told in ((10.0, False), (30.0, True)):
+        scalars = rules.ScalarFindings(rules.Chosen())
+        for step, value in enumerate([*noisy, jump, *noisy]):
+            scalars.add("grad_norm_raw", value, epoch=0, step=step)
+        assert ("spike" in {each.rule for each in scalars.findings()}) is is_told
 
 
 def test_a_loss_that_comes_down_from_its_peak_does_not_rise() -> None:

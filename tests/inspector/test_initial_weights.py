@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 import torch
@@ -305,3 +306,47 @@ def test_few_layers_that_begin_small_are_the_root_of_a_loss_that_stands(std: flo
     found = told(model, loss, steps=150, optimizer=lambda weights: SGD(weights, lr=0.02))
     assert ("weight_small" in found) is is_found
     assert not is_found or found["weight_small"].evidence["layers"] == 3
+
+
+@pytest.mark.parametrize("is_zero", [True, False])
+def test_layers_that_begin_at_zero_by_intent_are_not_small(is_zero: bool) -> None:
+    """As the last ones of the couplings of a flow: all that they have is their first step."""
+    torch.manual_seed(0)
+    parts = nn.ModuleList(nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8, bias=False)) for _ in range(3))
+    tables = nn.ParameterList(torch.zeros(4, 8) if is_zero else torch.randn(4, 8) * 1e-3 for _ in range(3))
+    model = nn.ModuleDict({"parts": parts, "tables": tables})
+    for each in parts:
+        nn.init.zeros_(each[2].weight) if is_zero else nn.init.normal_(each[2].weight, std=1e-3)  # type: ignore[index, union-attr]
+
+    def loss(of: Any) -> Tensor:
+        x = target = torch.randn(40, 8)
+        for part, table in zip(of["parts"], of["tables"], strict=True):
+            x = x + part(x) + (torch.ones(1, 4) @ table)
+        return functional.mse_loss(x, target.cumsum(1))
+
+    assert not is_zero or "weight_small" not in told(model, loss, steps=20, optimizer=lambda weights: SGD(weights, lr=0.01))
+
+
+def test_deviations_that_begin_alike_beside_means_are_no_constant_weight() -> None:
+    """As of a Gaussian for each weight."""
+    torch.manual_seed(0)
+
+    class Gaussian(nn.Module):
+        """A layer whose weights are drawn anew for each pass."""
+
+        def __init__(self, inputs: int, outputs: int, *, varies: bool) -> None:
+            super().__init__()
+            self.mean = nn.Parameter(torch.randn(outputs, inputs) / 3 if varies else torch.full((outputs, inputs), 0.3))
+            self.deviation = nn.Parameter(torch.full((outputs, inputs), -4.0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ (self.mean + functional.softplus(self.deviation) * torch.randn_like(self.mean)).T
+
+    for varies in (True, False):
+        model = nn.Sequential(Gaussian(8, 16, varies=varies), nn.Tanh(), Gaussian(16, 1, varies=True))
+
+        def loss(of: nn.Module) -> Tensor:
+            x = torch.randn(40, 8)
+            return functional.mse_loss(of(x), x[:, :1])
+
+        assert ("constant_weight" in told(model, loss)) is not varies

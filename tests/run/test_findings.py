@@ -525,3 +525,15 @@ def test_dead_units_that_live_again_are_a_note(shares: list[float], severity: st
     for step, share in enumerate(shares):
         writer.append("activation", Layout(["1:output"]), {"call_death": [share], "activation": [0.1]}, step=step)
     assert [each.severity for each in sonde.check(writer.run()).findings if each.rule == "dead"][:1] == [severity]
+
+
+@pytest.mark.parametrize(("most", "severity"), [(1.2, "note"), (30.0, "bad")])
+def test_a_loss_of_one_of_several_optimizers_may_rise(most: float, severity: str) -> None:
+    """As that of a generator against its critic; one that has lost all is told."""
+    with memory_run() as writer:
+        for step in range(60):
+            for name in ("G/lr", "D/lr"):
+                writer.scalar(name, 1e-3, step=step)
+            writer.scalar("loss", 0.6 if step < 20 else most, step=step)
+    found = {each.rule: each.severity for each in sonde.check(writer.run()).findings}
+    assert found["loss_rising"] == severity

@@ -70,6 +70,7 @@ _ZEROS = (
     "look at what goes into this layer, and what of it is used: padding of zeros that a mask the wrong way round leaves alone, an "
     "index that picks it, an input that is zero"
 )
+_FROM_ZERO = 1 + 1e-5  # times its first step, rounding, as which a weight is that began at zero
 _RETURNED, _SPELL = 5, 50  # rows, in most of which a gradient that was zero has come again; steps for which it may be zero
 _CANCELS = "the loss, or a normalisation, may cancel what is added to all it compares: then the parameter is of no use"
 _FIRST_STEPS = ", and that of the weight beside it is not: only first steps, whose state is zero, reach the loss"
@@ -474,7 +475,7 @@ class LayerFindings:
             column = int(columns[place])
             middle = float(mean[line, place])
             fact = self.history.facts[column]
-            many = middle and fact.units != 1
+            many = middle and fact.units != 1 and not self._varies_beside(column, std[line] > 2 * update[line])
             equal = self._chosen.judge("constant_weight", middle, float(std[line, place]), moved) if many else None
             made = self._made(column, size) if size - moved >= WEIGHT_BEYOND else math.nan
             given, recurs = (size, fact.usual, 0.0, made), fact.kind in _RECURRENT
@@ -486,7 +487,19 @@ class LayerFindings:
         for rule in ("constant_weight", "weight_large"):
             self._begins += joined(self.history, [each for each in found if each[1].rule == rule])
         if not any(each.rule == "weight_small" for each in self._begins):
-            self._begins += self._fading(begins, weight + update)
+            is_zero = weight <= _FROM_ZERO * update  # all that they are is their first step
+            self._begins += self._fading(begins, np.where(is_zero, 0.0, weight + update))
+
+    def _varies_beside(self, weight: int, varies: Mask) -> bool:
+        """Return whether elements of another parameter of the same module and shape differ, as the means beside deviations do."""
+        assert self._groups is not None
+        columns, sites, facts = self._groups.weights.tolist(), self.history.sites, self.history.facts
+        owner = sites[weight].path.rpartition(".")[0]
+        beside = [each != weight and sites[each].path.rpartition(".")[0] == owner for each in columns]
+        return any(
+            varies[at] and is_own and facts[c].shape == facts[weight].shape
+            for at, (c, is_own) in enumerate(zip(columns, beside, strict=True))
+        )
 
     def _made(self, weight: int, size: float) -> float:
         """Return the first size of what the layer of a *weight* of a *size* returns, where that says that the weight is too large.

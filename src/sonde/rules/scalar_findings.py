@@ -49,7 +49,8 @@ _QUANTITIES = ("", "loss", "gradient", "update")  # in the order of a step
 _KEPT, _START, _LEAST_SPREAD = 128, 10, 0.02
 _NO_GRADIENT = 1e-8  # a norm of gradients below which they are as good as none
 _FELL = 0.9  # of its first value, to which a validation loss comes down that follows the training
-_JUMP = 3.0  # times the median, below which nothing is a spike
+_JUMP, _JUMP_OF_NORM = 3.0, 10.0  # times the median, below which nothing is a spike, and no norm is
+_AT_ONCE = 3.0  # times as far above all before as needs few values, from where on the next ones of a loss are not waited for
 _CHANGES = 33  # of a loss, that tell its scatter
 _MOST = 256  # means that stand for a whole history
 _MANY_MEDIANS = 60  # values, whose medians of five are so many that the smallest and the largest lie far apart by chance
@@ -277,7 +278,8 @@ class _Scalar:
         """
         if self.jumped is None:
             found, self._after = self._judged(value, epoch, step), []
-            may_pass = found and self.kind in _LOSSES and value < self.chosen.limit("spike", "above") * self._largest
+            far = _AT_ONCE * self.chosen.limit("spike", "above") * self._largest
+            may_pass = found and self.kind in _LOSSES and value < far
             self.spike, self.jumped = (None, found) if may_pass else (found, None)
             return
         self._after.append(value)
@@ -382,7 +384,7 @@ class _Scalar:
             return None
         logs = np.array(self._last)
         middle = median(self._last)
-        if value < _JUMP * math.exp(middle):
+        if value < (_JUMP_OF_NORM if self.kind in _GRADIENTS else _JUMP) * math.exp(middle):
             return None
         around = np.polynomial.Polynomial.fit(np.arange(len(logs)), logs, 1)(np.arange(len(logs)))  # the loss falls meanwhile
         levels = (middle, around) if self.kind == "loss" else (middle,)

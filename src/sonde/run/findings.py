@@ -81,6 +81,7 @@ _SMALL_PACE = 1e-4  # update / weight that a learning rate of 1 would come to, w
 _PLAIN = "raise the learning rate: it is a small one of plain SGD (0.01 to 1 is usual), or let Adam divide by the gradients' size; "
 _TINY_RATE, _USUAL_RATE, _SLOW = 1e-6, 1e-3, 300  # rates that are small for any optimizer, and for none; steps of a slow training
 _FAR_EPS = 10.0  # times as large as gradients an eps makes steps that much smaller
+_LOST = 20.0  # times its first value, as which no loss of a game stands, either
 _NEVER = 2**62
 _FEW = 8  # steps that are judged one by one, rather than in halves
 
@@ -357,8 +358,9 @@ class _Judges:
         if each.rule in ("bounded", "labels_several"):
             share = _THIRD if "pull" in each.evidence else _HALF
             return each if self._scalars.loss_of(each.model).stands(share) else None
-        if each.rule == "loss_stuck" and (len(self._rates) > 1 or any(map(math.isnan, self._rates.values()))):
-            return replace(each, severity="note")  # of several optimizers: it may be the sum of losses against each other
+        is_game = each.rule == "loss_stuck" or (each.rule == "loss_rising" and each.value < _LOST * each.evidence["first"])
+        if is_game and (len(self._rates) > 1 or any(map(math.isnan, self._rates.values()))):
+            return replace(each, severity="note")  # of several optimizers: it may be one loss of several against each other
         if each.rule in ("rate_grown", "momentum_large"):
             stands = each.rule == "momentum_large" and self._scalars.loss_of(each.model).stands(_HALF, 2)
             return each if stands or self._harms(each, found, each.begun) & _TOO_FAR else None

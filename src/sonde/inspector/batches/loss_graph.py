@@ -181,7 +181,7 @@ class LossGraph:
     def look_at_pass(self, args: Any, kwargs: Any, output: Any) -> None:
         """Look which parameters that the model does not hold a training pass has used, whose *output* this is."""
         try:
-            given = [each for _, each in (*walk(list(args)), *walk(dict(kwargs)))]
+            given = [each for _, each in (*walk(list(args)), *walk(dict(kwargs)))] if self.looks else []
             ends = [each.grad_fn for each in given if each.grad_fn is not None]
             self._samples = {each.shape[0] for each in given if each.dim()}
             known = {id(each) for each in (*given, *self._model.parameters())}
