@@ -181,8 +181,8 @@ def weight_large(
 
 @entry(
     f"weights of {SMALL_ROW} layers or more in a row begin at {WEIGHT_SMALL:g} of PyTorch's own initialisation or less, and at "
-    f"{SMALL_TOGETHER:g} of it taken together, in a model without a normalisation, and another finding shows from the beginning "
-    "that outputs, gradients or steps are small or lost, or that the loss stands still",
+    f"{SMALL_TOGETHER:g} of it taken together, though not at zero, in a model without a normalisation, and another finding "
+    "shows from the beginning that outputs, gradients or steps are small or lost, or that the loss stands still",
     "Glorot and Bengio, 2010: what goes through a layer is multiplied by the size of its weights x sqrt(inputs); our own limits",
     "scale the initial weights by 1 / sqrt(inputs) (torch.nn.init.kaiming_uniform_, xavier_uniform_), or normalise between layers",
     needs=("rms:param", "rms:update"),

@@ -200,7 +200,8 @@ def bounded(slope: float, spread: float, pull: float = math.nan, *, most: float 
 
 @entry(
     "a weight of two units or more whose elements are all one value, in 3 of 5 logged steps or before the first logged step, "
-    "though it has a gradient; or a frozen one that is zero, where no gradient comes to what is trained right before",
+    "though it has a gradient, and no parameter of its shape beside it varies; or a frozen one that is zero, where "
+    "no gradient comes to what is trained right before",
     "Goodfellow et al., Deep Learning, 8.4: units with equal weights stay equal",
     "initialise it at random",
     needs=("std:param",),
