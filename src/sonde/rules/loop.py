@@ -68,8 +68,8 @@ BELOW, LIKE_GUESS, EVALUATED = 0.05, 0.3, 5  # of a guess, what a loss is below 
 
 @entry(
     f"a loss or norm {SPIKE:g} deviations above the median of 128 logged values (of logarithms), and as large as at the beginning; "
-    f"or a loss or gradient norm {SPIKE_ABOVE:g} x as large as any before; a norm of gradients 10 x its median at least; a loss that "
-    f"is not {3 * SPIKE_ABOVE:g} x as large as any before, where none of the next 3 is back",
+    f"or a loss or gradient norm {SPIKE_ABOVE:g} x as large as any before; a norm of gradients 10 x its median at least; a loss "
+    f"that is not {3 * SPIKE_ABOVE:g} x as large as any before, where none of the next 3 is back",
     "OLMo-core, SpikeScore; Megatron-LM, 10 x the largest of the first 100",
     "look at the batch of this step, and at what has changed in the data from then on; {clip_grad_norm}, {lr}",
     needs=("loss|grad_norm",),
@@ -128,8 +128,8 @@ def no_training_forward(missed: int, logged: int) -> Judged:
 @entry(
     f"the loss is {RISING:g} x as large as at the beginning ({RISING_EARLY:g} x in the first {EARLY} steps of more), or has lost "
     f"more than it had won ({BACK:g} x the beginning), or is that of a guess again (3 of 5 medians of 5 values; of a noisy one "
-    f"also the median of {RESTED}); not one that has come halfway down again from its peak, in 40 values or more, and still falls; a "
-    "note below 20 x the beginning where there are several optimizers, whose losses may be against each other",
+    f"also the median of {RESTED}); not one that has come halfway down again from its peak, in 40 values or more, and still falls; "
+    "a note below 20 x the beginning where there are several optimizers, whose losses may be against each other",
     "TheDeepChecker has 2 x the smallest loss, five times",
     "look in this order at the sign of the loss (and maximize=True), at what changed in the data, and at targets that the model "
     "makes itself (values of a next state, with a discount of 1 or more or beyond an end); {lr}, or {clip_grad_norm}",
