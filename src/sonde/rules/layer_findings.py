@@ -475,7 +475,7 @@ class LayerFindings:
             column = int(columns[place])
             middle = float(mean[line, place])
             fact = self.history.facts[column]
-            many = middle and fact.units != 1 and not self._varies_beside(column, std[line] > 2 * update[line])
+            many = middle and fact.units != 1 and not self._varies_beside(column, columns[std[line] > 2 * update[line]])
             equal = self._chosen.judge("constant_weight", middle, float(std[line, place]), moved) if many else None
             made = self._made(column, size) if size - moved >= WEIGHT_BEYOND else math.nan
             given, recurs = (size, fact.usual, 0.0, made), fact.kind in _RECURRENT
@@ -490,16 +490,11 @@ class LayerFindings:
             is_zero = weight <= _FROM_ZERO * update  # all that they are is their first step
             self._begins += self._fading(begins, np.where(is_zero, 0.0, weight + update))
 
-    def _varies_beside(self, weight: int, varies: Mask) -> bool:
-        """Return whether elements of another parameter of the same module and shape differ, as the means beside deviations do."""
-        assert self._groups is not None
-        columns, sites, facts = self._groups.weights.tolist(), self.history.sites, self.history.facts
-        owner = sites[weight].path.rpartition(".")[0]
-        beside = [each != weight and sites[each].path.rpartition(".")[0] == owner for each in columns]
-        return any(
-            varies[at] and is_own and facts[c].shape == facts[weight].shape
-            for at, (c, is_own) in enumerate(zip(columns, beside, strict=True))
-        )
+    def _varies_beside(self, weight: int, varying: Columns) -> bool:
+        """Return whether another parameter of the same module and shape is among those *varying*, as means beside deviations."""
+        (owner, _, _), facts = self.history.sites[weight].path.rpartition("."), self.history.facts
+        others = [each for each in varying.tolist() if self.history.sites[each].path.rpartition(".")[0] == owner]
+        return any(each != weight and facts[each].shape == facts[weight].shape for each in others)
 
     def _made(self, weight: int, size: float) -> float:
         """Return the first size of what the layer of a *weight* of a *size* returns, where that says that the weight is too large.

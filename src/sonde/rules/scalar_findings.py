@@ -278,8 +278,7 @@ class _Scalar:
         """
         if self.jumped is None:
             found, self._after = self._judged(value, epoch, step), []
-            far = _AT_ONCE * self.chosen.limit("spike", "above") * self._largest
-            may_pass = found and self.kind in _LOSSES and value < far
+            may_pass = found and self.kind in _LOSSES and value < _AT_ONCE * self.chosen.limit("spike", "above") * self._largest
             self.spike, self.jumped = (None, found) if may_pass else (found, None)
             return
         self._after.append(value)

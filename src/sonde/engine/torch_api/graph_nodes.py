@@ -349,8 +349,11 @@ def are_equal(one: Node, other: Node, most: int = 200) -> bool:
 def _numbers_in(node: Node) -> dict[str, float]:
     """Return the numbers that an operation keeps; of indices and masks, where they are."""
     held = {name: getattr(node, name) for name in dir(node) if name.startswith("_saved_")}
-    places = {name: each.data_ptr() for name, each in held.items() if isinstance(each, Tensor) and not each.is_floating_point()}
-    return places | {name: each for name, each in held.items() if isinstance(each, int | float)}
+    return {
+        name: each.data_ptr() if isinstance(each, Tensor) else each
+        for name, each in held.items()
+        if isinstance(each, int | float) or (isinstance(each, Tensor) and not each.is_floating_point())
+    }
 
 
 def is_entropy(node: Node) -> bool:

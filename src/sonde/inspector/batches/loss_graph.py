@@ -647,12 +647,9 @@ def _smoothed_in(terms: Sequence[tuple[Node, Tensor]]) -> Iterator[Tensor]:
     """Yield how much of each target a label smoothing takes, of the *terms* of a loss and their weights."""
     for node, weight in terms:
         sums, mask = graph_nodes.behind(node, ("MaskedFill", "Neg")), getattr(node, "_saved_mask", None)
-        if not isinstance(mask, Tensor) or graph_nodes.operation_of(sums) != "Sum":
-            continue
+        logs = graph_nodes.sources_of(sums) if isinstance(mask, Tensor) and graph_nodes.operation_of(sums) == "Sum" else []
         for other, beside in terms:
-            if graph_nodes.operation_of(other) == "NllLoss" and graph_nodes.sources_of(other) == (
-                logs := graph_nodes.sources_of(sums)
-            ):
+            if mask is not None and logs and graph_nodes.operation_of(other) == "NllLoss" and graph_nodes.sources_of(other) == logs:
                 part = weight * mask.logical_not().sum() * graph_nodes.shape_of(*logs)[-1]
                 yield part / (part + beside)
 
