@@ -421,6 +421,28 @@ def zeros_for_some_columns() -> OfColumns:
     return model
 
 
+class Products(nn.Module):
+    """Scores of words and their neighbours, whose embeddings begin at zero; a third input has no use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.neighbours, self.head = nn.Embedding(9, 4), nn.Embedding(9, 4), nn.Linear(1, 3)
+        nn.init.zeros_(self.neighbours.weight)
+
+    def forward(self, word: Tensor, neighbour: Tensor, unused: Tensor | None = None) -> Tensor:
+        return self.head((self.words(word) * self.neighbours(neighbour)).sum(-1, keepdim=True))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_inputs_whose_embeddings_are_multiplied_by_zero_at_first_are_used(is_given: bool) -> None:
+    _, y = data()
+    batch = [torch.randint(1, 9, (16,)) for _ in range(2 + is_given)]
+    check = sonde.preflight(Products(), tuple(batch), classify(y), checks=["input_used"])["input_used"]
+    assert [each.message for each in check.findings if each.severity != "note"] == (
+        ["the output does not depend on unused"] if is_given else []
+    )
+
+
 @pytest.mark.parametrize(
     ("model", "batch"),
     [

@@ -92,11 +92,8 @@ def input_used(subject: Subject) -> Check:
         raise UnjudgedError("the output is not finite")
     if not any(bool((tensor != 0).any()) for tensor in before):
         raise UnjudgedError("the output is zero throughout, as where the last layer begins at zero")
-    unused = []
-    for name in inputs:
-        after = subject.outputs(zero_inputs(subject, {name}))
-        if len(after) == len(before) and all(distance_of(a, b) == 0 for a, b in zip(before, after, strict=True)):
-            unused.append(name)
+    ways = [_leave] if all(bool(each.any()) for each in subject.model.parameters()) else [_leave, _begin]
+    unused = [name for name in inputs if all(_is_unused(subject, name, way) for way in ways)]
     idle = subject.first.gradients.values()
     has_layers = any(size is None or size == 0 for size in idle)
     unneeded = rules.judge("input_unused", len(inputs), len(unused), name=", ".join(unused), has_layers=has_layers)
@@ -105,6 +102,28 @@ def input_used(subject: Subject) -> Check:
     )
     said = f"the output depends on {', '.join(name for name in inputs if name not in unused) or 'no input'}"
     return Check("input_used", said, (*(() if unneeded is None else (unneeded,)), *columns))
+
+
+def _leave(trial: Trial) -> None:
+    """Leave the parameters as they are."""
+
+
+def _begin(trial: Trial) -> None:
+    """Give parameters that are zero throughout other values, as their first step does: what they multiply is used then."""
+    for each in trial.model.parameters():
+        if not bool(each.any()):
+            each.copy_(torch.arange(1, each.numel() + 1, device=each.device).cos().reshape(each.shape))
+
+
+def _is_unused(subject: Subject, name: str, way: Callable[[Trial], None]) -> bool:
+    """Return whether no output changes where the input *name* is zeroed, with the parameters changed in this *way*."""
+
+    def change(trial: Trial) -> None:
+        way(trial)
+        zero_inputs(subject, {name})(trial)
+
+    before, after = subject.outputs(way), subject.outputs(change)
+    return len(after) == len(before) and all(distance_of(a, b) == 0 for a, b in zip(before, after, strict=True))
 
 
 _SEVERAL = 4  # samples whose inputs are not equal by chance
