@@ -75,7 +75,8 @@ def nonfinite(nan: float, inf: float, count: float, *, what: str = "") -> Judged
 
 
 @entry(
-    f"{percent(DEAD_SOME)} of a layer's units or more without output for any sample of a batch (a note), more than {percent(DEAD_MOST)} (bad)",
+    f"{percent(DEAD_SOME)} of a layer's units or more without output for any sample of a batch (a note), more than "
+    f"{percent(DEAD_MOST)} (bad)",
     "smdebug, DeadRelu, has 50 % of units inactive; the limits are our own",
     "look in this order at what goes in (its mean, its scale), at weights and bias of what comes before, and at the steps before "
     "it died; or use another activation",

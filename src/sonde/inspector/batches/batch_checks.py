@@ -50,6 +50,8 @@ from sonde.inspector.batches.regression_targets import (
 )
 from sonde.inspector.batches.target_reading import (
     as_logits,
+    binary_numbers,
+    binary_targets_in,
     column_gradients,
     column_numbers,
     compared_in,
@@ -59,7 +61,6 @@ from sonde.inspector.batches.target_reading import (
     places_read,
     scale_numbers,
     sent_loss,
-    shared_numbers,
     terms_of_loss,
     terms_with,
     way_numbers,
@@ -460,6 +461,8 @@ def _read_errors(look: Look, loss: Tensor) -> None:
                 arranged = arranged.transpose(0, 1) if is_turned else arranged
                 numbers = regression_numbers(output, arranged, look.ranges[at], is_plain=look.plain[at])
             look.add(_of_output(at, numbers))
+        for targets in binary_targets_in(loss, look.makers[0]) if not at and type(output) is Tensor else ():
+            look.add(binary_numbers(targets, output, look.made[0][1] if look.made[0][0] == "Softmax" else None))
 
 
 def _gradient_comes(
@@ -492,8 +495,6 @@ def _gradient_comes(
                 look.add(column_gradients(scores, slopes, nodes))
                 look.add(places_read(gradient, nodes))
                 if len(output) == len(gradient):
-                    if look.made[0][0] == "Softmax" and (axis := look.made[0][1]) is not None:
-                        look.add(shared_numbers(output, held, axis, nodes))
                     chances = {} if reaches is None else chance_numbers(output, held, reaches, look.makers[0], nodes)
                     look.add(_of_output(0, chances))
                     for at, each in enumerate(features):
@@ -557,7 +558,7 @@ def _gradient_of_other(output: Tensor, number: int, reaches: Range | None, look:
                     _of_output(
                         number,
                         way_numbers(output, held, look.makers[number], nodes)
-                        | one_label(*as_logits(output, held, *look.made[number]), nodes),
+                        | one_label(*as_logits(output, held, *look.made[number])),
                     )
                 )
     except Exception as error:

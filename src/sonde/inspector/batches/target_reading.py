@@ -85,7 +85,7 @@ def numbers_of(
         found |= _label_numbers(logs, slopes, axis, tokens, looked_at)
         if gradient.shape[axis] > 2 and not {graph_nodes.operation_of(each) for each in nodes}.isdisjoint(_SOFTMAX):
             found |= _distribution_numbers(logs, slopes, axis)
-    return found | _binary_numbers(made[:_BINARY], held[:_BINARY], nodes)
+    return found | _binary_numbers(made[:_BINARY], held[:_BINARY])
 
 
 def compared_in(loss: Tensor) -> Iterator[tuple[Tensor, Tensor | None]]:
@@ -267,10 +267,10 @@ def _compares(node: graph_nodes.Node) -> bool:
     return graph_nodes.operation_of(node) in _COMPARES
 
 
-def one_label(output: Tensor, gradient: Tensor, nodes: Loss) -> dict[str, Tensor]:
+def one_label(output: Tensor, gradient: Tensor) -> dict[str, Tensor]:
     """Return the one *label* of all samples of a cross-entropy, NaN of several, and how many are *labelled*, 0 of another loss."""
     made, held = (each.reshape(len(output), -1).double() for each in (output, gradient))
-    binary = _binary_numbers(made.flatten()[:_BINARY], held.flatten()[:_BINARY], nodes)
+    binary = _binary_numbers(made.flatten()[:_BINARY], held.flatten()[:_BINARY])
     is_binary = binary["zeros"] | binary["ones"]
     label, count = torch.where(binary["ones"], 1.0, 0.0), (held != 0).any(1).sum()
     if output.dim() != 2 or output.shape[1] < 2:
@@ -345,11 +345,10 @@ def _is_product(node: graph_nodes.Node) -> bool:
     return graph_nodes.operation_of(node) == "Mul" and len(graph_nodes.sources_of(node)) == 2
 
 
-def _binary_numbers(made: Tensor, held: Tensor, nodes: Loss) -> dict[str, Tensor]:
+def _binary_numbers(made: Tensor, held: Tensor) -> dict[str, Tensor]:
     """Return whether a gradient *held* is that of binary cross-entropies, of logits or probabilities, with targets all 0, or all 1.
 
-    Of targets of both kinds: how many times as much those of 1 weigh, for each and all together, and what they are if they are
-    no 1, and their share; 0 where that is not known.
+    Of targets of both kinds: how many times as much those of 1 weigh, for each and all together; 0 where that is not known.
     """
     chance = made.sigmoid()
     is_share = ((made > 0) & (made < 1)).all()
@@ -361,46 +360,41 @@ def _binary_numbers(made: Tensor, held: Tensor, nodes: Loss) -> dict[str, Tensor
     is_each = varies & (spread(of_one) <= ALIKE) & (spread(of_zero) <= ALIKE)
     are_several = torch.minimum(is_one.sum(), (~is_one).sum()) >= _FEW
     times = torch.where(is_each & are_several, of_one.nanmean() / of_zero.nanmean(), 0.0).nan_to_num(0.0)
-    target = torch.where(is_one, chance - held / of_zero.nanmean(), math.nan)  # of the others, as those of 0 say
-    is_other = varies & (spread(of_zero) <= ALIKE) & (spread(target) <= ALIKE) & (target.nanmean() > 1 + BEYOND)
-    is_other &= spread(of_one) > 10 * ALIKE  # a weight of ones would look alike, but for that
-    given, is_binary = _binary_targets(made, held, is_share, nodes)
-    is_beyond = is_binary & ((given < -BEYOND) | (given > 1 + BEYOND))
-    far, other = torch.where(is_beyond, given, math.nan), torch.where(is_other, target.nanmean(), 0.0).nan_to_num(0.0)
     all_of_one = times * is_one.sum() / (~is_one).sum().clamp(min=1)
     return {
         "zeros": varies & zeros & (held > 0).all(),
         "ones": varies & ones & (held < 0).all(),
         "times": times,
         "together": all_of_one,
-        "target": torch.where(is_beyond.any(), far.nan_to_num(-math.inf).max(), other),
-        "target low": torch.where(is_beyond.any(), far.nan_to_num(math.inf).min(), other),
-        "target share": torch.where(is_beyond.any(), is_beyond.double().mean(), is_one.double().mean()),
-        "is binary": is_binary,
     }
 
 
-def _binary_targets(made: Tensor, held: Tensor, is_share: Tensor, nodes: Loss) -> tuple[Tensor, Tensor]:
-    """Return the targets of a mean binary cross-entropy of logits, or of shares, and whether the loss is one."""
-    sent = sent_loss()
-    loss = sent.detach().double() if sent is not None and sent.numel() == 1 else made.new_full((), math.nan)
-    error = held * len(held)
-    targets = torch.where(is_share, made - error * made * (1 - made), made.sigmoid() - error)
-    of_shares = -(targets * made.log().clamp(min=-100) + (1 - targets) * (1 - made).log().clamp(min=-100)).mean()
-    of_logits = (torch.nn.functional.softplus(made) - made * targets).mean()
-    is_mean = (torch.where(is_share, of_shares.nan_to_num(), of_logits) - loss).abs() <= ALIKE * loss.abs()
-    taken = [one for each in nodes if _is_logistic(each) for one in graph_nodes.sources_of(each)]
-    has_one = any(math.prod(graph_nodes.shape_of(each)) == len(made) for each in taken)
-    return targets, is_mean & has_one  # where logits are near zero, whatever targets fit
+def binary_targets_in(loss: Tensor, number: int) -> Iterator[Tensor]:
+    """Yield the targets of the binary cross-entropies in a *loss* of what the operation with this *number* has made.
+
+    Or of its sigmoid. The loss keeps them for its backward pass, which has not begun.
+    """
+    for node in graph_nodes.nodes_before(loss.grad_fn, NEAR):
+        target = graph_nodes.target_of(node) if _is_logistic(node) else None
+        taken = [graph_nodes.behind(each, (*graph_nodes.KEEPS, "Sigmoid")) for each in graph_nodes.sources_of(node)]
+        if target is not None and any(is_picked_of(each, number) for each in taken):
+            yield target.detach().double()
 
 
-def shared_numbers(output: Tensor, gradient: Tensor, axis: int, nodes: Loss) -> dict[str, Tensor]:
-    """Return what targets of a binary cross-entropy of a softmax along *axis* add up to there, on average (*shared*); else 0."""
-    if output.numel() > _BINARY:
-        return {}
-    made, held = (each.flatten().double() for each in (output, gradient))
-    targets, is_binary = _binary_targets(made, held, torch.ones_like(made[:1].sum(), dtype=torch.bool), nodes)
-    return {"shared": torch.where(is_binary, targets.reshape(output.shape).sum(axis).mean(), 0.0)}
+def binary_numbers(targets: Tensor, output: Tensor, axis: int | None) -> dict[str, Tensor]:
+    """Return of the *targets* of a binary cross-entropy which share is off 0 to 1, and the ends of these; 0 of none.
+
+    *shared*: what targets of an *output* that a softmax has made add up to along its *axis*, on average.
+    """
+    is_beyond = (targets < -BEYOND) | (targets > 1 + BEYOND)
+    known = {
+        "target": torch.where(is_beyond, targets, -math.inf).max(),
+        "target low": torch.where(is_beyond, targets, math.inf).min(),
+    }
+    found = {name: torch.where(each.isfinite(), each, 0.0) for name, each in known.items()}
+    is_shared = axis is not None and targets.numel() == output.numel()
+    shared = {"shared": targets.reshape(output.shape).sum(axis).mean()} if is_shared else {}
+    return {**found, "target share": is_beyond.double().mean(), "is binary": torch.ones_like(targets.sum()), **shared}
 
 
 def _is_logistic(node: graph_nodes.Node) -> bool:
