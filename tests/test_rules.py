@@ -686,6 +686,21 @@ def test_a_jump_of_a_loss_that_is_back_at_once_is_no_spike_where_it_is_not_far_a
     assert "spike" in of_losses([*noisy[:100], 0.04])
 
 
+@pytest.mark.parametrize(
+    ("values", "is_told"),
+    [([0.0] * 6, True), ([0.0] * 5 + [0.1], False), ([0.0] * 4, False), ([0.5] * 6, False), ([0.0] * 40, True)],
+)
+def test_a_metric_that_is_zero_throughout_is_told_at_the_end(values: list[float], is_told: bool) -> None:
+    """As the overlap of a mask whose pixels are all called background; not before: what is exact comes late."""
+    scalars = rules.ScalarFindings(rules.Chosen())
+    for step, value in enumerate(values):
+        scalars.add("iou", value, epoch=0, step=30 * step)
+    assert not list(scalars.findings())
+    assert [each.message for each in scalars.findings(at_end=True)] == (
+        [f"iou is 0 throughout, in {len(values)} values up to step {30 * (len(values) - 1):,}"] if is_told else []
+    )
+
+
 def test_a_norm_of_gradients_that_jumps_by_less_than_ten_is_no_spike() -> None:
     """As of data with long tails, early in a training."""
     noisy = [2.0 + 0.1 * (step % 3) for step in range(40)]

@@ -537,3 +537,27 @@ def test_a_loss_of_one_of_several_optimizers_may_rise(most: float, severity: str
             writer.scalar("loss", 0.6 if step < 20 else most, step=step)
     found = {each.rule: each.severity for each in sonde.check(writer.run()).findings}
     assert found["loss_rising"] == severity
+
+
+@pytest.mark.parametrize(("clips", "severity"), [(True, "note"), (False, "warn")])
+def test_a_norm_that_clipping_cuts_is_a_note(clips: bool, severity: str) -> None:
+    with memory_run() as writer:
+        for step in range(60):
+            norm = 60.0 if step == 40 else 0.8 + 0.1 * (step % 3)
+            writer.scalar("grad_norm_raw", norm, step=step)
+            writer.scalar("grad_norm", min(norm, 1.0) if clips else norm, step=step)
+    assert [(each.rule, each.severity) for each in sonde.check(writer.run()).findings] == [("spike", severity)]
+
+
+@pytest.mark.parametrize(("value", "severity"), [(2.3, "warn"), (0.4, "note")])
+def test_a_loss_of_a_guess_at_a_tiny_rate_is_stuck_by_that(value: float, severity: str) -> None:
+    """One that is far below may be that of a network that is trained a little more."""
+    about = {"model": [{"name": "head", "type": "Linear", "shapes": {"weight": [10, 4]}}]}
+    with memory_run(about) as writer:
+        writer.append("moments", Layout(["head:output"]), {"rms": [1.0], "mean": [0.5], "count": [40.0]}, step=0)
+        for step in range(150):
+            writer.scalar("lr", 2e-6, step=step)
+            writer.scalar("loss", value, step=step)
+    stuck = [each for each in sonde.check(writer.run()).findings if each.rule == "loss_stuck"]
+    assert [each.severity for each in stuck] == ([severity] if stuck else [])
+    assert all(each.advice.startswith("raise the learning rate first: 2e-06 is a small one") for each in stuck)

@@ -368,7 +368,8 @@ class WatchedTraining:
 
     def _seen_so_far(self) -> Sequence[Finding]:
         """Return what the training knows and no row holds: in the writer thread. What is new of a rule is an alarm."""
-        for each in [found for of in self.watched for one in of.rows.looks for found in one.found()]:
+        told = [found for of in self.watched for one in of.rows.looks for found in one.found()]
+        for each in sorted(told, key=lambda each: each.step):  # of two of one rule the same, however late they are asked for
             if (each.identity, each.step) not in self._seen and each.identity not in self._follows and self._does_harm(each):
                 self._see(each, max(each.step, self._writer.findings.step))
                 self._alarm(self._seen[each.identity, each.step])

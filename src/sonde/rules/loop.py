@@ -61,6 +61,8 @@ outputs at which a cross-entropy is near that of a guess."""
 OVERFIT = 1.15
 METRIC_VALUES, METRIC_MEAN = 30, 10
 """The fewest values of a metric that falls, and how many of the first and of the last are compared."""
+METRIC_FEW, METRIC_STEPS = 5, 100
+"""The fewest values, and steps, of a metric that is 0 throughout."""
 STANDS, FALLS, LEVEL = 0.75, 0.25, 1.1  # of the first value, and of the smallest validation loss, at which one stands still
 BELOW, LIKE_GUESS, EVALUATED = 0.05, 0.3, 5  # of a guess, what a loss is below it by chance, and a first one off it; evaluations
 """Validation loss against its smallest value."""
@@ -96,7 +98,8 @@ def spike(
 
 @entry(
     f"a metric with a name as accuracy, reward, return, score, F1, AUC or IoU, of {METRIC_VALUES} values or more, falls: the mean "
-    f"of the last {METRIC_MEAN} is a quarter below that of the first, and five times what it scatters (3 of 5)",
+    f"of the last {METRIC_MEAN} is a quarter below that of the first, and five times what it scatters (3 of 5); or at the end of "
+    f"{METRIC_STEPS} steps or more it has been 0 in {METRIC_FEW} values or more, and never anything else",
     "our own: what is named so is to rise",
     "the steps make it worse, whatever the loss says: look at the sign of the loss, of an advantage or of a reward, at which "
     "labels or rewards belong to which samples, and at how the metric is counted",
@@ -254,11 +257,11 @@ _LOOK_WHY = (
 
 @entry(
     f"after {STUCK_LONG:,} steps, or {STUCK_STEPS} or more at the end (counted from the end of a warm-up, until all steps have "
-    f"moved the weights by {percent(STUCK_FAR)}; at a learning rate of {SLOW_RATE:g} or less a note) the loss has fallen by less "
-    f"than {percent(STUCK)} ({percent(2.5 * STUCK)}, no more than by chance, of {STUCK_MANY} values or more), since the first "
-    "values and since the first third, or stays at ln(outputs), as a guess, or outputs explain 2 % or less of what the targets of "
-    "a squared error vary, or win nothing over how often each label comes, at the end or after 1,000 steps; not that of a network "
-    "that had been trained before, far below a guess",
+    f"moved the weights by {percent(STUCK_FAR)}; at a learning rate of {SLOW_RATE:g} or less a note, unless it is a guess) the "
+    f"loss has fallen by less than {percent(STUCK)} ({percent(2.5 * STUCK)}, no more than by chance, of {STUCK_MANY} values or "
+    f"more), since the first values and since the first third, or stays at ln(outputs), as a guess, or outputs explain 2 % or "
+    f"less of what the targets of a squared error vary, or win nothing over how often each label comes, at the end or after "
+    f"1,000 steps; not that of a network that had been trained before, far below a guess",
     "smdebug, LossNotDecreasing; TheDeepChecker has 5 % of the loss in five checks",
     f"{_LOOK_WHY}; then at how far steps move the weights (a thousandth is usual)",
     needs=("loss",),

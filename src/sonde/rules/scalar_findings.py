@@ -16,7 +16,9 @@ from sonde.rules.chosen import Chosen
 from sonde.rules.finding import Finding
 from sonde.rules.loop import (
     LOSS_VALUES,
+    METRIC_FEW,
     METRIC_MEAN,
+    METRIC_STEPS,
     METRIC_VALUES,
     NEAR_CHANCE,
     NEGATED_VALUES,
@@ -53,6 +55,11 @@ _JUMP, _JUMP_OF_NORM = 3.0, 10.0  # times the median, below which nothing is a s
 _AT_ONCE = 3.0  # times as far above all before as needs few values, from where on the next ones of a loss are not waited for
 _CHANGES = 33  # of a loss, that tell its scatter
 _MOST = 256  # means that stand for a whole history
+_NEVER_ABOVE = (
+    "look at how it is counted (a threshold, a column, an index), and whether the outputs are all of what is most frequent: weigh "
+    "what is rare (pos_weight, class weights), or draw it more often"
+)
+_GUESSED = 0.9  # of the cross-entropy of a guess, from which on nothing has been learnt, before this training either
 _MANY_MEDIANS = 60  # values, whose medians of five are so many that the smallest and the largest lie far apart by chance
 _CONVERGED = 0.01  # loss, of the first ones, from which on there is little left to learn
 _LEARNT = 0.7  # loss, of the first ones, below which a network is on its way to its targets
@@ -179,6 +186,16 @@ class ScalarFindings:
         known = self._cleared.get(model)
         return (math.nan, math.nan) if known is None else known.norms
 
+    def largest_norm(self, model: str) -> float:
+        """Return the largest gradient norm with which an optimizer has stepped a model so far; infinite where none is known.
+
+        >>> from sonde.rules import Chosen, ScalarFindings
+        >>> ScalarFindings(Chosen()).largest_norm("")
+        inf
+        """
+        known = self._scalars.get(f"{model}/grad_norm".lstrip("/"))
+        return math.inf if known is None else known.largest
+
     def findings(self, *, at_end: bool = False) -> Iterator[Finding]:
         """Yield one finding for all scalars by each rule: the first, with the names of the others.
 
@@ -202,9 +219,10 @@ class ScalarFindings:
         watched: tuple[_HeldOut | _Cleared | _Metric, ...] = (
             *self._held_out.values(),
             *self._cleared.values(),
-            *self._metrics.values(),
+            *(self._metrics.values() if not at_end else ()),
         )
-        yield from (each.found for each in watched if each.found is not None)
+        told = [*(each.found for each in watched), *(each.at_end() for each in self._metrics.values() if at_end)]
+        yield from (each for each in told if each is not None)
         yield from (each.added for each in self._cleared.values() if each.added is not None)
 
 
@@ -223,6 +241,7 @@ class _Scalar:
         chance_of_model: returns the cross-entropy of a guess; NaN if that is not known.
         rises, falls, stuck: a loss that rises, falls without bound, or had not fallen at some step.
         sinks: a loss that falls without bound if an output or a weight grows too large.
+        largest: the largest size so far.
         loss: what is known of a loss; None for other scalars.
     """
 
@@ -242,7 +261,7 @@ class _Scalar:
     _last: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
     _first: list[float] = field(default_factory=list)
     _least: float = math.inf
-    _largest: float = 0.0
+    largest: float = 0.0
     loss: _Loss | None = None
 
     @property
@@ -260,14 +279,14 @@ class _Scalar:
         if self.loss is not None:
             self._look_at_loss(self.loss, value, epoch, step)
         if value <= 0:
-            self._largest = max(self._largest, -value)
+            self.largest = max(self.largest, -value)
             return
         if self.spike is None and len(self._last) >= SPIKE_FEW:
             self._look_for_spike(value, epoch, step)
         if self._first and self.kind in _GRADIENTS:
             self._grow(value, epoch, step)
         self._last.append(math.log(value))
-        self._least, self._largest = min(self._least, value), max(self._largest, value)
+        self._least, self.largest = min(self._least, value), max(self.largest, value)
         if len(self._first) < 100:
             self._first.append(value)
 
@@ -278,7 +297,7 @@ class _Scalar:
         """
         if self.jumped is None:
             found, self._after = self._judged(value, epoch, step), []
-            may_pass = found and self.kind in _LOSSES and value < _AT_ONCE * self.chosen.limit("spike", "above") * self._largest
+            may_pass = found and self.kind in _LOSSES and value < _AT_ONCE * self.chosen.limit("spike", "above") * self.largest
             self.spike, self.jumped = (None, found) if may_pass else (found, None)
             return
         self._after.append(value)
@@ -341,7 +360,7 @@ class _Scalar:
         message = f"{self.name}: {found.message}, from step {first:,} to {last:,}"
         return replace(
             found, message=message, epoch=epoch, step=last, first_step=first,
-            severity="note" if at_end and loss.rate <= SLOW_RATE else found.severity,
+            severity="note" if at_end and loss.rate <= SLOW_RATE and not loss.first >= _GUESSED * rest[0] else found.severity,
         )  # fmt: skip
 
     def _grow(self, value: float, epoch: int, step: int) -> None:
@@ -372,7 +391,7 @@ class _Scalar:
         is_none = self.kind in _GRADIENTS and value < _NO_GRADIENT
         if is_none or value < _JUMP * math.exp(min(self._last)) or self._goes_with_a_density():
             return None  # the median is no smaller
-        largest = math.inf if self.kind == "update_norm" else self._largest
+        largest = math.inf if self.kind == "update_norm" else self.largest
         if self.loss is not None and self.loss.least < 0 and value < self.chosen.limit("spike", "above") * largest:
             return None  # logarithms say nothing of a loss around 0
         if len(self._last) < SPIKE_VALUES and value < self.chosen.limit("spike", "above") * largest:
@@ -706,15 +725,29 @@ class _Metric:
         self._last: deque[float] = deque(maxlen=METRIC_MEAN)
         self._count = 0
         self._held = chosen.held("metric_falls")
+        self._is_zero, self._begun, self._steps = True, -1, 0  # all values were so far, from a step on, and in how many
+
+    def at_end(self) -> Finding | None:
+        """Return the finding about all values, of which no more come."""
+        if self.found is not None or not self._is_zero or self._count < METRIC_FEW or self._steps < METRIC_STEPS:
+            return self.found
+        found = self._chosen.judge("metric_falls", 0.0, 0.0, 0.0)
+        message = f"{self._name} is 0 throughout, in {self._count:,} values up to step {self._begun + self._steps:,}"
+        return found and replace(
+            found, message=message, advice=_NEVER_ABOVE, step=self._begun + self._steps, first_step=self._begun
+        )
 
     def add(self, value: float, epoch: int, step: int) -> None:
         """Compare the last values with the first ones."""
         if not math.isfinite(value):
             return
         self._count += 1
+        self._begun = step if self._begun < 0 else self._begun
+        self._is_zero &= value == 0
+        self._steps = step - self._begun
         self._first += [value] * (len(self._first) < METRIC_MEAN)
         self._last.append(value)
-        if self._count < METRIC_VALUES or self.found is not None:
+        if self._count < METRIC_VALUES or self.found is not None or self._is_zero:
             return
         scatter = math.sqrt(max(pvariance(self._first), pvariance(self._last)) * 2 / METRIC_MEAN)
         found = self._chosen.judge("metric_falls", fmean(self._last), fmean(self._first), scatter)

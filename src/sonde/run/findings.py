@@ -81,6 +81,7 @@ _SMALL_PACE = 1e-4  # update / weight that a learning rate of 1 would come to, w
 _PLAIN = "raise the learning rate: it is a small one of plain SGD (0.01 to 1 is usual), or let Adam divide by the gradients' size; "
 _TINY_RATE, _USUAL_RATE, _SLOW = 1e-6, 1e-3, 300  # rates that are small for any optimizer, and for none; steps of a slow training
 _FAR_EPS = 10.0  # times as large as gradients an eps makes steps that much smaller
+_CUT = 5.0  # times as far as steps ever went, a norm that clipping has cut
 _LOST = 20.0  # times its first value, as which no loss of a game stands, either
 _NEVER = 2**62
 _FEW = 8  # steps that are judged one by one, rather than in halves
@@ -178,6 +179,10 @@ class _Judges:
         if each.rule in ("dead", "all_zero") and each.severity != "note" and (each.begun or each.rule == "dead"):
             return self._of_dead(each)
         rate, is_small = self._rates.get(each.model, math.nan), each.rule == "update_small"
+        if each.rule == "loss_stuck" and rate <= 10 * _TINY_RATE:
+            return replace(
+                each, advice=f"raise the learning rate first: {rate:g} is a small one for any optimizer; then {each.advice}"
+            )
         if each.rule == "loss_stuck" and (pace := self._pace(each.model)) >= _USUAL_PACE:
             moved = f"steps move the weights by {pace:.1g} of their size, as usual: the learning rate is not too small"
             advice = f"{moved}; {each.advice.partition('; then at how far')[0]}"
@@ -358,6 +363,9 @@ class _Judges:
         if each.rule in ("bounded", "labels_several"):
             share = _THIRD if "pull" in each.evidence else _HALF
             return each if self._scalars.loss_of(each.model).stands(share) else None
+        if each.rule == "spike" and _quantity(each) == "gradient":
+            is_cut = _CUT * self._scalars.largest_norm(each.model) <= each.value
+            return replace(each, severity="note") if is_cut else each
         is_game = each.rule == "loss_stuck" or (each.rule == "loss_rising" and each.value < _LOST * each.evidence["first"])
         if is_game and (len(self._rates) > 1 or any(map(math.isnan, self._rates.values()))):
             return replace(each, severity="note")  # of several optimizers: it may be one loss of several against each other

@@ -54,6 +54,18 @@ def policy(weight: float) -> Callable[[Tensor, Tensor], Tensor]:
     return loss
 
 
+def ctc(*, is_view: bool) -> Callable[[Tensor, Tensor], Tensor]:
+    """A CTC loss of three steps of samples, which the model returns first."""
+
+    def loss(y: Tensor, x: Tensor) -> Tensor:
+        made = y.reshape(12, 3, 3)
+        made = made.reshape(3, 12, 3) if is_view else made.transpose(0, 1)
+        labels = torch.ones(12, 1, dtype=torch.int64)
+        return functional.ctc_loss(made.log_softmax(-1), labels, torch.full((12,), 3), torch.full((12,), 1))
+
+    return loss
+
+
 def flow(sign: float, *, is_inverse: bool = False, is_normal: bool = False) -> Callable[[Tensor, Tensor], Tensor]:
     """How unlikely what a flow makes is, which scales its data by exponentials; with so much of the log-determinant."""
 
@@ -194,6 +206,10 @@ LOSSES: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor], str, str]] = {
         4, lambda y, x: (y.tanh() - 9 * x[:, :4].sign()).abs().mean(), "target_beyond",
         "100 % of the targets, -9 to 9, are beyond what the last tanh can return",
     ),
+    "a view in the place of a transposition before a CTC loss": (
+        9, ctc(is_view=True), "samples_mixed",
+        "ctc_loss is given 3×12×3, times first, by a view of samples first: it mixes samples and times",
+    ),
     "a view behind a part in the place of a transposition": (
         3, lambda y, x: functional.cross_entropy(y.view(3, 4, 3)[:, :-1].transpose(1, 2).reshape(-1, 3)[:8].reshape(-1, 2),
                                                  torch.arange(12) % 2),
@@ -280,6 +296,7 @@ SOUND: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor]]] = {
     "boxes of a grid": (6, lambda y, x: functional.cross_entropy(y.reshape(-1, 3), torch.arange(24) % 3)),
     "classes in front": (3, lambda y, x: functional.cross_entropy(turned(y), torch.arange(12).reshape(4, 3) % 3)),
     "positions that are pointed at": (3, lambda y, x: functional.cross_entropy(turned(y).reshape(12, 3), torch.arange(12) % 3)),
+    "a CTC loss of samples first, turned": (9, ctc(is_view=False)),
     "an overlap of probabilities": (
         3, lambda y, x: 1 - 2 * (y.sigmoid() * (x[:, :3] > 0)).sum() / (y.sigmoid().sum() + (x[:, :3] > 0).sum())
     ),

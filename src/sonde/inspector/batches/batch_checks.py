@@ -261,7 +261,7 @@ class BatchChecks:
             if self._depended == 1:
                 look.add(attention_numbers(nodes, names))
                 look.add(sum_numbers(nodes[::-1], dict(added_by(self._model))))
-            look.is_linear = graph_nodes.layers_in_a_row(nodes) >= _LINEAR
+            look.is_linear = (rows := graph_nodes.layers_in_a_row(nodes)) >= _LINEAR or (rows > 1 and _is_wide(nodes, given))
             ends = [each.grad_fn for each in given if each.requires_grad]
             inside = graph_nodes.nodes_before(output.grad_fn, NODES, ends) if ends else ()
             look.is_piecewise = is_piecewise_linear([each for each in inside if each not in ends])
@@ -359,6 +359,13 @@ class BatchChecks:
             placed = found.at(self._name + (found.site or f"{self._part}:output"), look.epoch, look.step, said)
             since = self._looks[0].step if found.first_step is None else found.first_step
             self._found.setdefault(found.rule, replace(placed, first_step=since))
+
+
+def _is_wide(nodes: Sequence[Any], given: Sequence[Tensor]) -> bool:
+    """Return whether two layers in a row have no fewer units between them than what goes in or comes out: one could be both."""
+    made = [graph_nodes.shape_of(each)[-1] for each in nodes if graph_nodes.operation_of(each) in ("Addmm", "Mm")]
+    known = len(given) == 1 and given[0].is_floating_point() and given[0].dim() == 2
+    return known and len(made) == _LINEAR - 1 and made[1] >= min(made[0], given[0].shape[-1])
 
 
 def _is_of_samples(tensor: Tensor) -> bool:

@@ -251,10 +251,11 @@ class LossGraph:
         held, self._read = ([], self._read) if self.looks else (self._read, [])
         for name in dict.fromkeys(kind for kind, *_ in held):
             numbers = [float(one) for kind, _, copy, *_ in held if kind == name for each in copy.unpack() for one in each]
-            of, epoch, step = next((extra, epoch, step) for kind, extra, _, epoch, step in held if kind == name)
+            of, first = next((extra, step) for kind, extra, *_, step in held if kind == name)
+            epoch, step = max((epoch, step) for kind, *_, epoch, step in held if kind == name)
             found = self._of_numbers(name, numbers, of)
             if found is not None:
-                self._found[found.rule] = replace(found.at("", epoch, step, self._prefix + found.message), first_step=step)
+                self._found[found.rule] = replace(found.at("", epoch, step, self._prefix + found.message), first_step=first)
         return tuple(self._found.values())
 
     def _of_numbers(self, kind: str, numbers: Sequence[float], of: int) -> Finding | None:
@@ -333,6 +334,13 @@ class LossGraph:
                 if scrambled is not None:
                     message = f"a view between the model and a softmax of {_of(rows)} mixes classes with the other axes"
                     yield replace(scrambled, message=message, advice=_MOVE)
+            if name == "CtcLoss" and before and _mixes_samples(before[0]):
+                stirred = self._chosen.judge("samples_mixed", math.inf, 0.0)
+                if stirred is not None:
+                    message = (
+                        f"ctc_loss is given {_of(before[0])}, times first, by a view of samples first: it mixes samples and times"
+                    )
+                    yield replace(stirred, message=message, advice="exchange these axes: transpose(0, 1) in the place of a view")
             if name == "LogSoftmax" and _holds_itself(node):
                 itself = self._chosen.judge("target_own", math.inf)
                 if itself is not None:
@@ -494,6 +502,23 @@ def _mixes_axes(softmax: Node) -> bool:
     label = rows // apart % made[classes]
     place = rows - label * apart  # a pointer takes one class of all places, and a head for several boxes some classes of one place
     return bool(((label != label[:, :1]).any(1) & (place != place[:, :1]).any(1)).any())
+
+
+def _mixes_samples(given: Node) -> bool:
+    """Return whether what is *given* to ``ctc_loss``, times first, holds several samples in the place of one, by a view."""
+    path, shape = [given], graph_nodes.shape_of(given)
+    while graph_nodes.operation_of(path[-1]) in (*_MOVES, "LogSoftmax", "Slice") and len(before := _made_of(path[-1])) == 1:
+        path += before
+    known = [place for place, each in enumerate(path) if len(graph_nodes.shape_of(each)) == len(shape) == 3]
+    size = graph_nodes.shape_of(path[known[-1]]) if known else ()
+    moves = [each for each in path[: known[-1]] if graph_nodes.operation_of(each) != "LogSoftmax"] if known else []
+    found = []
+    for axis in (0, 1) if 1 < math.prod(size) <= _ELEMENTS else ():
+        if size[axis] == shape[1]:
+            samples = torch.arange(shape[1], device="cpu").reshape([-1 if at == axis else 1 for at in range(3)]).expand(size)
+            places = _moved(moves, samples)
+            found.append(places is not None and bool((places != places[:1]).any()))
+    return bool(found) and all(found)
 
 
 def _softmax_behind(node: Node) -> tuple[Node, Tensor | None]:

@@ -384,6 +384,7 @@ def binary_targets_in(loss: Tensor, number: int) -> Iterator[Tensor]:
 def binary_numbers(targets: Tensor, output: Tensor, axis: int | None) -> dict[str, Tensor]:
     """Return of the *targets* of a binary cross-entropy which share is off 0 to 1, and the ends of these; 0 of none.
 
+    And whether they are all 0, or all 1.
     *shared*: what targets of an *output* that a softmax has made add up to along its *axis*, on average.
     """
     is_beyond = (targets < -BEYOND) | (targets > 1 + BEYOND)
@@ -394,7 +395,14 @@ def binary_numbers(targets: Tensor, output: Tensor, axis: int | None) -> dict[st
     found = {name: torch.where(each.isfinite(), each, 0.0) for name, each in known.items()}
     is_shared = axis is not None and targets.numel() == output.numel()
     shared = {"shared": targets.reshape(output.shape).sum(axis).mean()} if is_shared else {}
-    return {**found, "target share": is_beyond.double().mean(), "is binary": torch.ones_like(targets.sum()), **shared}
+    return {
+        **found,
+        "target share": is_beyond.double().mean(),
+        "is binary": torch.ones_like(targets.sum()),
+        "all 0": (targets == 0).all(),
+        "all 1": (targets == 1).all(),
+        **shared,
+    }
 
 
 def _is_logistic(node: graph_nodes.Node) -> bool:

@@ -78,7 +78,7 @@ class RowTaker:
         self.batches = BatchChecks(settings.rules, model, name)
         self.parts = PartPasses(settings.rules, model, name)
         self.looks = (
-            self.left_out, self.gates, self.kept, self.same, self.settings, self.loss_graph, self.batches, self.parts,
+            self.left_out, self.gates, self.kept, self.same, self.settings, self.batches, self.parts, self.loss_graph,
             self.evaluations,
         )  # fmt: skip
         self._send = send

@@ -87,7 +87,8 @@ class LabelFindings(PassFindings):
             is_number = True
             labels_of_pass.append((numbers["reached"], float(f"{numbers['least 0']:.3g}") if numbers["one 0"] else math.nan))
         elif "zeros" in numbers:
-            same = 0.0 if numbers["zeros"] else 1.0 if numbers["ones"] else math.nan
+            is_zero, is_one = (numbers[gradient] or numbers.get(kept) for gradient, kept in (("zeros", "all 0"), ("ones", "all 1")))
+            same = 0.0 if is_zero else 1.0 if is_one else math.nan
             yield from self._of_kinds(look, same)
             labels_of_pass.append((numbers["reached"], same))
         else:
