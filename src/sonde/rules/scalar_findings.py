@@ -357,10 +357,11 @@ class _Scalar:
         if found is None:
             return None
         first, last = loss.steps
+        is_guess = loss.first >= _GUESSED * rest[0] and loss.rate <= SLOW_RATE / 2
         message = f"{self.name}: {found.message}, from step {first:,} to {last:,}"
         return replace(
             found, message=message, epoch=epoch, step=last, first_step=first,
-            severity="note" if at_end and loss.rate <= SLOW_RATE and not loss.first >= _GUESSED * rest[0] else found.severity,
+            severity="note" if at_end and loss.rate <= SLOW_RATE and not is_guess else found.severity,
         )  # fmt: skip
 
     def _grow(self, value: float, epoch: int, step: int) -> None:

@@ -871,4 +871,4 @@ def stands_for(seen: Finding, judged: Finding) -> bool:
         return True  # a scale of cosines is meant, which no row says
     if seen.rule == judged.rule == "nonfinite" and related(seen, judged):
         return judged.step >= seen.step  # the rows of later steps only show what has become of it
-    return implied(judged, [seen]) and seen.found_at <= judged.found_at
+    return implied(judged, [seen]) and seen.found_at < judged.found_at  # what came at once may be what bears it out
