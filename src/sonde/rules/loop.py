@@ -257,8 +257,8 @@ _LOOK_WHY = (
 
 @entry(
     f"after {STUCK_LONG:,} steps, or {STUCK_STEPS} or more at the end (counted from the end of a warm-up, until all steps have "
-    f"moved the weights by {percent(STUCK_FAR)}; at a learning rate of {SLOW_RATE:g} or less a note, but that of a guess at half of it) the "
-    f"loss has fallen by less than {percent(STUCK)} ({percent(2.5 * STUCK)}, no more than by chance, of {STUCK_MANY} values or "
+    f"moved the weights by {percent(STUCK_FAR)}; at a learning rate of {SLOW_RATE:g} or less a note, but of a guess at half of it) "
+    f"the loss has fallen by less than {percent(STUCK)} ({percent(2.5 * STUCK)}, no more than by chance, of {STUCK_MANY} values or "
     f"more), since the first values and since the first third, or stays at ln(outputs), as a guess, or outputs explain 2 % or "
     f"less of what the targets of a squared error vary, or win nothing over how often each label comes, at the end or after "
     f"1,000 steps; not that of a network that had been trained before, far below a guess",
