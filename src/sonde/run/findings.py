@@ -180,9 +180,8 @@ class _Judges:
             return self._of_dead(each)
         rate, is_small = self._rates.get(each.model, math.nan), each.rule == "update_small"
         if each.rule == "loss_stuck" and rate <= 10 * _TINY_RATE:
-            return replace(
-                each, advice=f"raise the learning rate first: {rate:g} is a small one for any optimizer; then {each.advice}"
-            )
+            first = f"raise the learning rate first: {rate:g} is a small one for any optimizer; then "
+            return replace(each, advice=first + each.advice.rpartition("says why: ")[2])
         if each.rule == "loss_stuck" and (pace := self._pace(each.model)) >= _USUAL_PACE:
             moved = f"steps move the weights by {pace:.1g} of their size, as usual: the learning rate is not too small"
             advice = f"{moved}; {each.advice.partition('; then at how far')[0]}"
