@@ -508,7 +508,8 @@ class Findings:
     >>> findings.judged()
     []
 
-    A finding opens at the first step at which its condition holds. Its rule, place, first step, numbers and words stay as they are
+    A finding opens at the first step at which its condition holds, once that is whole: with the first rows or values of a later
+    one, or at the end. Asked for, it is there before that. Its rule, place, first step, numbers and words stay as they are
     then; later steps add its last step and further places. None is taken back, but what a loss that comes down after all has
     excused, and a gradient of zero where one comes again.
     How many steps come at once changes nothing: where a finding opens among several, they are judged again one by one.
