@@ -512,7 +512,8 @@ class Findings:
     one, or at the end. Asked for, it is there before that. Its rule, place, first step, numbers and words stay as they are
     then; later steps add its last step and further places. None is taken back, but what a loss that comes down after all has
     excused, and a gradient of zero where one comes again.
-    How many steps come at once changes nothing: where a finding opens among several, they are judged again one by one.
+    How many steps come at once changes nothing, nor how often is asked: where a finding opens among several, these are judged again
+    one by one.
 
     Args:
         about: the description that the run begins with.
