@@ -729,7 +729,7 @@ class _Metric:
         self._is_zero, self._begun, self._steps = True, -1, 0  # all values were so far, from a step on, and in how many
 
     def at_end(self) -> Finding | None:
-        """Return the finding about all values, of which no more come."""
+        """Return the finding about all values; no more come."""
         if self.found is not None or not self._is_zero or self._count < METRIC_FEW or self._steps < METRIC_STEPS:
             return self.found
         found = self._chosen.judge("metric_falls", 0.0, 0.0, 0.0)

@@ -180,8 +180,8 @@ class _Judges:
             return self._of_dead(each)
         rate, is_small = self._rates.get(each.model, math.nan), each.rule == "update_small"
         if each.rule == "loss_stuck" and rate <= 10 * _TINY_RATE:
-            first = f"raise the learning rate first: {rate:g} is a small one for any optimizer; then "
-            return replace(each, advice=first + each.advice.rpartition("says why: ")[2])
+            why = each.advice.rpartition("says why: ")[2]  # not known, but for that
+            return replace(each, advice=f"raise the learning rate first: {rate:g} is a small one for any optimizer; then {why}")
         if each.rule == "loss_stuck" and (pace := self._pace(each.model)) >= _USUAL_PACE:
             moved = f"steps move the weights by {pace:.1g} of their size, as usual: the learning rate is not too small"
             advice = f"{moved}; {each.advice.partition('; then at how far')[0]}"
@@ -363,8 +363,7 @@ class _Judges:
             share = _THIRD if "pull" in each.evidence else _HALF
             return each if self._scalars.loss_of(each.model).stands(share) else None
         if each.rule == "spike" and _quantity(each) == "gradient":
-            is_cut = _CUT * self._scalars.largest_norm(each.model) <= each.value
-            return replace(each, severity="note") if is_cut else each
+            return replace(each, severity="note") if _CUT * self._scalars.largest_norm(each.model) <= each.value else each
         is_game = each.rule == "loss_stuck" or (each.rule == "loss_rising" and each.value < _LOST * each.evidence["first"])
         if is_game and (len(self._rates) > 1 or any(map(math.isnan, self._rates.values()))):
             return replace(each, severity="note")  # of several optimizers: it may be one loss of several against each other
