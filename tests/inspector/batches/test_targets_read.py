@@ -1017,3 +1017,19 @@ def test_confidences_that_are_returned_beside_logits_are_no_log_determinants() -
         return functional.cross_entropy(model(x)[0], x[:, :3].argmax(1))
 
     assert "terms_uneven" not in trained(model, loss, steps=30)
+
+
+@pytest.mark.parametrize(("scale", "reduction"), [(1.0, "sum"), (1.0, "mean"), (255.0, "sum")])
+def test_targets_of_a_binary_cross_entropy_that_is_summed_are_those_that_were_given(scale: float, reduction: str) -> None:
+    """And not what they would be if its gradient were that of a mean."""
+    torch.manual_seed(0)
+    model = mlp(4)
+
+    def loss(_: int) -> Tensor:
+        x = drawn(32)
+        made: Tensor = functional.binary_cross_entropy_with_logits(model(x), (x[:, :4] > 0).float() * scale, reduction=reduction)
+        return made / 100
+
+    found = trained(model, loss, steps=20)
+    assert ("target_beyond" in found) is (scale > 1)
+    assert scale == 1 or "of the targets of a binary cross-entropy are 255, and not 0 or 1" in found["target_beyond"].message
