@@ -92,8 +92,10 @@ def input_used(subject: Subject) -> Check:
         raise UnjudgedError("the output is not finite")
     if not any(bool((tensor != 0).any()) for tensor in before):
         raise UnjudgedError("the output is zero throughout, as where the last layer begins at zero")
-    ways = [_leave] if all(bool(each.any()) for each in subject.model.parameters()) else [_leave, _begin]
-    unused = [name for name in inputs if all(_is_unused(subject, name, way) for way in ways)]
+    ways = {_leave: before} | {
+        way: subject.outputs(way) for way in (_begin,) if not all(bool(each.any()) for each in subject.model.parameters())
+    }
+    unused = [name for name in inputs if all(_is_unused(subject, name, way, made) for way, made in ways.items())]
     idle = subject.first.gradients.values()
     has_layers = any(size is None or size == 0 for size in idle)
     unneeded = rules.judge("input_unused", len(inputs), len(unused), name=", ".join(unused), has_layers=has_layers)
@@ -115,14 +117,14 @@ def _begin(trial: Trial) -> None:
             each.copy_(torch.arange(1, each.numel() + 1, device=each.device).cos().reshape(each.shape))
 
 
-def _is_unused(subject: Subject, name: str, way: Callable[[Trial], None]) -> bool:
-    """Return whether no output changes where the input *name* is zeroed, with the parameters changed in this *way*."""
+def _is_unused(subject: Subject, name: str, way: Callable[[Trial], None], before: list[Tensor]) -> bool:
+    """Return whether no output is other than *before* where the input *name* is zeroed, the parameters changed in this *way*."""
 
     def change(trial: Trial) -> None:
         way(trial)
         zero_inputs(subject, {name})(trial)
 
-    before, after = subject.outputs(way), subject.outputs(change)
+    after = subject.outputs(change)
     return len(after) == len(before) and all(distance_of(a, b) == 0 for a, b in zip(before, after, strict=True))
 
 

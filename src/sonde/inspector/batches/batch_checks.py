@@ -145,12 +145,12 @@ class BatchChecks:
     def before_backward(self, sent: list[Tensor]) -> None:
         """Note of a loss that is *sent* backward what multiplies its terms, and its errors, for the passes that it may be of."""
         loss, looks = sent[0], self._looks[self._complete :]
-        if loss.numel() == 1 and loss.grad_fn is not None:
-            with torch.inference_mode(False), torch.no_grad(), without_recomputing():
-                for look in looks:
-                    _read_errors(look, loss)
-        terms = terms_of_loss(loss.grad_fn) if looks and self._may_walk and loss.numel() == 1 and loss.grad_fn is not None else []
+        if not looks or loss.numel() != 1 or loss.grad_fn is None:
+            return
         with torch.inference_mode(False), torch.no_grad(), without_recomputing():
+            for look in looks:
+                _read_errors(look, loss)
+            terms = terms_of_loss(loss.grad_fn) if self._may_walk else []
             known = [scaled_by(each, loss.device, _TERM)[1] for each in terms[:_TERMS]]
             for look in looks if known else ():
                 look.add({f"weight {id(loss)} {place}": each for place, each in enumerate(known)})

@@ -684,17 +684,17 @@ def _constants_of(node: Node, device: torch.device, samples: Collection[int]) ->
 
     *samples*: how many a pass was given.
     """
+    name, before = graph_nodes.operation_of(node), graph_nodes.sources_of(node)
     if (blanks := graph_nodes.blanks_of(node)) is not None:
         yield "blank", *blanks
-    if graph_nodes.operation_of(node) == "NllLoss":
+    if name == "NllLoss":
         yield from _labels_of(node, samples)
-    if graph_nodes.operation_of(node) == "Div" and (mask := _overlap_of(node)) is not None:
+    if name == "Div" and (mask := _overlap_of(node)) is not None:
         yield "overlap", ((mask == 0) | (mask == 1)).all(), 0
-    sides = [graph_nodes.behind(each, (*graph_nodes.KEEPS, "Add")) for each in graph_nodes.sources_of(node)]
-    is_difference = graph_nodes.operation_of(node) == "Sub" and len(sides) == 2 and sides[0] is not sides[1]
+    sides = [graph_nodes.behind(each, (*graph_nodes.KEEPS, "Add")) for each in before]
+    is_difference = name == "Sub" and len(sides) == 2 and sides[0] is not sides[1]
     if is_difference and len(graph_nodes.shape_of(node)) <= 1 and graph_nodes.are_equal(*sides):
         yield "cancelled", torch.ones((), device=device), 0
-    name, before = graph_nodes.operation_of(node), graph_nodes.sources_of(node)
     target, logs = graph_nodes.constant_factor_of(node), graph_nodes.behind(node, ("Mul", "Sub", "Neg", *graph_nodes.KEEPS))
     if target is not None and graph_nodes.operation_of(logs) == "LogSoftmax" and graph_nodes.shape_of(logs) == target.shape:
         off, off_samples = ((target.sum(axis) - 1).abs().max() for axis in (graph_nodes.axis_of(logs) or 0, 0))
