@@ -92,10 +92,10 @@ def input_used(subject: Subject) -> Check:
         raise UnjudgedError("the output is not finite")
     if not any(bool((tensor != 0).any()) for tensor in before):
         raise UnjudgedError("the output is zero throughout, as where the last layer begins at zero")
-    ways = {_leave: before} | {
-        way: subject.outputs(way) for way in (_begin,) if not all(bool(each.any()) for each in subject.model.parameters())
-    }
-    unused = [name for name in inputs if all(_is_unused(subject, name, way, made) for way, made in ways.items())]
+    unused = [name for name in inputs if _is_unused(subject, name, _leave, before)]
+    if unused and not all(bool(each.any()) for each in subject.model.parameters()):
+        begun = subject.outputs(_begin)
+        unused = [name for name in unused if _is_unused(subject, name, _begin, begun)]
     idle = subject.first.gradients.values()
     has_layers = any(size is None or size == 0 for size in idle)
     unneeded = rules.judge("input_unused", len(inputs), len(unused), name=", ".join(unused), has_layers=has_layers)
