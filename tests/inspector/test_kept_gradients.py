@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
 from sonde.inspector import Inspector, watch
@@ -92,10 +92,81 @@ def test_gradients_of_another_loss_that_are_cleared_before_their_own_are_not_kep
     assert kept(inspector) == []
 
 
+def attack(model: nn.Module, optimizer: SGD, x: Tensor) -> Tensor:
+    """Return *x*, moved against the model: the gradients of that pass are cleared."""
+    x = x.clone().requires_grad_()
+    model(x).square().mean().backward()
+    assert x.grad is not None
+    optimizer.zero_grad()
+    return (x + 0.1 * x.grad.sign()).detach()
+
+
+def climb(model: nn.Module, optimizer: SGD, x: Tensor) -> Tensor:
+    """Move the weights up the loss, as a sharpness-aware step does, and return *x*."""
+    model(x).square().mean().backward()
+    with torch.no_grad():
+        for each in model.parameters():
+            assert each.grad is not None
+            each.add_(0.01 * each.grad)
+    optimizer.zero_grad()
+    return x
+
+
+def weigh(model: nn.Module, optimizer: SGD, x: Tensor) -> Tensor:
+    """Keep the gradients of one loss beside, to be added to those of another, and return *x*."""
+    model(x).mean().backward()
+    for each in model.parameters():
+        each.kept = each.grad  # type: ignore[attr-defined]
+    optimizer.zero_grad()
+    return x
+
+
+Pass = Callable[[nn.Module, SGD, Tensor], Tensor]
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize(
+    ("how", "is_fault"),
+    [("one by one", True), ("to zeros", True), ("once", False), (attack, False), (climb, False), (weigh, False)],
+)
+def test_gradients_that_are_cleared_between_the_passes_of_a_step(how: str | Pass, is_fault: bool, every: int) -> None:
+    model = net()
+    optimizer = SGD(model.parameters(), lr=1e-2)
+    with watch(model, optimizer, every=every, to="memory", verbose=False) as inspector:
+        for _ in range(9 * every):
+            for number in range(3 if isinstance(how, str) else 1):
+                if not number or how != "once":
+                    optimizer.zero_grad(set_to_none=how != "to zeros")
+                x = torch.randn(16, 4)
+                x = x if isinstance(how, str) else how(model, optimizer, x)
+                model(x).square().mean().backward()
+            for each in model.parameters():
+                each.grad = each.grad + each.kept if hasattr(each, "kept") else each.grad
+            optimizer.step()
+    told = [each for each in inspector.findings if each.rule == "gradient_cleared"]
+    assert [(each.site, each.severity, each.first_step) for each in told] == [("2.bias:grad", "warn", 0)] * is_fault
+    assert all("only the last of 3 or more counts" in each.message for each in told)
+    assert all(not parameter._backward_hooks for parameter in model.parameters())
+
+
+def test_gradients_that_one_of_two_optimizers_clears_are_meant() -> None:
+    model = net()
+    optimizers = [SGD(each.parameters(), lr=1e-2) for each in (model[0], model[2])]
+    with watch(model, every=1, to="memory", verbose=False) as inspector:
+        for _ in range(9):
+            for optimizer in optimizers:
+                model.zero_grad()
+                model(torch.randn(16, 4)).square().mean().backward()
+                optimizer.step()
+    assert not [each for each in inspector.findings if each.rule == "gradient_cleared"]
+
+
 def test_a_rule_that_is_off_watches_nothing() -> None:
     model = net()
     optimizer = SGD(model.parameters(), lr=1e-3)
-    with watch(model, optimizer, every=1, to="memory", verbose=False, rules={"gradient_kept": False}) as inspector:
+    with watch(
+        model, optimizer, every=1, to="memory", verbose=False, rules={"gradient_kept": False, "gradient_cleared": False}
+    ) as inspector:
         for _ in range(9):
             model(torch.randn(16, 4)).mean().backward()
             optimizer.step()

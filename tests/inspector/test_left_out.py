@@ -373,6 +373,8 @@ class Heads(nn.Module):
             del self.pooler
         if how == "forgotten":
             self.place = nn.Embedding(5, 8)
+        if how in ("table", "row"):
+            self.positions = nn.Parameter(torch.randn(1, 5 if how == "table" else 1, 8))
         if how == "exits":
             self.exits = nn.ModuleList(nn.Linear(8, 2 + each) for each in range(2))
         if how == "like":
@@ -388,6 +390,8 @@ class Heads(nn.Module):
     [
         ("returned", "warn", "size.weight:param", "no loss takes it"),
         ("forgotten", "warn", "place.weight:param", "never calls it"),
+        ("table", "warn", "positions:param", "nothing that this parameter takes part in"),
+        ("row", "note", "positions:param", ""),
         ("pooled", "note", "pooler.weight:param", ""),
         ("exits", "note", "exits.0.weight:param", ""),
         ("like", "note", "other.weight:param", ""),

@@ -1,15 +1,21 @@
-"""Notice that nobody clears the gradients: those of the step before are still there as the next backward pass adds to them."""
+"""Notice when gradients are cleared: those of the step before never, or those of each backward pass before the next of its step."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from sonde.engine import SiteHook, hooks, version_of
+from sonde.engine import SiteHook, hooks, version_of, walk
 from sonde.rules import Chosen, Finding
+from sonde.stats import HostCopy
+
+_ONCE = "call optimizer.zero_grad() once before the passes of a step, not before each of them"
+_MOST = 8  # logged steps
+_SAME = 0.999  # cosine of the gradient of the last pass and of the step, however it was clipped
 
 
 @dataclass
@@ -21,6 +27,8 @@ class _Watch:
         gradient, version: the gradient as the step has left it, and how often it had been written into.
         passes: backward passes that have come to the parameter.
         was_cleared: one of them found no gradient, another one, or one that had been written into.
+        wasted: passes since the last step whose gradient the next one did not find.
+        last: how often the parameter had been written into at the last pass, and a copy of what that one brought.
     """
 
     parameter: Tensor
@@ -28,17 +36,22 @@ class _Watch:
     version: int
     passes: int = 0
     was_cleared: bool = False
+    wasted: int = 0
+    last: tuple[int, Tensor] | None = None
     handle: hooks.Handle | None = field(default=None, repr=False)
 
-    def arrives(self, _: Tensor) -> None:
+    def arrives(self, brought: Tensor) -> None:
         """Look at the gradient that a backward pass is about to add to. On an accelerator no value is read."""
         self.passes += 1
-        gradient = self.parameter.grad
-        if gradient is not self.gradient:
+        gradient, written = self.parameter.grad, version_of(self.parameter)
+        is_on_host = brought.device.type == "cpu"
+        is_empty = gradient is None or (is_on_host and not bool(gradient.any()))
+        self.wasted = self.wasted + 1 if is_empty and self.last is not None and self.last[0] == written else 0
+        self.last = written, brought.detach().clone()
+        if gradient is None or gradient is not self.gradient:
             self.was_cleared = True
         elif not self.was_cleared:
-            written = version_of(gradient) != self.version
-            self.was_cleared = not bool(gradient.any()) if gradient.device.type == "cpu" else written
+            self.was_cleared = is_empty if is_on_host else version_of(gradient) != self.version
             self.version = version_of(gradient) + 1  # by the addition that follows
 
     def end(self) -> bool:
@@ -47,17 +60,45 @@ class _Watch:
             self.handle.remove()
         return self.passes > 0 and not self.was_cleared
 
+    def stepped_by_last(self) -> HostCopy | None:
+        """Return the cosine of the gradient that the step has used and that of the last pass, if others were cleared; else None.
+
+        Nor is there one where no step writes into the parameter as torch's do, so that steps between passes are not seen.
+        """
+        used = self.parameter.grad
+        if not self.wasted or self.last is None or used is None or version_of(self.parameter) == self.last[0]:
+            return None
+        with torch.no_grad():
+            used, last = (each.detach().flatten().double() for each in (used, self.last[1]))
+            return HostCopy.of([used @ last / (used.norm() * last.norm())])
+
 
 class KeptGradients:
-    """Looks at the smallest gradient of a model, in its first logged steps, for as long as nobody clears it."""
+    """Looks at the smallest gradient of a model, in its first logged steps, for as long as it is never cleared, or too often.
+
+    Attributes:
+        looks: further logged steps matter.
+        is_alone: one optimizer makes all steps so far, so that no pass is meant for another one.
+    """
 
     def __init__(self, chosen: Chosen) -> None:
         self._chosen = chosen
         self._watch: _Watch | None = None
         self._first = (0, 0)  # epoch and step of the first look
+        self._looks = 0  # logged steps that were looked at, but for the first
         self._kept = 0  # logged steps before which the gradient was kept
+        self._last: list[
+            HostCopy
+        ] = []  # of steps that had passes whose gradients were cleared, what the last one was of the step's
+        self._passes = 0  # of them, the fewest before one step
         self._found: tuple[Finding, ...] = ()
-        self.looks = chosen.is_on("gradient_kept")
+        self.looks = chosen.is_on("gradient_kept") or chosen.is_on("gradient_cleared")
+        self.is_alone = True
+
+    def look_at_pass(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Look no more if what a pass is given takes a gradient: one for an attack, or a penalty, which is thrown away."""
+        if any(each.requires_grad for _, each in walk([list(args), dict(kwargs)])):
+            self.end()
 
     def check(self, at: Sequence[SiteHook], held: frozenset[int] | None, epoch: int, step: int) -> None:
         """Look at what has become of the gradient since the last logged step, and at the gradient now.
@@ -67,29 +108,46 @@ class KeptGradients:
             held: the ids of the parameters of the optimizer that has made the step; None if that is not known.
             epoch, step: the moment.
         """
-        if self._watch is not None and held is not None and id(self._watch.parameter) not in held:
+        watch = self._watch
+        if watch is not None and held is not None and id(watch.parameter) not in held:
             return
-        if self._watch is None:
+        if watch is None:
             self._first = epoch, step
-        elif self._watch.end():
+        elif watch.end():
             self._kept += 1
-        else:
+        elif self.is_alone and (last := watch.stepped_by_last()) is not None:
+            self._passes = watch.wasted if not self._last else min(self._passes, watch.wasted)
+            self._last.append(last)
+        if watch is not None and max(self._kept, len(self._last)) < self._looks:
             self.end()
             return
+        self._looks += 1
         own = [each for each in at if held is not None and id(each.target) in held and _may_be_watched(each.target)]
         smallest = min(own, key=lambda hook: hook.target.numel(), default=None)
-        found = None if smallest is None else self._chosen.judge("gradient_kept", float(self._kept))
-        if smallest is None or found is not None:
+        found = None if smallest is None else self._judged()
+        if smallest is None or found is not None or self._looks == _MOST:
             self.end()
         if smallest is not None and found is not None:
             site = smallest.sites["param"].port_of("grad")
             told = found.at(str(site), *self._first, f"{site.name}: {found.message}")
             self._found = (replace(told, first_step=self._first[1]),)
-        elif smallest is not None:
+        elif smallest is not None and self.looks:
             parameter, gradient = smallest.target, smallest.target.grad
             assert gradient is not None
             self._watch = _Watch(parameter, gradient, version_of(gradient))
             self._watch.handle = hooks.on_tensor(parameter, self._watch.arrives)
+
+    def _judged(self) -> Finding | None:
+        """Return what is found of the looks so far."""
+        cleared = self._chosen.judge("gradient_cleared", float(len(self._last)))
+        if cleared is None or not self.is_alone:
+            return self._chosen.judge("gradient_kept", float(self._kept))
+        if any(not float(each) >= _SAME for copy in self._last for each in copy.unpack()):
+            return None
+        message = (
+            f"its gradient is cleared between the backward passes of a step: only the last of {self._passes + 1} or more counts"
+        )
+        return replace(cleared, message=message, severity="warn", advice=_ONCE)
 
     def end(self) -> None:
         """Look no more. Idempotent."""

@@ -38,6 +38,7 @@ _NOT_IN_LOSS = (
     "backward, or look for what cuts it off (a detach()); freeze the layer with requires_grad_(False) if that is meant"
 )
 _NOT_CALLED = "the model holds this part and never calls it: call it in forward(), or take it out"
+_NOT_READ = "forward() runs, and nothing that this parameter takes part in comes to the loss: use it there (add it), or take it out"
 _NOT_USED = (
     "the model calls this part, and nothing of what it returns comes to the loss: look whether that is used at all, and is not "
     "overwritten or taken from another place, or for what cuts it off (a detach(), no_grad(), an argmax); freeze it with "
@@ -332,6 +333,7 @@ class LeftOut:
         advice: dict[str, str] = {}  # by site
         given = {id(each) for each in cut if self._is_given_away(each.hook, ran)}
         unused = {id(each) for each in cut if self._is_forgotten(each.hook, ran)}
+        tables = {id(each) for each in cut if self._is_unread_table(each.hook, ran)}
         given = given if all(id(each) in given | unused for each in cut) else set()  # a whole network may make targets
         for each in cut:
             seen, place = ran.get(each.hook.name.rpartition(".")[0]), _place(each.hook, ran)
@@ -343,6 +345,9 @@ class LeftOut:
                 graded["warn"].append(each)
             elif self._is_of_users("") and id(each) in unused:
                 advice[str(each.hook.sites["param"])] = _NOT_CALLED
+                graded["warn"].append(each)
+            elif id(each) in tables:
+                advice[str(each.hook.sites["param"])] = _NOT_READ
                 graded["warn"].append(each)
             elif seen is None or place is None:
                 graded["note"].append(each)
@@ -379,6 +384,11 @@ class LeftOut:
         children = dict(self._model.get_submodule(around).named_children())
         own = children.pop(unused[-1])
         return not isinstance(own, (nn.ModuleList, nn.ModuleDict)) and not any(_is_like(own, each) for each in children.values())
+
+    def _is_unread_table(self, hook: SiteHook, ran: Mapping[str, Ran]) -> bool:
+        """Return whether the parameter is a table of rows, as of positions, of a module of the user's own that runs without it."""
+        path, _, _ = hook.name.rpartition(".")
+        return path in ran and hook.target.numel() > hook.target.shape[-1] > 1 and self._is_of_users(path)
 
     def _holder(self, hook: SiteHook) -> str:
         """Return the path of the innermost module around a parameter that is none of torch's own."""

@@ -269,6 +269,8 @@ class WatchedModel:
             self.rows.between.look()
         if former in (None, step) and self.rows.same.looks and self._pass_number < _SAME_PASSES:
             self.rows.same.look(args, kwargs, *self.next_moment)
+        if self.rows.kept.looks:
+            self.rows.kept.look_at_pass(args, kwargs)
         if looks and not self.clock.forward_counter.is_compiled:
             self._arguments = args, kwargs
             self.clock.forward_counter.take_outputs(self._pass_ends)  # for this call alone: compiled code is guarded by hooks
@@ -311,6 +313,7 @@ class WatchedModel:
 
     def _take(self, optimizer: Optimizer | None) -> None:
         turn = 0 if optimizer is None else self.clock.turn_of(optimizer)
+        self.rows.kept.is_alone &= not (self.clock.turns.are_several or self.clock.step_counter.foreign)
         self.rows.take_step(self.clock.ended, optimizer, turn, pairs=self.pace.ends_pair)
         self._pass_of = None
         self.rows.batches.end_step()

@@ -211,7 +211,8 @@ def gradient_kept(steps: float, *, least: float = UNMOVED) -> Judged:
 @entry(
     f"trainable weights that an optimizer holds and no gradient reaches in {UNMOVED} logged steps: all of a model, those before "
     "all that are reached, those without a graph, those of one block among others (bad); those before others, of one of several "
-    "outputs, or of a part that is never called and is like no other, where the model is no library's (warn); and weights whose "
+    "outputs, of a part that is never called and is like no other, or of a table that its module does not read, where the model is "
+    "no library's (warn); and weights whose "
     "layers do not run, run last, or return what may be unused (a note)",
     "a graph that is cut: detach(), no_grad(), .data, a conversion to numpy, an argmax",
     "look for what cuts the graph behind these layers, or leaves what they return unused; freeze them with requires_grad_(False) "
@@ -230,7 +231,8 @@ def unreached(steps: float, *, least: float = UNMOVED) -> Judged:
 
 
 @entry(
-    f"gradients that a backward pass has left are gone, or all zero, as the optimizer steps, in most of {UNMOVED} logged steps",
+    f"gradients that a backward pass has left are gone, or all zero, as the optimizer steps, in most of {UNMOVED} logged steps, or "
+    f"each of several passes finds none as it comes, in {UNMOVED} logged steps whose gradient is that of the last of them",
     "torch.optim.Optimizer.zero_grad: a step without gradients, or with zeros, learns nothing",
     "call optimizer.zero_grad() before backward() or after step(), not between them",
     needs=("rms:grad",),

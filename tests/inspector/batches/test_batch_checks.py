@@ -119,6 +119,52 @@ def test_a_view_that_mixes_places_is_told_and_not_that_later_ones_are_seen_by_it
     assert set(trained(model, loss)) == told
 
 
+def images(samples: int = 16, height: int = 16, width: int = 20) -> Tensor:
+    """Smooth images of three colours, and some noise, ``(samples, 3, height, width)``."""
+    up, along = torch.meshgrid(torch.arange(height) / height, torch.arange(width) / width, indexing="ij")
+    waves = [2 * torch.pi * (each * torch.randn(samples, 3, 1, 1)) for each in (up, along)]
+    return (waves[0] + waves[1] + 7 * torch.rand(samples, 3, 1, 1)).sin() + 0.02 * torch.randn(samples, 3, height, width)
+
+
+def series(samples: int = 16, times: int = 40) -> Tensor:
+    """Smooth series of three columns, ``(samples, times, 3)``."""
+    return (0.3 * torch.arange(times)[:, None] * (1 + torch.rand(samples, 1, 3)) + 7 * torch.rand(samples, 1, 3)).sin()
+
+
+INPUTS: dict[str, tuple[Callable[[], Tensor], str]] = {
+    "images": (images, ""),
+    "colours last": (lambda: images().permute(0, 2, 3, 1), ""),
+    "noise": (lambda: torch.randn(16, 3, 16, 20), ""),
+    "one image for all colours": (lambda: images()[:, :1].expand(-1, 3, -1, -1), ""),
+    "tokens": (lambda: functional.one_hot(torch.randint(0, 12, (16, 20)), 12).float(), ""),
+    "series": (series, ""),
+    "series, columns first": (lambda: series().transpose(1, 2), ""),
+    "one series in three columns": (lambda: series()[..., :1].expand(-1, -1, 3).contiguous(), ""),
+    "windows": (lambda: series(1, 60)[0, :, :2].unfold(0, 40, 1).transpose(1, 2)[:16], ""),
+    "colours last, viewed": (lambda: images().permute(0, 2, 3, 1).reshape(16, 3, 16, 20) + 0, "16×16×20×3"),
+    "samples last, viewed": (lambda: images(12).permute(1, 2, 3, 0).reshape(12, 3, 16, 20) + 0, "3×16×20×12"),
+    "series, viewed": (lambda: series().reshape(16, 3, 40) + 0, "16×40×3"),
+    "series, times first, viewed": (lambda: series().transpose(0, 1).reshape(16, 40, 3) + 0, "40×16×3"),
+}
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+def test_an_input_that_a_view_has_filled_in_another_order_of_axes_is_told(kind: str) -> None:
+    torch.manual_seed(0)
+    made, before = INPUTS[kind]
+    shape = made().shape
+    model = nn.Sequential(nn.Flatten(), nn.Linear(shape[1:].numel(), 8), nn.ReLU(), nn.Linear(8, 1))
+    found = trained(model, lambda _: (model(x := made()) - x.flatten(1)[:, :1] * x.flatten(1)[:, 5:6]).square().mean())
+    assert ("samples_mixed" in found) is bool(before)
+    if before:
+        told = found["samples_mixed"]
+        assert (told.site, told.severity) == ("(root):input", "warn")
+        assert (
+            f"what goes in {'×'.join(map(str, shape))} is as if a view, or a reshape, had made it of a tensor {before}:"
+            in told.message
+        )
+
+
 @pytest.mark.parametrize("ahead", [-1, 0, 1, 2, 3])
 def test_targets_at_another_place_than_the_next_are_told(ahead: int) -> None:
     torch.manual_seed(0)

@@ -17,6 +17,7 @@ from sonde.inspector.batches.dependence import (
     dependence_of,
     is_piecewise_linear,
     is_scrambled,
+    order_numbers,
     padded,
     runs_over_samples,
     samples_of,
@@ -282,8 +283,7 @@ class BatchChecks:
         kept = shown if look.samples == len(shown) else shown[: look.samples].clone()  # which lets go of the others
         look.results |= {0: kept} if kept is shown else {}
         features = [one for each in given if (one := _features_of(each, len(shown))) is not None]
-        for at, each in enumerate(features if look.number == 0 else ()):
-            look.add({f"input {name} {at}": number for name, number in sentinels_of(each).items()})
+        _read_inputs(look, features if look.number == 0 else (), walks=walks)
         place = None if depends is None else (depends.sample, depends.place)
         hooks.on_result(output, hooks.Bound(_gradient_comes, kept, self._findings.axes, tokens, features, place, reaches, look))
 
@@ -454,6 +454,14 @@ def _are_same(one: Tensor, other: Tensor) -> Tensor:
     """Return whether two outputs are the same but for rounding, and tell samples apart."""
     size = one.abs().max()
     return ((one - other).abs().max() <= _NOTHING * size) & ((one[1:] - one[:-1]).abs().max() > _APART * size)
+
+
+def _read_inputs(look: Look, features: Sequence[Tensor], *, walks: bool) -> None:
+    """Note of the *features* that a pass was given which number is a code, and in which order of axes they would be smoother."""
+    for at, each in enumerate(features):
+        look.given[at] = tuple(each.shape)
+        numbers = sentinels_of(each) | (order_numbers(each) if walks else {})
+        look.add({f"input {name} {at}": number for name, number in numbers.items()})
 
 
 def _read_errors(look: Look, loss: Tensor) -> None:
