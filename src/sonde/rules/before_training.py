@@ -204,10 +204,21 @@ def input_unused(inputs: int, unused: int, *, name: str = "", has_layers: bool =
     brings=("loss_stuck", "bounded", "gradient_zero", "outputs_alike", "input_unused"),
     about=("setup", "lost"),
 )
-def samples_mixed(distance: float, limit: float, *, is_sure: bool = True) -> Judged:
-    """Judge the relative *distance* of a sample's outputs before and after; *limit* is what rounding explains."""
-    yield distance > limit
+def samples_mixed(distance: float, limit: float, *, is_sure: bool = True, order: str = "", smoother: float = 0.7) -> Judged:
+    """Judge the relative *distance* of a sample's outputs before and after; *limit* is what rounding explains.
+
+    Or that of neighbours of an input with its axes in another *order*, which is its shape and that: of what it is as given.
+    """
+    yield distance <= smoother if order else distance > limit
     yield distance
+    if order:
+        given, _, before = order.partition(" ")
+        yield (
+            f"what goes in {given} is as if a view, or a reshape, had made it of a tensor {before}: in that order its neighbours "
+            f"differ {short(distance)} x as much"
+        )
+        yield "warn"
+        return
     yield f"samples of a batch are mixed: exchanging the others moves the outputs of one by {percent(min(distance, 1.0))}"
     yield "bad" if is_sure else "note"
 

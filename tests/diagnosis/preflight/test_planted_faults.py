@@ -670,6 +670,14 @@ def decay_of_half() -> Case:
     return model, x, classify(y), torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=50.0)
 
 
+def colours_by_a_view() -> Case:
+    up, along = torch.meshgrid(torch.arange(24.0), torch.arange(24.0), indexing="ij")
+    waves = up[..., None] * torch.rand(16, 1, 1, 3) + along[..., None] * torch.rand(16, 1, 1, 3)
+    images, y = (0.3 * waves + 6 * torch.rand(16, 1, 1, 3)).sin(), torch.arange(16) % 3
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 22 * 22, 3))
+    return model, images.reshape(16, 3, 24, 24), classify(y), torch.optim.Adam(model.parameters())
+
+
 @pytest.mark.parametrize(
     ("make", "check", "rule", "result"),
     [
@@ -711,6 +719,7 @@ def decay_of_half() -> Case:
         (one_feature_of_a_sequence, "input_used", "input_unused", "warn"),
         (one_channel_of_three, "input_used", "input_unused", "warn"),
         (second_input_without_use, "input_used", "input_unused", "warn"),
+        (colours_by_a_view, "input_used", "samples_mixed", "warn"),
         (parameters_without_use, "gradients", "unreached", "warn"),
         (softmax_before_cross_entropy, "loss_input", "softmax_twice", "bad"),
         (sigmoid_before_logits_loss, "loss_input", "softmax_twice", "bad"),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +15,10 @@ from torch import Tensor, nn
 from sonde import rules
 from sonde.answer import Check
 from sonde.diagnosis.preflight.subject import Subject, UnjudgedError, distance_of, rounding_of
-from sonde.engine import BatchNorm, Trial, as_arguments, holds_graph, is_floating, members, remap, unwrap, walk
+from sonde.engine import BatchNorm, Trial, as_arguments, holds_graph, is_floating, members, remap, roughness_by_order, unwrap, walk
 from sonde.graph import named_inputs
 from sonde.rules import Finding, Severity
-from sonde.words import names_text
+from sonde.words import names_text, shape_text
 
 _NO_INPUT = re.compile(r"label|target|mask|position|length|(^|_)y($|_)|return_|cache", re.IGNORECASE)
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -102,8 +104,17 @@ def input_used(subject: Subject) -> Check:
     columns = (
         [] if unused else [each for name, tensor in inputs.items() if (each := _columns_unused(subject, name, tensor)) is not None]
     )
+    known = [unneeded, *columns, *(_told_order(name, tensor) for name, tensor in inputs.items())]
     said = f"the output depends on {', '.join(name for name in inputs if name not in unused) or 'no input'}"
-    return Check("input_used", said, (*(() if unneeded is None else (unneeded,)), *columns))
+    return Check("input_used", said, tuple(each for each in known if each is not None))
+
+
+def _told_order(name: str, tensor: Tensor) -> Finding | None:
+    """Return the finding that a view has exchanged the axes of the input *name*, which is smooth in another order."""
+    ratios = roughness_by_order(tensor) if tensor.is_floating_point() and type(tensor) is Tensor else {}
+    ratio, shape = min(((float(ratio), shape) for shape, ratio in ratios.items() if ratio >= 0), default=(math.inf, ()))
+    found = rules.judge("samples_mixed", ratio, 0.0, order=f"{shape_text(tensor.shape)} {shape_text(shape)}")
+    return found and replace(found, message=f"{name}: {found.message}", advice="use permute or transpose in the place of that view")
 
 
 def _leave(trial: Trial) -> None:

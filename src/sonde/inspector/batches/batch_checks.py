@@ -11,13 +11,21 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from sonde.engine import autograd_state, backward_calls, communicates, graph_nodes, hooks, raise_if_foreign, walk
+from sonde.engine import (
+    autograd_state,
+    backward_calls,
+    communicates,
+    graph_nodes,
+    hooks,
+    raise_if_foreign,
+    roughness_by_order,
+    walk,
+)
 from sonde.inspector.batches.dependence import (
     NODES,
     dependence_of,
     is_piecewise_linear,
     is_scrambled,
-    order_numbers,
     padded,
     runs_over_samples,
     samples_of,
@@ -67,6 +75,7 @@ from sonde.inspector.batches.target_reading import (
     way_numbers,
 )
 from sonde.rules import Chosen, Finding
+from sonde.words import shape_text
 
 _RULES = (
     "labels_alike", "label_seen", "padding_counted", "padding_alone", "future_seen", "target_shifted", "target_beyond",
@@ -457,11 +466,11 @@ def _are_same(one: Tensor, other: Tensor) -> Tensor:
 
 
 def _read_inputs(look: Look, features: Sequence[Tensor], *, walks: bool) -> None:
-    """Note of the *features* that a pass was given which number is a code, and in which order of axes they would be smoother."""
+    """Note of the *features* that a pass was given which number is a code, and how smooth they were in other orders of axes."""
     for at, each in enumerate(features):
-        look.given[at] = tuple(each.shape)
-        numbers = sentinels_of(each) | (order_numbers(each) if walks else {})
-        look.add({f"input {name} {at}": number for name, number in numbers.items()})
+        look.add({f"input {name} {at}": number for name, number in sentinels_of(each).items()})
+        ratios = roughness_by_order(each) if walks else {}
+        look.add({f"in order {at} {shape_text(each.shape)} {shape_text(shape)}": ratio for shape, ratio in ratios.items()})
 
 
 def _read_errors(look: Look, loss: Tensor) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -255,35 +254,6 @@ def is_scrambled(source: Sequence[int], made: Sequence[int]) -> bool:
     few, many = sorted((before, behind), key=len)
     is_split = (len(few), len(many)) == (3, 4) and many[0] == few[0] and many[1] * many[3] == few[2] and many[2] == few[1]
     return is_split and many[1] != many[2]
-
-
-def orders_of(shape: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return in which other orders the axes of a tensor of this *shape* may have been, whose numbers were then taken in a row."""
-    orders = itertools.permutations(range(len(shape)))
-    return [each for each in orders if [shape[axis] for axis in each if shape[axis] > 1] != [size for size in shape if size > 1]]
-
-
-def order_numbers(given: Tensor) -> dict[str, Tensor]:
-    """Return by how much less neighbours would differ if what was *given* had its numbers in another order of axes, and in which.
-
-    Images and series are smooth along some axis. *smoother* is the mean difference of neighbours along the smoothest axis, in the
-    smoothest of :func:`orders_of`, of that as it is given; *order* is the place of that order. Samples are no neighbours.
-    """
-    orders = orders_of(given.shape) if given.dim() in (3, 4) and _SERIES**2 <= given.numel() <= _ELEMENTS else []
-    if not orders or max(given.shape[1:]) < _SERIES:
-        return {}
-    rows, each = given.detach().float().contiguous(), []
-    for order in orders:
-        ordered = rows.view([given.shape[axis] for axis in order]).permute([order.index(axis) for axis in range(given.dim())])
-        each.append(_roughness(ordered, _SERIES))
-    place = torch.stack([along.mean() for along in each]).argmin()
-    return {"smoother": torch.stack([along.min() for along in each])[place] / _roughness(rows, 2).min(), "order": place}
-
-
-def _roughness(tensor: Tensor, least: int) -> Tensor:
-    """Return the mean difference of neighbours along each axis of a *tensor* of *least* places or more, but for that of samples."""
-    axes = [axis for axis in range(1, tensor.dim()) if tensor.shape[axis] >= least]
-    return torch.stack([tensor.diff(dim=axis).abs().mean() for axis in axes])
 
 
 def scrambled_in(nodes: Iterable[Any], given: Sequence[Tensor], names: Mapping[int, str]) -> tuple[str, str] | None:

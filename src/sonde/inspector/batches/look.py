@@ -61,7 +61,6 @@ class Look:
         samples: of the output, that are looked at.
         ranges: what each of them can be.
         results: by their place, of those whose targets a loss may tell, what they are; until the step ends.
-        given: by their place, the shapes of the arguments that hold features.
         viewed: where a view has its axes in another order than what it was made of, and what it was.
         recurrent: the recurrent layer that takes samples for steps, if one does.
         arranged: the shape of the output as it is, but for samples and places in a row, which are apart.
@@ -94,7 +93,6 @@ class Look:
     plain: list[bool] = field(default_factory=list)
     ranges: list[Range | None] = field(default_factory=list)
     results: dict[int, Tensor] = field(default_factory=dict)
-    given: dict[int, tuple[int, ...]] = field(default_factory=dict)
     viewed: tuple[str, str] | None = None
     recurrent: str | None = None
     arranged: tuple[int, ...] = ()

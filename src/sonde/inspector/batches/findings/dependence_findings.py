@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from sonde.inspector.batches.dependence import is_graph_operation, is_statistic, orders_of
+from sonde.inspector.batches.dependence import is_graph_operation, is_statistic
 from sonde.inspector.batches.findings.pass_history import (
     DIFFERS,
     EXACT,
@@ -31,7 +31,6 @@ from sonde.words import percent, shape_text, short
 
 _ALONG, _ACROSS, _TURNED = 0, 1, 2  # tokens as (samples, places), as (places, samples), and labels of outputs in the other order
 _OTHER_ORDER = "the loss compares the outputs of one place with the targets of another: one goes by samples, the other by places"
-_SMOOTHER = 0.7  # of the difference of neighbours, in another order of axes
 _TRANSPOSED = "transpose or permute its axes, where view or reshape is called"
 _UNUSED = (
     "look at what stands between the input and the outputs: a mean or maximum over samples, a detach or no_grad, noise in the "
@@ -138,7 +137,7 @@ class DependenceFindings(PassFindings):
             site = f"{self._part}:{where}" if where.startswith("input") else where and f"{where}:output"
             yield found and replace(found, message=f"{what}: its elements stand at other places", advice=_TRANSPOSED, site=site)
         yield self._told_recurrent(look)
-        yield from self._of_orders(look, numbers)
+        yield self._told_order(numbers)
         padded = numbers.get(f"padded {axis}", 0.0)
         yield self._chosen.judge("padding_counted", padded) if is_sequence or padded >= DIFFERS else None
         yield self._chosen.judge("padding_counted", numbers.get(f"at padding {axis}", 0.0), is_given=True)
@@ -174,20 +173,15 @@ class DependenceFindings(PassFindings):
         message = f"{look.recurrent} takes the samples for steps: each sample's outputs depend on those before it"
         return found and replace(found, message=message, advice=_STEPS, site=f"{look.recurrent}:output")
 
-    def _of_orders(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
-        """Yield that an input would be smoother with its axes in another order, as one that a view has filled."""
-        for at, shape in look.given.items():
-            smoother = numbers.get(f"input smoother {at}")
-            seen = self._so_far("smoother", at, value=smoother if smoother is None else (smoother, numbers[f"input order {at}"]))
-            if smoother is None or len(seen) < LAST or not all(each <= _SMOOTHER and order == seen[0][1] for each, order in seen):
-                continue
-            found = self._chosen.judge("samples_mixed", math.inf, 0.0)
-            before = tuple(shape[axis] for axis in orders_of(shape)[int(seen[0][1])])
-            message = (
-                f"what goes in {shape_text(shape)} is as if a view, or a reshape, had made it of a tensor {shape_text(before)}: "
-                f"in that order its neighbours differ {short(smoother)} x as much"
-            )
-            yield found and replace(found, message=message, advice=_TRANSPOSED, site=f"{self._part}:input", severity="warn")
+    def _told_order(self, numbers: Mapping[str, float]) -> Finding | None:
+        """Return that an input would be smoother with its axes in another order, as one that a view has filled."""
+        found: list[Finding] = []
+        for name in (each for each in numbers if each.startswith("in order ")):
+            order = name.removeprefix("in order ").partition(" ")[2]
+            judged = self._so_far(name, value=self._chosen.judge("samples_mixed", numbers[name], 0.0, order=order) or False)
+            found += judged[-1:] if len(judged) >= LAST and all(judged) else []
+        told = min(found, key=lambda each: each.value, default=None)
+        return told and replace(told, advice=_TRANSPOSED, site=f"{self._part}:input")
 
     def _of_places(self, look: Look, numbers: Mapping[str, float], place: int) -> Iterator[Finding | None]:
         """Yield that padding is read more than what is none, or that attention reads no other place."""
