@@ -670,6 +670,34 @@ def decay_of_half() -> Case:
     return model, x, classify(y), torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=50.0)
 
 
+class Encoder(nn.Module):
+    """Attention over tokens, with positions that begin as *positions* says, or with none."""
+
+    def __init__(self, positions: float | None) -> None:
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(20, 16), nn.Linear(16, 3)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, 0.1, batch_first=True)
+        self.body = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.positions = None if positions is None else nn.Parameter(positions * torch.randn(1, 12, 16))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens)
+        made: Tensor = self.head(self.body(x if self.positions is None else x + self.positions).mean(1))
+        return made
+
+
+def no_positions() -> Case:
+    model = Encoder(None)
+    return model, torch.randint(20, (16, 12)), classify(torch.arange(16) % 3), torch.optim.Adam(model.parameters())
+
+
+@pytest.mark.parametrize("positions", [0.0, 0.02])
+def test_positions_are_seen_though_they_begin_at_zero(positions: float) -> None:
+    torch.manual_seed(0)
+    found = sonde.preflight(Encoder(positions), torch.randint(20, (16, 12)), classify(torch.arange(16) % 3), checks=["input_used"])
+    assert found["input_used"].verdict == "ok"
+
+
 def colours_by_a_view() -> Case:
     up, along = torch.meshgrid(torch.arange(24.0), torch.arange(24.0), indexing="ij")
     waves = up[..., None] * torch.rand(16, 1, 1, 3) + along[..., None] * torch.rand(16, 1, 1, 3)
@@ -720,6 +748,7 @@ def colours_by_a_view() -> Case:
         (one_channel_of_three, "input_used", "input_unused", "warn"),
         (second_input_without_use, "input_used", "input_unused", "warn"),
         (colours_by_a_view, "input_used", "samples_mixed", "warn"),
+        (no_positions, "input_used", "input_unused", "warn"),
         (parameters_without_use, "gradients", "unreached", "warn"),
         (softmax_before_cross_entropy, "loss_input", "softmax_twice", "bad"),
         (sigmoid_before_logits_loss, "loss_input", "softmax_twice", "bad"),

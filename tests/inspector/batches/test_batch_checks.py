@@ -131,6 +131,52 @@ def series(samples: int = 16, times: int = 40) -> Tensor:
     return (0.3 * torch.arange(times)[:, None] * (1 + torch.rand(samples, 1, 3)) + 7 * torch.rand(samples, 1, 3)).sin()
 
 
+class Encoder(nn.Module):
+    """Two layers over tokens, with or without attention, causal or not, and positions that are none, zero at first, or not."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.tokens, self.head = kind, nn.Embedding(VOCABULARY, 16), nn.Linear(16, 4)
+        layers = [nn.TransformerEncoderLayer(16, 2, 32, 0.1 * ("dropout" in kind), batch_first=True) for _ in range(2)]
+        self.body = nn.ModuleList([nn.Linear(16, 16)] if "bag" in kind else layers)
+        if "positions" in kind:
+            self.positions = nn.Parameter(torch.zeros(1, PLACES, 16) if "zero" in kind else torch.randn(1, PLACES, 16))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens) + (self.positions if "positions" in self.kind else 0)
+        mask = [nn.Transformer.generate_square_subsequent_mask(PLACES)] if "causal" in self.kind else []
+        for layer in self.body:
+            x = layer(x, *mask)
+        made: Tensor = self.head(x if "each" in self.kind else x.mean(1))
+        return made
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_told"),
+    [
+        ("pooled", True), ("each", True), ("pooled, positions", False), ("each, zero positions", False), ("pooled, causal", False),
+        ("each, causal", False), ("pooled, dropout", False), ("bag", False),
+    ],
+)  # fmt: skip
+def test_attention_that_does_not_see_the_order_of_tokens_is_told(kind: str, is_told: bool) -> None:
+    torch.manual_seed(0)
+    model = Encoder(kind)
+
+    def loss(_: int) -> Tensor:
+        given = text()
+        return against(model(given), given % 4) if "each" in kind else functional.cross_entropy(model(given), given[:, 0] % 4)
+
+    found = trained(model, loss, 30)
+    assert ("input_unused" in found) is is_told
+    if is_told:
+        told = found["input_unused"]
+        assert (told.severity, "the order of tokens says nothing" in told.message, "positions" in told.advice) == (
+            "warn",
+            True,
+            True,
+        )
+
+
 INPUTS: dict[str, tuple[Callable[[], Tensor], str]] = {
     "images": (images, ""),
     "colours last": (lambda: images().permute(0, 2, 3, 1), ""),

@@ -6,7 +6,7 @@ import contextlib
 import math
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
@@ -104,7 +104,7 @@ def input_used(subject: Subject) -> Check:
     columns = (
         [] if unused else [each for name, tensor in inputs.items() if (each := _columns_unused(subject, name, tensor)) is not None]
     )
-    known = [unneeded, *columns, *(_told_order(name, tensor) for name, tensor in inputs.items())]
+    known = [unneeded, *columns, *(_told_order(name, tensor) for name, tensor in inputs.items()), _told_even(subject, inputs)]
     said = f"the output depends on {', '.join(name for name in inputs if name not in unused) or 'no input'}"
     return Check("input_used", said, tuple(each for each in known if each is not None))
 
@@ -115,6 +115,32 @@ def _told_order(name: str, tensor: Tensor) -> Finding | None:
     ratio, shape = min(((float(ratio), shape) for shape, ratio in ratios.items() if ratio >= 0), default=(math.inf, ()))
     found = rules.judge("samples_mixed", ratio, 0.0, order=f"{shape_text(tensor.shape)} {shape_text(shape)}")
     return found and replace(found, message=f"{name}: {found.message}", advice="use permute or transpose in the place of that view")
+
+
+def _told_even(subject: Subject, inputs: Mapping[str, Tensor]) -> Finding | None:
+    """Return the finding that a model with attention does not tell places of tokens apart: no output changes with their order."""
+    tokens = next((each for each in inputs.values() if each.dim() == 2 and not each.is_floating_point()), None)
+    has_attention = any("Attention" in type(item.module).__name__ for item in members(subject.model))
+    if tokens is None or not has_attention or not bool((tokens != tokens.flip(1)).any()):
+        return None
+
+    def rest(trial: Trial) -> None:
+        trial.model.eval()  # dropout has places, too
+        _begin(trial)  # as positions that are zero at first
+
+    def turn(trial: Trial) -> None:
+        rest(trial)
+        trial.args, trial.kwargs = remap(
+            (trial.args, trial.kwargs), lambda tensor: tensor.flip(1) if tensor.shape == tokens.shape else tensor
+        )
+
+    before, after = subject.outputs(rest), subject.outputs(turn)
+    pairs = list(zip(before, after, strict=len(before) == len(after)))
+    ways = [[distance_of(one, other) for other in (two, two.flip(1) if two.dim() > 1 else two)] for one, two in pairs]
+    if not all(min(each) <= rounding_of(one) for each, (one, _) in zip(ways, pairs, strict=True)):
+        return None
+    found = rules.judge("input_unused", 2, 1, name="the order of its tokens", has_layers=True)
+    return found and replace(found, advice="add what tells places apart (an embedding of positions, sines), if their order matters")
 
 
 def _leave(trial: Trial) -> None:

@@ -21,6 +21,7 @@ _INDICES = (torch.int64, torch.int32)
 _COMPARED = 32  # samples, whose tokens are compared with what was made of them
 _MARGIN = 64  # places by which a series is longer that was padded
 _TOKENS = 3  # beside the padding of a sample, so that it is no other one that is read
+_PLACES = 256  # tokens of a sample, any two of which may be equal
 _NEAR = 40  # nodes behind an operation, among which a parameter is looked for
 _STEPS = 1_000  # nodes of a recurrent layer, among which its weights are looked for
 _NOTHING = 1e-6  # of a gradient, rounding
@@ -79,7 +80,8 @@ class Dependence:
         ``before``, ``here``, ``next``, ``later``, ``beside``: on tokens before, at and behind its place, along the second axis (0)
         or the first (1), and on those of other samples. ``near``: how far samples that stand next to each other are apart, of what
         any two are. ``cross``: on tokens of another row and another column; ``few``: on those of other rows, or other columns,
-        whichever are less.
+        whichever are less. ``twins``: how many pairs of its tokens are equal, without padding and its place, and ``uneven`` how
+        far it depends more on one of such a pair than on the other, at most, of what it depends on both.
         """
         for number, entry in enumerate([*self.tokens, *self.inputs]):
             sizes, is_own = entry.sizes, torch.arange(len(entry.sizes), device=self.sample.device) == self.sample
@@ -102,12 +104,21 @@ class Dependence:
                 along, across = own.sum(), _row(sizes.T, at := self.place.clamp(max=sizes.shape[1] - 1)).sum()
                 yield f"cross {number}", (sizes.sum() - along - across + _row(own, at)).clamp(min=0)
                 yield f"few {number}", torch.minimum(whole.sum() - along, whole.sum() - across)
+                yield from zip((f"twins {number}", f"uneven {number}"), self._twins(entry, own, is_padding > 0), strict=True)
             for way, table, row, at in ((0, sizes, self.sample, self.place), (1, sizes.T, self.place, self.sample)):
                 line = _row(table, row.clamp(max=len(table) - 1))
                 ahead = torch.arange(len(line), device=at.device) - at
                 for name, is_there in (("before", ahead < 0), ("here", ahead == 0), ("next", ahead == 1), ("later", ahead > 1)):
                     yield f"{name} {number} {way}", (line * is_there).sum()
                 yield f"beside {number} {way}", table.sum() - line.sum()
+
+    def _twins(self, entry: Entry, own: Tensor, is_padding: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the pairs of equal tokens of the sample, and how far apart the output depends on the two of any."""
+        tokens, at = _row(entry.given, self.sample)[:_PLACES], torch.arange(len(own), device=own.device)
+        is_read = (~is_padding & (own > 0) & (at != self.place))[:_PLACES]
+        are_twins = ((tokens[:, None] == tokens) & is_read & is_read[:, None]).triu(1)
+        sizes = own[:_PLACES]
+        return are_twins.sum(), torch.where(are_twins, (sizes[:, None] - sizes).abs() / (sizes[:, None] + sizes), 0.0).max()
 
 
 def dependence_of(
