@@ -101,18 +101,9 @@ def compared_in(loss: Tensor) -> Iterator[tuple[Tensor, Tensor | None]]:
         held = graph_nodes.result_of(node) if name in BOUNDS or name == "LogSoftmax" else None
         held = next(graph_nodes.taken_by(node), None) if name in _LOSSES else held
         if held is not None and held.grad_fn is not None and held.dim() > 0:
-            yield held, graph_nodes.target_of(node) if name in _NUMBERS else _squared_target(nodes, node, held)
-
-
-def _squared_target(nodes: Sequence[graph_nodes.Node], made: graph_nodes.Node, held: Tensor) -> Tensor | None:
-    """Return the target that a loss written by hand has subtracted from what was *made* before it was squared; None without one."""
-    for square in (each for each in nodes if graph_nodes.operation_of(each) in ("Pow", "Abs")):
-        error = next(graph_nodes.taken_by(square), None)
-        for difference in graph_nodes.sources_of(square):
-            places = [place for place, (node, _) in enumerate(difference.next_functions) if node is made]
-            if graph_nodes.operation_of(difference) == "Sub" and places and error is not None and error.shape == held.shape:
-                return (held - error if places == [0] else held + error).detach()
-    return None
+            by_hand = [one for each in nodes if graph_nodes.target_of(each) is None for one in errors_in(each)]
+            aims = [(held - error).detach() for side, error in by_hand if side is node and error.shape == held.shape]
+            yield held, graph_nodes.target_of(node) if name in _NUMBERS else next(iter(aims), None)
 
 
 def errors_in(node: graph_nodes.Node) -> Iterator[tuple[graph_nodes.Node, Tensor]]:
