@@ -121,13 +121,20 @@ def weigh(model: nn.Module, optimizer: SGD, x: Tensor) -> Tensor:
     return x
 
 
+def derive(model: nn.Module, optimizer: SGD, x: Tensor) -> Tensor:
+    """Return *x*, behind two derivatives that add to no gradient, as those of inner steps."""
+    for _ in range(2):
+        torch.autograd.grad(model(x).square().mean(), list(model.parameters()))
+    return x
+
+
 Pass = Callable[[nn.Module, SGD, Tensor], Tensor]
 
 
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize(
     ("how", "is_fault"),
-    [("one by one", True), ("to zeros", True), ("once", False), (attack, False), (climb, False), (weigh, False)],
+    [("one by one", True), ("to zeros", True), ("once", False), (attack, False), (climb, False), (weigh, False), (derive, False)],
 )
 def test_gradients_that_are_cleared_between_the_passes_of_a_step(how: str | Pass, is_fault: bool, every: int) -> None:
     model = net()

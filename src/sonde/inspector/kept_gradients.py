@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sonde.engine import SiteHook, hooks, version_of, walk
+from sonde.engine import SiteHook, backward_calls, hooks, version_of, walk
 from sonde.rules import Chosen, Finding
 from sonde.stats import HostCopy
 
@@ -42,6 +42,8 @@ class _Watch:
 
     def arrives(self, brought: Tensor) -> None:
         """Look at the gradient that a backward pass is about to add to. On an accelerator no value is read."""
+        if not backward_calls.sent_backward():
+            return  # a derivative that torch.autograd.grad returns
         self.passes += 1
         gradient, written = self.parameter.grad, version_of(self.parameter)
         is_on_host = brought.device.type == "cpu"
