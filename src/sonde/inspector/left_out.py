@@ -334,6 +334,7 @@ class LeftOut:
         given = {id(each) for each in cut if self._is_given_away(each.hook, ran)}
         unused = {id(each) for each in cut if self._is_forgotten(each.hook, ran)}
         tables = {id(each) for each in cut if self._is_unread_table(each.hook, ran)}
+        learning = {id(hook.module) for hook in reached}
         given = given if all(id(each) in given | unused for each in cut) else set()  # a whole network may make targets
         for each in cut:
             seen, place = ran.get(each.hook.name.rpartition(".")[0]), _place(each.hook, ran)
@@ -355,7 +356,8 @@ class LeftOut:
                 graded["bad"].append(each)
             else:
                 is_cut = place < ends and not _is_passed_on(each.hook, ran) and self._is_of_users(self._holder(each.hook))
-                advice |= {str(each.hook.sites["param"]): _NOT_USED} if is_cut else {}
+                is_beside = id(each.hook.module) in learning  # a parameter that learns
+                advice |= {str(each.hook.sites["param"]): _NOT_READ if is_beside else _NOT_USED} if is_cut else {}
                 graded["warn" if is_cut else "note"].append(each)
         strong = [*graded["bad"], *graded["warn"]]
         found = self._judged("unreached", strong, ran)

@@ -899,19 +899,11 @@ class LayerFindings:
         found = [
             self._chosen.judge("target_large", loss, float(self._first[last]), count, gradient),
             self._of_probabilities(last, at, loss),
-            self._chosen.judge("labels_several", *self._labels(loss, count * gradient), float(self._first[last])),
         ]
         if self._follows_gradient:
             found.append(self._chosen.judge("loss_summed", loss, gradient, count, self.chance, math.exp(self.chance)))
         for each in found:
             yield from joined(history, [(last, replace(each, step=0))] if each is not None else [])
-
-    def _labels(self, loss: float, gradient: float) -> tuple[float, float, float]:
-        """Return how many labels of a sample a *loss* is that of, and of their *gradient* what ``labels_several`` takes."""
-        classes = math.exp(self.chance)
-        labels = loss / self.chance
-        product = max(labels * (classes - labels), 1e-300)
-        return labels, gradient / math.sqrt(product), product / (classes - 1)
 
     def _of_probabilities(self, output: int, gradient: int | None, loss: float) -> Finding | None:
         """Return the finding that outputs which are probabilities go into a loss of logits, as its gradient there says.
@@ -1037,6 +1029,8 @@ class LayerFindings:
             return self._chosen.judge("dead", numbers[0] / numbers[1])
         if rule == "all_zero" and self.history.facts[column].kind in _TABLES and self._table_of(column).is_offset:
             return None
+        if rule == "all_zero" and self.history.calls[column] >= 0 and self._is_made_elsewhere(column):
+            return None
         found = self._chosen.judge(rule, *numbers)
         if rule == "all_zero" and found is not None and self.history.facts[column].kind in _TABLES:
             return replace(found, advice=_PADDED)
@@ -1054,6 +1048,11 @@ class LayerFindings:
             message = f"{found.message}, and that of its bias is not: what comes to the loss through it is made of zeros"
             return replace(found, message=message, advice=_ZEROS, quantity="input")
         return found
+
+    def _is_made_elsewhere(self, column: int) -> bool:
+        """Return whether another call of the layer of a *column* returns something, as of a state that begins at 0."""
+        same = [c for c, site in enumerate(self.history.sites) if site == self.history.sites[column] and c != column]
+        return bool(np.any(self.history.recent[-1:, same] > 0))
 
     def _table_of(self, column: int) -> Fact:
         """Return what is known of the weight of an embedding whose output a *column* is of."""
@@ -1109,12 +1108,20 @@ class LayerFindings:
         held = [(place, path, fact) for place, path, fact in known if not fact.trainable and begin < place < end]
         if any(self._has_low_rank_path(path, fact) for _, path, fact in held):
             return  # adapters are trained, and what has none is frozen as well
+        if all(self._is_low_rank(path, fact) for place, path, fact in known if fact.trainable and place < end):
+            return  # what is trained are adapters between frozen layers, and the last layer
         between = [(place, path) for place, path, _ in held]
         found = self._chosen.judge("frozen", len(between), len(trained))
         if found is not None:
             names = [path for _, path in sorted(between)]
             site = Site(names[0], "param", model=model)
             yield replace(found.at(str(site), 0, 0, among(names, found.message)), first_step=0)
+
+    def _is_low_rank(self, path: str, own: Fact) -> bool:
+        """Return whether a trained matrix is half of a path of low rank, whose other half is beside its layer."""
+        around, shape = path.rpartition(".")[0].rpartition(".")[0], own.shape or ()
+        beside = [other.shape for name, other in self._matrices() if around and other.trainable and name.startswith(f"{around}.")]
+        return len(shape) == 2 and shape[0] != shape[1] and shape[::-1] in beside
 
     def _has_low_rank_path(self, path: str, frozen: Fact) -> bool:
         """Return whether two trained matrices beside the *frozen* one, in the module around its layer, make a path of low rank."""

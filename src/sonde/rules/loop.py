@@ -55,9 +55,6 @@ ADDED_PASSES = 4.0
 """Backward passes of one step whose gradients are added up, as where batches are accumulated."""
 SCALED = 256.0
 """A constant by which a loss is multiplied, as that of a GradScaler: weights of terms are smaller."""
-SEVERAL, LIKE_LABELS, PLAIN_OUTPUT = 1.5, 0.15, 1.0
-"""Labels of a sample on average that are several; how near their gradient comes to that of as many of each sample; and a size of
-outputs at which a cross-entropy is near that of a guess."""
 OVERFIT = 1.15
 METRIC_VALUES, METRIC_MEAN = 30, 10
 """The fewest values of a metric that falls, and how many of the first and of the last are compared."""
@@ -361,29 +358,19 @@ def loss_summed(
 
 
 @entry(
-    f"the first loss and its gradient at the outputs, of size {PLAIN_OUTPUT:g} or less, are those of one softmax against several "
-    f"labels of a sample, {SEVERAL:g} or more on average: as many times a guess, and a gradient of size sqrt(labels x (classes - "
-    "labels)) / outputs; and the loss has not fallen by half in 100 steps; or of a binary cross-entropy of one softmax",
+    "the gradient at the outputs of one softmax is that of several labels of a sample, one in each of most, on average of ten "
+    "training passes; or the targets of a binary cross-entropy of one softmax add up to 1.5 or more",
     "the gradient of a cross-entropy against targets that add up to more than 1: torch.nn.functional.cross_entropy takes "
     "probabilities, whose sum is 1",
     "use binary_cross_entropy_with_logits, which judges each label by itself; or divide the targets by their sum",
-    needs=("loss", "rms:output", "rms:grad_output"),
-    evidence=("labels", "gradient", "", "output"),
+    needs=("rms:output",),
+    evidence=("labels",),
     brings=("loss_stuck",),
     about=("setup", "still"),
 )
-def labels_several(
-    labels: float, gradient: float, apart: float, size: float, *, least: float = SEVERAL, is_read: bool = False
-) -> Judged:
-    """Judge how many *labels* of a sample the first loss is that of, at outputs of a *size*.
-
-    Near a guess k labels of one sample have k times its loss, and a gradient of size sqrt(k (classes - k)) / outputs: less than k
-    times that of one label, as a factor has, and more than that of one, as where something else is added to the loss. *gradient* is
-    the size of the first one, of that; *apart* is the square of that, of the one of one label. *is_read*: each sample's gradient
-    says how many it has.
-    """
-    is_like = (labels >= least) & (abs(gradient - 1) <= LIKE_LABELS) & (apart >= least) & (size <= PLAIN_OUTPUT)
-    yield is_like | (is_read & (labels > 0))
+def labels_several(labels: float) -> Judged:
+    """Judge how many *labels* a sample has on average, as each one's gradient or target says."""
+    yield labels > 0
     yield labels
     yield f"each sample has {short(labels)} labels on average, as its gradient at the outputs shows, and one softmax for all"
 

@@ -37,6 +37,7 @@ from sonde.rules.loop import (
 )  # fmt: skip
 from sonde.rules.updates import LOW_RATE, WARMED
 from sonde.rules.window import Held
+from sonde.words import short
 
 _GRADIENTS = ("grad_norm", "grad_norm_raw")
 _LOSSES = ("loss", "val_loss")
@@ -65,6 +66,8 @@ _CONVERGED = 0.01  # loss, of the first ones, from which on there is little left
 _LEARNT = 0.7  # loss, of the first ones, below which a network is on its way to its targets
 _SLOWLY = 0.8  # loss, of the first ones, below which it falls at whatever rate
 _WORSE = 1.2  # the least of three losses, of the median of five before: what was done between them did harm
+_LEVEL = 0.1  # of the fall from the first third to the last, what one that comes to an end falls within the last one
+_ELSEWHERE = 10.0  # times the training loss, above which a validation loss has never come near it
 _PASSED = 2  # evaluations in a row after which a training no longer overfits
 _OFTEN = 10  # steps whose gradients are compared with those of their backward passes
 _ADDED = (
@@ -316,8 +319,10 @@ class _Scalar:
         guess = chance if abs(loss.first + chance) < abs(loss.first + _COIN) else _COIN  # a guess of two, in one number
         negated = loss.highest < 0 and abs(loss.first + guess) < NEAR_CHANCE * guess
         least = NEGATED_VALUES if negated else UNBOUNDED_VALUES
-        thirds = loss.level_of_thirds(least) if self.falls is None and loss.least < SCORES_END else None
-        if thirds is not None:
+        thirds = loss.level_of_thirds(least) if loss.least < SCORES_END else None
+        if thirds is not None and loss.last_fall() < _LEVEL * (thirds[2] - thirds[0]):
+            self.falls = self.sinks = None  # it comes to an end, as that of a density does
+        elif thirds is not None and self.falls is None:
             numbers = (*thirds, loss.first, loss.first_scatter, guess, loss.highest, loss.smooth, float(loss.count))
             self.falls = self._at_last(loss.fallen, self.chosen.judge("loss_unbounded", *numbers), epoch, step)
             sinks = self.chosen.judge("loss_unbounded", *numbers, grows=True) if self.sinks is None else None
@@ -636,6 +641,11 @@ class _Loss:
         early, middle, late = (median(self._spans[third * place : third * (place + 1)]) for place in range(3))
         return late, middle, early
 
+    def last_fall(self) -> float:
+        """Return by how much the medians of the two halves of the last third are apart."""
+        half = len(self._spans) // 6
+        return median(self._spans[-2 * half : -half]) - median(self._spans[-half:]) if half else math.inf
+
     def thirds(self) -> tuple[float, float, float, float] | None:
         """Return the means of the last, the middle and the first third, and the error of a difference; None: it is too early."""
         if self.count < STUCK_VALUES or not self.rests:
@@ -693,9 +703,8 @@ class _HeldOut:
             self.found = None
         if self._held.add_one(step, holds=found is not None) and found is not None and self.found is None:
             message = f"{self._name}: {found.message}, at step {step:,}"
-            if self._lowest > min(
-                _FELL * self._begin, STANDS * begin
-            ):  # it never fell with the other loss: what is evaluated is something else
+            never_fell = self._lowest > min(_FELL * self._begin, STANDS * begin)
+            if never_fell or self._lowest > _ELSEWHERE * self._then > 0:  # what is evaluated is something else
                 first = (
                     "nothing recorded says why: look first at what differs in evaluation (running statistics, a mode, how its data "
                     "are made; weights that are an average, or a copy of earlier ones), and what the training can learn in place "
@@ -703,6 +712,8 @@ class _HeldOut:
                     "trained; masks or edges that are wrong)"
                 )
                 found = replace(found, advice=f"{first}; else {found.advice.partition('; look')[0]}")
+                times = f"the validation loss is {short(value)}, {short(value / now)} x the training loss"
+                message = message if never_fell else f"{self._name}: {times}, at step {step:,}"
             self.found = replace(found, message=message, epoch=epoch, step=step, first_step=int(self._held.since[0]))
 
 

@@ -49,13 +49,12 @@ _OF_FADING: set[object] = {
 }  # what weights that begin too small can do
 _GROWN = (("output", "large"), ("weight", "large"))  # what a loss that falls without bound makes grow
 # rules whose findings are taken back where the loss comes down again, or units live again
-_PASSING = ("loss_rising", "loss_stuck", "overfitting", "output_growth", "weight_growth", "dead")
+_PASSING = ("loss_rising", "loss_stuck", "loss_unbounded", "overfitting", "output_growth", "weight_growth", "dead")
 _BY_OTHERS = (
     "rate_grown",
     "momentum_large",
     "target_large",
     "loss_summed",
-    "labels_several",
     "bounded",
 )  # by what other findings, or the loss, say
 _STANDS, _HALF, _THIRD = 0.8, 0.5, 1 / 3  # smallest loss, of the first ones: that has hardly fallen, not by half, not by two thirds
@@ -179,9 +178,10 @@ class _Judges:
         if each.rule in ("dead", "all_zero") and each.severity != "note" and (each.begun or each.rule == "dead"):
             return self._of_dead(each)
         rate, is_small = self._rates.get(each.model, math.nan), each.rule == "update_small"
-        if each.rule == "loss_stuck" and rate <= 10 * _TINY_RATE:
+        highest = rate if math.isnan(most := self._scalars.loss_of(each.model).largest_rate) else most
+        if each.rule == "loss_stuck" and highest <= 10 * _TINY_RATE:  # of all steps, where a schedule ends near 0
             why = each.advice.rpartition("says why: ")[2]  # not known, but for that
-            return replace(each, advice=f"raise the learning rate first: {rate:g} is a small one for any optimizer; then {why}")
+            return replace(each, advice=f"raise the learning rate first: {highest:g} is a small one for any optimizer; then {why}")
         if each.rule == "loss_stuck" and (pace := self._pace(each.model)) >= _USUAL_PACE:
             moved = f"steps move the weights by {pace:.1g} of their size, as usual: the learning rate is not too small"
             advice = f"{moved}; {each.advice.partition('; then at how far')[0]}"
@@ -359,7 +359,7 @@ class _Judges:
             )
         if each.rule == "gradient_growth" and "grad_norm_raw" in each.evidence:
             return each if self._scalars.loss_of(each.model).stands(_STANDS) else None
-        if each.rule in ("bounded", "labels_several"):
+        if each.rule == "bounded":
             share = _THIRD if "pull" in each.evidence else _HALF
             return each if self._scalars.loss_of(each.model).stands(share) else None
         if each.rule == "spike" and _quantity(each) == "gradient":

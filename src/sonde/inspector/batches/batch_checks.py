@@ -96,6 +96,7 @@ _MOST_CLASSES = 256
 _COLUMNS_OF_TARGETS = 16  # that are looked for in what is given
 _TERMS, _TERM = 16, (*graph_nodes.KEEPS, "Neg")  # of a loss, and what its terms go through
 _OUTPUTS = 6  # of one pass
+_SHORT = 8  # operations that make an output of a parameter
 _SLOW = 0.005  # momentum of running statistics: a tenth of them is new after 20 passes
 _SETTLED = 50  # logged steps after which running statistics have settled
 _FEATURES, _TELLING = 1 << 22, 8  # elements of an input that are compared with targets; of one sample, that tell it from others
@@ -149,6 +150,7 @@ class BatchChecks:
         self._steps += 1
         for look in self._looks[self._complete :]:
             look.results.clear()
+            look.arrived = None
         self._before, self._complete = None, len(self._looks)
         self._listen_no_more()
 
@@ -183,7 +185,7 @@ class BatchChecks:
     def look(self, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any, moment: tuple[int, int], number: int) -> None:
         """Look at what a training pass has returned, which is the one with this *number* of its step."""
         try:
-            returned = {name: each for name, each in walk(output) if _is_of_samples(each)}
+            returned = dict(sorted([two for two in walk(output) if _is_of_samples(two[1])], key=lambda two: _is_parameter(two[1])))
             given = [*walk(list(args)), *walk(dict(kwargs))]
             returned = returned or _compared(output, [each for _, each in given])
             if returned and not autograd_state.is_transformed():
@@ -388,6 +390,16 @@ def _is_of_samples(tensor: Tensor) -> bool:
     )
 
 
+def _is_parameter(tensor: Tensor) -> bool:
+    """Return whether *tensor* is made of parameters alone, as a deviation that is the same for all samples."""
+    nodes = list(graph_nodes.nodes_before(tensor.grad_fn, _SHORT + 1))
+    return len(nodes) <= _SHORT and all(
+        graph_nodes.operation_of(each) not in (*graph_nodes.WEIGHTED, "Embedding")
+        and next(graph_nodes.taken_by(each), None) is None
+        for each in nodes
+    )
+
+
 def _compared(output: Any, given: Sequence[Tensor]) -> dict[str, Tensor]:
     """Return what the losses compare with targets that a model returns alone, of as many samples as were *given*."""
     losses = {name: each for name, each in walk(output) if type(each) is Tensor and each.numel() == 1 and each.grad_fn is not None}
@@ -486,7 +498,8 @@ def _read_errors(look: Look, loss: Tensor) -> None:
                 numbers = regression_numbers(output, arranged, look.ranges[at], is_plain=look.plain[at])
             look.add(_of_output(at, numbers))
         for targets in binary_targets_in(loss, look.makers[0]) if not at and type(output) is Tensor else ():
-            look.add(binary_numbers(targets, output, look.made[0][1] if look.made[0][0] == "Softmax" else None))
+            made, along = look.made[0]
+            look.add(binary_numbers(targets, output, along if made == "Softmax" else None, is_chance=made == "Sigmoid"))
 
 
 def _gradient_comes(
@@ -506,6 +519,8 @@ def _gradient_comes(
         gradient = gradient.detach().reshape(look.arranged)
         gradient = gradient.transpose(0, 1) if look.is_turned else gradient
         if tuple(gradient.shape) == look.shape:
+            gradient = gradient if look.arrived is None else look.arrived + gradient  # of several losses of one pass
+            look.arrived = gradient
             with torch.no_grad(), torch.autocast(gradient.device.type, enabled=False):
                 held, nodes = gradient[: len(output)], nodes_of_loss()
                 look.loss = next(map(id, backward_calls.sent_backward()), None)

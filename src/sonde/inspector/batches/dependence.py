@@ -19,6 +19,7 @@ _ELEMENTS = 1 << 18  # of outputs, of which the first samples are looked at
 _SERIES = 8  # places of a series, which no channels are
 _INDICES = (torch.int64, torch.int32)
 _COMPARED = 32  # samples, whose tokens are compared with what was made of them
+_INSIDE = 0.1  # of the tokens of padding, those that stand between others
 _MARGIN = 64  # places by which a series is longer that was padded
 _TOKENS = 3  # beside the padding of a sample, so that it is no other one that is read
 _PLACES = 256  # tokens of a sample, any two of which may be equal
@@ -450,9 +451,11 @@ def padded(tokens: Tensor) -> Tensor:
 
 
 def _run(tokens: Tensor) -> Tensor:
-    """Return which of *tokens* stand in front of a row, two or more, and are what rows begin with most often."""
-    is_first = (tokens == tokens[:, 0].mode().values).long().cumprod(1)
-    return (is_first * (is_first.sum(1, keepdim=True) > 1)).bool()
+    """Return which of *tokens* stand in front of a row, two or more, and are what rows begin with most often, and hardly hold."""
+    equal = tokens == tokens[:, 0].mode().values
+    is_first = equal.long().cumprod(1)
+    found = (is_first * (is_first.sum(1, keepdim=True) > 1)).bool()
+    return found & ((equal & ~found)[:, 1:-1].sum() <= _INSIDE * found.sum())
 
 
 def _series_axes(given: Iterable[Tensor], shape: Sequence[int], order: Sequence[int]) -> tuple[int, int] | None:

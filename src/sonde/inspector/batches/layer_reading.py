@@ -181,7 +181,8 @@ def _left_of_direction(rows: Tensor) -> Tensor:
         direction = (rows * factors).sum(0) / (known * factors.square()).sum(0).clamp(min=_TINY)
         factors = (rows @ direction / (known @ direction.square()).clamp(min=_TINY)).unsqueeze(1)
     left = ((rows - factors * direction) * known).square().sum() / rows.square().sum().clamp(min=_TINY)
-    return torch.where(known.mean() >= _KNOWN, left, 1.0)
+    is_binary = (rows.max() - torch.where(rows != 0, rows, rows.max()).min()) <= _TINY  # whose zeros alone tell rows apart
+    return torch.where((known.mean() >= _KNOWN) & ~is_binary, left, 1.0)
 
 
 def added_by(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

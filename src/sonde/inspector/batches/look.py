@@ -61,6 +61,7 @@ class Look:
         samples: of the output, that are looked at.
         ranges: what each of them can be.
         results: by their place, of those whose targets a loss may tell, what they are; until the step ends.
+        arrived: the gradient that has come to the first output so far; until the step ends.
         viewed: where a view has its axes in another order than what it was made of, and what it was.
         recurrent: the recurrent layer that takes samples for steps, if one does.
         arranged: the shape of the output as it is, but for samples and places in a row, which are apart.
@@ -93,6 +94,7 @@ class Look:
     plain: list[bool] = field(default_factory=list)
     ranges: list[Range | None] = field(default_factory=list)
     results: dict[int, Tensor] = field(default_factory=dict)
+    arrived: Tensor | None = None
     viewed: tuple[str, str] | None = None
     recurrent: str | None = None
     arranged: tuple[int, ...] = ()

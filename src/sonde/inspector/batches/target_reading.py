@@ -229,13 +229,19 @@ def is_compared(number: int, nodes: Loss) -> bool:
 
 
 def is_picked_of(node: graph_nodes.Node, number: int) -> bool:
-    """Return whether a *node* is the operation with this *number*, or picks from what it has made, which may be a pick itself."""
-    while autograd_state.sequence_of_node(node) != number:
-        before = graph_nodes.sources_of(node)
-        if graph_nodes.operation_of(node) not in CHOICES or len(before) != 1:
-            return False
-        (node,) = before
-    return True
+    """Return whether a *node* is the operation with this *number*, or picks from what it has made, which may be a pick itself.
+
+    Or puts it together with others, as the values of several steps.
+    """
+    before = [node]
+    while before:
+        node = before.pop()
+        if autograd_state.sequence_of_node(node) == number:
+            return True
+        sources = graph_nodes.sources_of(node)
+        is_pick = graph_nodes.operation_of(node) in CHOICES and len(sources) == 1
+        before += sources if is_pick or graph_nodes.operation_of(node) in ("Stack", "Cat") else []
+    return False
 
 
 def _has(term: graph_nodes.Node, number: int) -> bool:
@@ -372,10 +378,10 @@ def binary_targets_in(loss: Tensor, number: int) -> Iterator[Tensor]:
             yield target.detach().double()
 
 
-def binary_numbers(targets: Tensor, output: Tensor, axis: int | None) -> dict[str, Tensor]:
+def binary_numbers(targets: Tensor, output: Tensor, axis: int | None, *, is_chance: bool = False) -> dict[str, Tensor]:
     """Return of the *targets* of a binary cross-entropy which share is off 0 to 1, and the ends of these; 0 of none.
 
-    And whether they are all 0, or all 1.
+    And whether they are all 0, or all 1, and which are rare; *is_chance*: the *output* is a probability.
     *shared*: what targets of an *output* that a softmax has made add up to along its *axis*, on average.
     """
     is_beyond = (targets < -BEYOND) | (targets > 1 + BEYOND)
@@ -386,8 +392,12 @@ def binary_numbers(targets: Tensor, output: Tensor, axis: int | None) -> dict[st
     found = {name: torch.where(each.isfinite(), each, 0.0) for name, each in known.items()}
     is_shared = axis is not None and targets.numel() == output.numel()
     shared = {"shared": targets.reshape(output.shape).sum(axis).mean()} if is_shared else {}
+    is_each = targets.numel() == output.numel() and axis is None
+    returned = (output.reshape(targets.shape) > (0.5 if is_chance else 0.0)).long() if is_each else None
+    rare = {} if returned is None else _rare_numbers((targets > 0.5).long(), returned)
     return {
         **found,
+        **{f"{name} binary": each for name, each in rare.items()},
         "target share": is_beyond.double().mean(),
         "is binary": torch.ones_like(targets.sum()),
         "all 0": (targets == 0).all(),
@@ -440,6 +450,7 @@ def _label_numbers(
         "high": torch.where(is_single, labels, -1).max(),
         "sure": torch.where(((known == first) | ~is_counted).all(), first, -1),
     } | _weight_numbers(likely, gradient, labels, is_counted)
+    found |= _rare_numbers(torch.where(is_single, labels, -1), torch.where(is_counted, top, -1))
     if gradient.dim() == 2:
         found |= _several_numbers(logs, gradient)
     if labels.dim() == 2:
@@ -460,6 +471,18 @@ def _label_numbers(
             found["padded"] = _padded(labels, is_counted) / count.clamp(min=1)
             found["at padding"] = _at_padding(labels, is_counted, tokens)
     return {f"{name} {axis}": each for name, each in found.items()}
+
+
+def _rare_numbers(labels: Tensor, returned: Tensor) -> dict[str, Tensor]:
+    """Return which of the *labels*, -1 where there is none, is *usual*, its share, and how many *rare* ones are there and *met*.
+
+    One is met where what is *returned* for it is not the usual label.
+    """
+    there = labels >= 0
+    usual = torch.where(there, labels, labels.max()).flatten().mode().values
+    rare = there & (labels != usual)
+    share = (there & ~rare).sum() / there.sum().clamp(min=1)
+    return {"usual": usual, "usual share": share, "rare": rare.sum(), "met": (rare & (returned != usual)).sum()}
 
 
 def _distribution_numbers(logs: Tensor, gradient: Tensor, axis: int) -> dict[str, Tensor]:

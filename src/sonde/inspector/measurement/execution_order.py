@@ -59,7 +59,10 @@ class Ordering:
         """Put the probe on as a forward begins, which shows whether the model is called as compiled code."""
         clock = self._wait_no_more()
         if clock is not None and not clock.compiled_modules():
-            self._probe = observe(self._model, self._note, name=self._name)
+            probe, former = observe(self._model, self._note, name=self._name), self._probe
+            if former is not None:  # attaching has called this method again
+                former.detach()
+            self._probe = probe
 
     def _wait_no_more(self) -> Clock | None:
         clock, self._clock = self._clock, None

@@ -62,8 +62,8 @@ _AXES = (
 )
 _MASK = "look at the mask of the attention (which way round it is), and along which axis its softmax runs"
 _SOME = (
-    "look at what stands between the input and the outputs: a mask, a place of padding that is read, units that are dead, an index "
-    "or a choice that is the same for these samples"
+    "look at what stands between the input and the outputs: a mask, a place of padding that is read, units that are dead (as by a "
+    "learning rate that was too large), an index or a choice that is the same for these samples"
 )
 _PADDING = (10.0, 3.0)  # times as much as on a token depends on a place of padding what reads it; where attention can leave it out
 

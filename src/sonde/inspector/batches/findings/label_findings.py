@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from sonde.inspector.batches.findings.pass_history import LONG, MATCHES, OFTEN, SETTLED, History, PassFindings
+from sonde.inspector.batches.findings.pass_history import LAST, LONG, MATCHES, OFTEN, SETTLED, History, PassFindings
 from sonde.inspector.batches.look import PASSES, Look, label_axis
 from sonde.rules import DEAD_SAMPLES, Chosen, Finding
-from sonde.words import short
+from sonde.words import percent, short
 
 _SEVERAL = 1.5  # labels of a sample, beside one of its softmax
 _MOST = 0.7  # of the passes
@@ -27,6 +27,8 @@ _EVEN = "look at label_smoothing, at a temperature, and at what makes the target
 _ONE_NUMBER = "look at how targets are made and read: a cast to integers, a scale, a mask, an index, a column"
 _SIGN = "look at the sign of the loss, and at maximize=True of the optimizer"
 _NO_LOSS = (math.nan,) * 4  # of which the gradient tells
+_USUAL, _RARE, _MET = 0.9, 8, 0.1  # share of one label among all; others, so many that some would be met; those that are
+_WEIGH = "weigh what is rare (class weights, pos_weight, a focal loss), or draw it more often; judge by recall or F1"
 _NO_BETTER = "the cross-entropy is no less than that of a guess by how often each label comes"
 
 
@@ -54,16 +56,20 @@ class LabelFindings(PassFindings):
     def at_end(self) -> Iterator[Finding | None]:
         """Yield what the last passes of a training show."""
         yield self._told_guess()
+        yield self._told_rare()
 
     def _of_labels(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that labels are alike: how many each pass had, and their one class, NaN of several; of first passes, of others."""
         axis, labels_of_pass = label_axis(look, numbers), self._so_far("labels", look.number)
         yield from self._of_all_classes(look, numbers)
+        kind = axis if axis is not None else "binary"
+        rare = tuple(numbers.get(f"{name} {kind}", math.nan) for name in ("usual", "usual share", "rare", "met"))
+        self._so_far("rare", value=None if look.number or math.isnan(rare[0]) else rare)
         is_number, labels = False, numbers.get(f"labels {len(look.shape) - 1}", 0.0)
         shared = numbers.get("shared", 0.0)
         several = self._so_far("several", value=labels or (shared if shared >= _SEVERAL else None))
         if len(several) >= OFTEN:
-            yield self._chosen.judge("labels_several", statistics.mean(several), 1.0, math.inf, 0.0, is_read=True)
+            yield self._chosen.judge("labels_several", statistics.mean(several))
         if axis is not None:
             self.axes = {axis}
             if look.step == self._first_step and look.number == 0 and look.made_by in _SCALED:
@@ -145,6 +151,21 @@ class LabelFindings(PassFindings):
         if same:
             misled = self._so_far("misled", value=same[-1] == label)
             yield self._chosen.judge("generator_misled", float(len(misled)), label) if all(misled) else None
+
+    def _told_rare(self) -> Finding | None:
+        """Return that next to all labels are one class, and that the model has come to return it for nearly all others, too."""
+        rare = self._so_far("rare")
+        last = [each for each in rare[-LAST:] if each[0] == rare[-1][0] and each[1] >= _USUAL]
+        if len(rare) < OFTEN or len(last) < LAST:
+            return None
+        (usual, share, *now), counts = last[-1], [sum(each[at] for each in last) for at in (2, 3)]
+        if counts[0] < _RARE or now[1] > _MET * now[0] or counts[1] > 2 * _MET * counts[0]:
+            return None
+        found = self._chosen.judge("labels_alike", math.inf, math.inf, 1.0)
+        missed = (
+            f"the model returns it for nearly all samples, and finds {counts[1]:.0f} of the {counts[0]:.0f} others in {LAST} passes"
+        )
+        return found and replace(found, message=f"{percent(share)} of the labels are {usual:.0f}: {missed}", advice=_WEIGH)
 
     def _of_few(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that a loss reads the same few samples of each pass, fewer than there are classes."""
