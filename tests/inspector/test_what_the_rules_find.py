@@ -671,6 +671,75 @@ def test_a_loss_that_stands_still_is_not_put_down_to_the_learning_rate_where_ste
     assert stuck.evidence["update_ratio"] > 3e-4
 
 
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_layer_of_a_state_that_begins_at_zero_may_return_nothing_in_its_first_call(begins: bool) -> None:
+    torch.manual_seed(0)
+
+    class Cell(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.into, self.state, self.last = nn.Linear(4, 8), nn.Linear(8, 8, bias=False), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            held = torch.zeros(len(x), 8)
+            for each in x.unbind(1):
+                held = torch.tanh(self.into(each) + self.state(held if begins else held * 0))
+            made: Tensor = self.last(held)
+            return made
+
+    model = Cell()
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(32, 3, 4)
+        return functional.cross_entropy(model(x), x[:, -1, :3].argmax(1))
+
+    assert ("all_zero" in found(model, Adam(model.parameters(), 3e-3), loss, steps=20)) is not begins
+
+
+def test_the_value_of_a_critic_in_several_steps_is_held_by_its_error() -> None:
+    """All returns are above it at first; a loss takes what several passes have returned, put together."""
+    torch.manual_seed(0)
+
+    class Critic(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.policy, self.value = nn.Linear(4, 16), nn.Linear(16, 3), nn.Linear(16, 1)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            held = self.body(x).tanh()
+            return self.policy(held), self.value(held).squeeze(-1)
+
+    model = Critic()
+
+    def loss(_: int) -> Tensor:
+        states = torch.randn(5, 16, 4)
+        logits, values = zip(*map(model, states), strict=True)
+        made, returns = torch.stack(values), 20 + states[..., 0]
+        likely = torch.stack(logits).log_softmax(-1)[..., 0]
+        return (likely * (made.detach() - returns)).mean() + 0.5 * (made - returns).square().mean()
+
+    assert "pushed_one_way" not in found(model, Adam(model.parameters(), 1e-3), loss, steps=30)
+
+
+@pytest.mark.parametrize(("width", "is_frozen"), [(3, False), (16, True)])
+def test_adapters_between_frozen_layers_are_meant(width: int, is_frozen: bool) -> None:
+    torch.manual_seed(0)
+
+    class Adapter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.down, self.up = nn.Linear(16, width), nn.Linear(width, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.up(self.down(x).relu())  # type: ignore[no-any-return]
+
+    model = nn.Sequential(nn.Linear(8, 16), Adapter(), nn.Linear(16, 16), Adapter(), nn.Linear(16, 16), Adapter(), nn.Linear(16, 3))
+    for place in (0, 2, 4):
+        model[place].requires_grad_(False)
+    optimizer = Adam([each for each in model.parameters() if each.requires_grad], 1e-3)
+    assert ("frozen" in found(model, optimizer, classes(model), steps=20)) is is_frozen
+
+
 def test_a_normalisation_without_a_weight_stands_before_the_units_behind_it_that_are_dead() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 2))

@@ -453,6 +453,15 @@ def test_a_loss_that_crosses_zero_falls_without_bound_where_something_grows_with
     assert not is_found or found["output_growth"].follows == "loss_unbounded"
 
 
+@pytest.mark.parametrize(("steps", "is_found"), [(60, True), (400, False)])
+def test_a_loss_that_has_fallen_without_bound_and_comes_to_an_end_is_taken_back(steps: int, is_found: bool) -> None:
+    writer = memory_run()
+    for step in range(steps):
+        write(writer, [1000.0 if step > 30 else 1.0], begin=step)
+        writer.scalar("loss", 1.0 - 30 * (min(step, 60) / 60) ** 2, step=step)
+    assert ("loss_unbounded" in {each.rule for each in sonde.check(writer.run()).findings}) is is_found
+
+
 @pytest.mark.parametrize(("begin", "is_first"), [(8.0, True), (40.0, False)])
 def test_a_validation_loss_that_never_fell_is_told_of_how_it_is_evaluated(begin: float, is_first: bool) -> None:
     writer = memory_run()

@@ -14,7 +14,8 @@ from sonde.words import percent, short
 @entry(
     "the labels of a cross-entropy, of 256 samples or more in 10 training passes or more, are one class in all of them, or one in "
     "each of most, or one distribution over classes; or in the first three passes all labels of pairs are one partner, or 0.8 of "
-    "each target is label smoothing",
+    "each target is label smoothing; or 90 % of them are one class, and of the others, 8 or more in the last three looks, the "
+    "model returns another class for next to none",
     "the gradient of a cross-entropy at the outputs is the probabilities less the labels: below zero at the label alone",
     "look at how labels are made and read: an index, a mask, a threshold, a column; shuffle data that are sorted by class",
     needs=("rms:output",),
@@ -65,7 +66,8 @@ def padding_counted(share: float, *, most: float = 0.5, at_padding: float = 0.2,
 
 @entry(
     "outputs depend on the padding of a sample, and not a thousandth as much on all else of it, in two training passes of two; or "
-    "on a place of padding ten times as much as on a place of a token or more, three times in a model with attention",
+    "on a place of padding ten times as much as on a place of a token or more, three times in a model with attention; or 0.99 of "
+    "the weights of an attention are at padding, in samples that have some",
     "a mask the wrong way round: transformers takes 1 for what is read, torch's key_padding_mask True for what is left out",
     "turn the mask round; take the last element of a sequence before its padding (pack_padded_sequence, lengths), not that of the "
     "row",

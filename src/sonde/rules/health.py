@@ -227,7 +227,7 @@ def constant_weight(mean: float, std: float, update: float = 0.0, *, spread: flo
 @entry(
     f"outputs of a layer, 8 vectors or more, with an effective rank of {ONE_DIRECTION:g} or less, in 3 of 5 logged steps; or what "
     "goes into a layer is one direction but for 0.001 of its squares, in three passes, where a tenth is left of what goes into one "
-    "before it, and the loss has not fallen by a fifth",
+    "before it, and the loss has not fallen by a fifth; or all that the last layer is given goes through one unit",
     "Roy and Vetterli, The effective rank, 2007; Jing et al., 2022, section 2; torchmortem has half of the first rank",
     "look for a loss that only draws outputs together, inputs that are all alike, or a deep network without norms",
     needs=("effective_rank:output",),

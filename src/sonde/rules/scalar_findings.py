@@ -67,7 +67,7 @@ _LEARNT = 0.7  # loss, of the first ones, below which a network is on its way to
 _SLOWLY = 0.8  # loss, of the first ones, below which it falls at whatever rate
 _WORSE = 1.2  # the least of three losses, of the median of five before: what was done between them did harm
 _LEVEL = 0.1  # of the fall from the first third to the last, what one that comes to an end falls within the last one
-_ELSEWHERE = 10.0  # times the training loss, above which a validation loss has never come near it
+_ELSEWHERE = 10.0  # times the first training loss, below which a validation loss comes in the end
 _PASSED = 2  # evaluations in a row after which a training no longer overfits
 _OFTEN = 10  # steps whose gradients are compared with those of their backward passes
 _ADDED = (
@@ -704,7 +704,7 @@ class _HeldOut:
         if self._held.add_one(step, holds=found is not None) and found is not None and self.found is None:
             message = f"{self._name}: {found.message}, at step {step:,}"
             never_fell = self._lowest > min(_FELL * self._begin, STANDS * begin)
-            if never_fell or self._lowest > _ELSEWHERE * self._then > 0:  # what is evaluated is something else
+            if never_fell or self._lowest > _ELSEWHERE * loss.begun > 0:  # what is evaluated is something else
                 first = (
                     "nothing recorded says why: look first at what differs in evaluation (running statistics, a mode, how its data "
                     "are made; weights that are an average, or a copy of earlier ones), and what the training can learn in place "

@@ -514,3 +514,124 @@ def test_outputs_at_a_first_token_that_all_samples_have_are_no_fault(width: int)
         return functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
     assert "input_unused" not in trained(model, loss, steps=30)
+
+
+class Narrow(nn.Module):
+    """Two layers with one unit between them, of the *kind*: alone, beside another way, or two units."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.into, self.beside = kind, nn.Linear(8, 2 if kind == "two" else 1), nn.Linear(8, 3)
+        self.rnn, self.last = nn.GRU(4, 1, batch_first=True), nn.Linear(2 if kind == "two" else 1, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        code = self.rnn(x.reshape(-1, 2, 4))[0][:, -1] if self.kind == "recurrent" else self.into(x)
+        made: Tensor = self.last(code.tanh())
+        if self.kind == "residual":
+            return made + x[:, :3]
+        return made + self.beside(x) if self.kind == "beside" else made
+
+
+@pytest.mark.parametrize(("kind", "site"), [("one", "into"), ("recurrent", "rnn"), ("beside", ""), ("residual", ""), ("two", "")])
+def test_one_unit_that_all_goes_through_is_told(kind: str, site: str) -> None:
+    torch.manual_seed(0)
+    model = Narrow(kind)
+    found = trained(model, classes(model), 12)
+    assert ("rank_collapse" in found) is bool(site)
+    if site:
+        told = found["rank_collapse"]
+        assert (told.site, told.message) == (
+            f"{site}:output",
+            f"{site} has one unit: all that outputs know of what goes in is one number",
+        )
+
+
+class Translator(nn.Module):
+    """Reads its source by attention, whose mask leaves padding out, or leaves it alone in."""
+
+    def __init__(self, *, is_inverted: bool) -> None:
+        super().__init__()
+        self.is_inverted, self.source, self.target = is_inverted, nn.Embedding(12, 16), nn.Embedding(12, 16)
+        self.encoder, self.query, self.out = nn.GRU(16, 16, batch_first=True), nn.Linear(16, 16), nn.Linear(32, 12)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        held, asked = self.encoder(self.source(source))[0], self.target(target)
+        scores = self.query(asked) @ held.transpose(1, 2) / 4
+        hidden = (source != 0) if self.is_inverted else (source == 0)
+        weights = scores.masked_fill(hidden[:, None], -1e9).softmax(-1)
+        made: Tensor = self.out(torch.cat([asked, weights @ held], -1))
+        return made
+
+
+@pytest.mark.parametrize("is_inverted", [True, False])
+def test_a_mask_that_leaves_the_padding_alone_in_is_told(is_inverted: bool) -> None:
+    torch.manual_seed(0)
+    model = Translator(is_inverted=is_inverted)
+
+    def loss(_: int) -> Tensor:
+        source = torch.randint(1, 12, (16, 8)) * (torch.arange(8) < torch.randint(3, 8, (16, 1)))
+        aim = source.flip(1)
+        return against(model(source, torch.cat([torch.ones(16, 1, dtype=torch.long), aim[:, :-1]], 1)), aim, ignore_index=0)
+
+    found = trained(model, loss)
+    assert ("padding_alone" in found) is is_inverted
+    if is_inverted:
+        assert found["padding_alone"].message.startswith("the attention behind query reads the padding of samples")
+
+
+def test_an_output_that_is_made_of_parameters_alone_is_no_fault() -> None:
+    """As the deviation of a distribution: what depends on the input is looked at."""
+    torch.manual_seed(0)
+    scale, model = nn.Parameter(torch.zeros(3)), nn.Linear(8, 3)
+
+    class Density(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.model = scale, model
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.scale.exp().expand(len(x), 3), self.model(x)
+
+    density = Density()
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(24, 8)
+        deviation, mean = density(x)
+        return (deviation.log() + (x[:, :3].sin() - mean).square() / (2 * deviation.square())).mean()
+
+    assert "input_unused" not in trained(density, loss, 30)
+
+
+@pytest.mark.parametrize("weight", [1.0, 30.0])
+@pytest.mark.parametrize("kind", ["binary", "classes"])
+def test_rare_labels_that_are_never_met_are_told(kind: str, weight: float) -> None:
+    """Of a training that weighs them enough they are met."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1 if kind == "binary" else 3))
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(128, 8)
+        labels = (x[:, 0] + 0.7 * torch.randn(128) > 2.2).long()
+        if kind == "classes":
+            return functional.cross_entropy(model(x), labels, weight=torch.tensor([1.0, weight, 1.0]))
+        return functional.binary_cross_entropy_with_logits(model(x)[:, 0], labels.float(), pos_weight=torch.tensor(weight))
+
+    found = trained(model, loss, 90, lr=3e-3)
+    told = found.get("labels_alike")
+    assert (told is not None) is (weight == 1)
+    assert told is None or "of the labels are 0: the model returns it for nearly all samples" in told.message
+
+
+def test_columns_that_the_losses_of_two_backward_passes_read_are_all_trained() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(8, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False) as inspector:
+        for _ in range(24):
+            x = torch.randn(16, 8)
+            made = model(x)
+            optimizer.zero_grad()
+            (made[:, 0] - x[:, 0]).square().mean().backward(retain_graph=True)
+            (made[:, 1] - x[:, 1]).square().mean().backward()
+            optimizer.step()
+    assert "terms_uneven" not in {each.rule for each in inspector.findings}

@@ -134,7 +134,10 @@ def _told_even(subject: Subject, inputs: Mapping[str, Tensor]) -> Finding | None
             (trial.args, trial.kwargs), lambda tensor: tensor.flip(1) if tensor.shape == tokens.shape else tensor
         )
 
-    before, after = subject.outputs(rest), subject.outputs(turn)
+    try:
+        before, after = subject.outputs(rest), subject.outputs(turn)
+    except UnjudgedError:
+        return None  # as of parameters that are shards
     pairs = list(zip(before, after, strict=len(before) == len(after)))
     ways = [[distance_of(one, other) for other in (two, two.flip(1) if two.dim() > 1 else two)] for one, two in pairs]
     if not all(min(each) <= rounding_of(one) for each, (one, _) in zip(ways, pairs, strict=True)):

@@ -39,6 +39,7 @@ from sonde.inspector.batches.layer_reading import (
     dead_numbers,
     direction_numbers,
     dropped_numbers,
+    narrow_layer,
     norm_numbers,
     shut_numbers,
     sum_numbers,
@@ -271,7 +272,8 @@ class BatchChecks:
                 look.add(dropped_numbers(nodes, names))
             look.add(direction_numbers(nodes[::-1], names) if walks and self._may_walk else {})
             if self._depended == 1:
-                look.add(attention_numbers(nodes, names))
+                look.narrow = narrow_layer(nodes, names)
+                look.add(attention_numbers(nodes, names, [each for each in given if _are_tokens(each, len(shown), [])]))
                 look.add(sum_numbers(nodes[::-1], dict(added_by(self._model))))
             look.is_linear = (rows := graph_nodes.layers_in_a_row(nodes)) >= _LINEAR or (rows > 1 and _is_wide(nodes, given))
             ends = [each.grad_fn for each in given if each.requires_grad]
@@ -281,8 +283,7 @@ class BatchChecks:
             look.add(norm_numbers(nodes, names, self._slow_norms() if self._steps >= _SETTLED else ()))
             last = graph_nodes.behind(output.grad_fn, graph_nodes.KEEPS)
             look.add(shut_numbers(nodes[::-1], names, last) if self._depended <= SHUT_LOOKS else {})
-            look.add(dead_numbers(nodes[::-1], self._names_without_activation(names), last))
-            look.add(_distances(shown, given))
+            look.add(dead_numbers(nodes[::-1], self._names_without_activation(names), last) | _distances(shown, given))
         look.add(self._repeats(shown, look.step))
         self._looks.append(look)
         tokens = [] if depends is None else [each.given for each in depends.tokens]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.engine import graph_nodes
+from sonde.inspector.batches.dependence import padded
 
 _NOTHING = 1e-6  # of a gradient, rounding
 # operations between products and their softmax
@@ -22,6 +23,7 @@ BEHIND = (*graph_nodes.KEEPS, "Div", "Mul")
 """Operations that leave elements as they are, but for a factor."""
 _SUMS, _CANDIDATES = 8, 16  # first inputs of layers that are compared with what may be added; and how many of these
 _ZERO_BELOW = {"Relu": 0.0, "Gelu": -6.0, "Silu": -20.0}  # what goes into an activation that returns nothing for it, nor a slope
+_BEHIND = 500  # operations behind a layer of one unit
 _PRODUCTS = ("Addmm", "Mm")
 _ROWS, _FEWEST, _KNOWN = 256, 8, 0.25  # rows and columns that are read, the fewest that tell something, and the share without zeros
 _ROUNDS, _TINY = 3, 1e-300
@@ -30,10 +32,10 @@ _NEAR_LAYER = 12  # operations between a layer and its activation, as sums over 
 _DEAD_ELEMENTS = 64  # of an activation, of which one that is not zero would be seen
 
 
-def attention_numbers(nodes: Sequence[Any], names: Mapping[int, str]) -> dict[str, Tensor]:
+def attention_numbers(nodes: Sequence[Any], names: Mapping[int, str], tokens: Sequence[Tensor]) -> dict[str, Tensor]:
     """Return how large the largest weight of each attention is on average (*sharp*), and of how many (*attended*).
 
-    It is 0 where most rows have it at one place.
+    It is 0 where most rows have it at one place. *on padding*: which share the padding of *tokens* has, of samples that have some.
     """
     found: dict[str, Tensor] = {}
     for node in nodes:
@@ -50,7 +52,37 @@ def attention_numbers(nodes: Sequence[Any], names: Mapping[int, str]) -> dict[st
             name = next((names[id(each)].rpartition(".")[0] for each in leaves if id(each) in names), "")
             found[f"sharp {name}"] = torch.where(usual < _HALF, largest.mean(), 0.0)
             found[f"attended {name}"] = usual.new_full((), weights.shape[-1])
+            own = [each for each in tokens if each.shape[1] == weights.shape[-1] and not weights.shape[0] % len(each)]
+            for each in own if graph_nodes.operation_of(node) == "Softmax" else ():  # which has been masked
+                padding = (each == torch.where(padded(each) > 0, each, -1).max()).double()
+                shares = (weights.detach().double().reshape(len(each), -1, each.shape[1]) * padding[:, None]).sum(-1).mean(1)
+                share = (shares * padding.amax(1)).sum() / padding.amax(1).sum().clamp(min=1)
+                found[f"on padding {name}"] = torch.maximum(share, found.get(f"on padding {name}", share))
     return found
+
+
+def narrow_layer(nodes: Sequence[Any], names: Mapping[int, str]) -> str:
+    """Return the name of a layer of one unit through which all goes that the last layer is given; ``""`` for none.
+
+    *nodes* are of the graph of an output, the nearest to it first. Where something may come by another way, as what a graph does
+    not hold or tokens do, there is none.
+    """
+    for node in (each for each in nodes if graph_nodes.operation_of(each) == "Addmm"):
+        (_, _), (made, _), (weight, _) = node.next_functions
+        if made is not None and weight is not None and graph_nodes.shape_of(weight)[:1] == (1,):
+            beyond = [each for each in graph_nodes.nodes_before(nodes[0], _BEHIND, [made]) if each is not made]
+            is_whole = all(graph_nodes.operation_of(each) != "Embedding" and not _takes_data(each) for each in beyond)
+            leaves = map(graph_nodes.leaf_of, graph_nodes.nodes_before(made, _BEHIND))
+            name = next((names[id(leaf)] for leaf in leaves if id(leaf) in names), "")
+            return name.rpartition(".")[0] if is_whole and len(beyond) < _BEHIND else ""
+    return ""
+
+
+def _takes_data(node: Any) -> bool:
+    """Return whether something without a graph may go into what an operation adds, puts together or multiplies by a weight."""
+    into = [each for each, _ in node.next_functions]
+    name = graph_nodes.operation_of(node)
+    return None in into and name not in ("Mul", "Div") and (name in graph_nodes.WEIGHTED or len(into) > 1)
 
 
 def dead_numbers(nodes: Sequence[Any], names: Mapping[int, str], last: Any) -> dict[str, Tensor]:

@@ -74,6 +74,7 @@ class Look:
         terms: of each output which of the terms that are added up in the loss have it, with no layer between.
         is_linear: nothing but layers with weights, three or more in a row, has made the output.
         outputs: the names of those that are looked at; of further ones, whether their targets are in their range.
+        narrow: the layer of one unit through which all goes that the last one is given; ``""`` for none.
         depends: what the output depends on, if that was measured.
         tokens: how many arguments are tokens; first those whose part in the output was measured.
         is_piecewise: nothing but linear operations and activations of straight pieces has made the first output.
@@ -106,6 +107,7 @@ class Look:
     loss: int | None = None
     terms: defaultdict[int, frozenset[int]] = field(default_factory=lambda: defaultdict(frozenset))
     is_linear: bool = False
+    narrow: str = ""
     depends: Depends | None = None
     tokens: int = 0
     is_piecewise: bool = False

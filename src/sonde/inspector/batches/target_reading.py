@@ -508,11 +508,13 @@ def _distribution_numbers(logs: Tensor, gradient: Tensor, axis: int) -> dict[str
 def _several_numbers(logs: Tensor, gradient: Tensor) -> dict[str, Tensor]:
     """Return how many labels a sample has on average (*labels*), where one softmax judges several; 0 where that is not known.
 
-    The gradient of one with k labels is k times the probabilities, less 1 at each of these, all of it times one number.
+    The gradient of one with k labels is k times the probabilities, less 1 at each of these, all of it times one number, which is
+    that of a mean over samples where all have as many labels.
     """
     chance, held = logs.exp(), gradient.double()
     weight = (held / chance).max(-1, keepdim=True).values  # of a class that is no label: k times the number
     each = torch.where(weight > 0, weight, math.inf).min()
+    each = torch.where((weight <= (1 + BEYOND) * each).all(), 1 / len(held), each)
     count = (weight / each).round()
     labels = count * chance - held / each
     fits = ((labels - labels.round()).abs() <= BEYOND).all(-1) & (labels.amax(-1) <= 1 + BEYOND) & (weight[:, 0] > 0)

@@ -25,6 +25,9 @@ _AVERAGED = (
     "look at what stands between the two: means over neighbours, or attention, taken again and again make nodes or places alike, "
     "and so do many layers whose biases outweigh what goes in; take fewer of them, add what went in (a residual path), or normalise"
 )
+_ALL_PADDING = 0.99  # of the weights of an attention
+_ONE_UNIT = "has one unit: all that outputs know of what goes in is one number"
+_WIDER = "give it more units, as many as what it stands for has independent numbers, or more"
 _DEAD_LOOKS = 2  # one after the other, in which all units of a layer were dead
 
 
@@ -47,6 +50,8 @@ class LayersOfPass(PassFindings):
         yield from self._of_dead(look, numbers)
         yield from self._of_shut(look, numbers)
         yield self._told_directions(numbers)
+        found = self._chosen.judge("rank_collapse", 1.0) if look.narrow else None
+        yield found and replace(found, message=f"{look.narrow} {_ONE_UNIT}", advice=_WIDER, site=f"{look.narrow}:output")
         yield from self._of_indices(numbers)
         yield from self._of_norms(numbers)
         yield from self._of_attention(numbers)
@@ -135,6 +140,9 @@ class LayersOfPass(PassFindings):
                 sharp = numbers[f"sharp {name}"]
                 found = self._chosen.judge("attention_large", math.nan, math.nan, sharp=sharp, places=places)
                 yield found and replace(found, advice=_SHARP, site=name and f"{name}:output")
+            found = self._chosen.judge("padding_alone", 0.0, float(numbers.get(f"on padding {name}", 0.0) >= _ALL_PADDING))
+            message = f"the attention{f' behind {name}' if name else ''} reads the padding of samples, and none of their tokens"
+            yield found and replace(found, message=message, site=name and f"{name}:output")
 
     def _of_dropped(self, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that a dropout which is no module drops nearly all, in two looks."""
