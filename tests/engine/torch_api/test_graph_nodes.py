@@ -150,3 +150,22 @@ def test_terms_of_a_long_sum_are_found(is_lost: bool) -> None:
     assert graph_nodes.lacks_term(node)  # the sum begins with a number, and there may be one in it
     assert sum(graph_nodes.operation_of(each) == "Mul" for each in graph_nodes.terms_of(node)) == 3_000 - is_lost
     assert not graph_nodes.lacks_term((x * 2 + x * 3).grad_fn)
+
+
+MOVES: dict[str, Callable[[Tensor], Tensor]] = {
+    "from five on": lambda x: x[..., 5:],
+    "the last three": lambda x: x[:, -3:],
+    "two": lambda x: x[1:3],
+    "each second": lambda x: x[:, ::2],
+    "transposed": lambda x: x.transpose(-1, 0),
+    "in a row": lambda x: x.reshape(-1),
+}
+
+
+@pytest.mark.parametrize("kind", MOVES)
+def test_places_are_moved_as_elements_are(kind: str) -> None:
+    move = MOVES[kind]
+    places = torch.arange(4 * 6 * 8).reshape(4, 6, 8)
+    moved = graph_nodes.moved(move(torch.randn(4, 6, 8, requires_grad=True)).grad_fn, places)
+    assert moved is not None
+    assert torch.equal(moved, move(places))

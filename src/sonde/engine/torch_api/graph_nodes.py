@@ -90,7 +90,7 @@ def axis_of(node: Node) -> int | None:
 
 def _signed(number: int) -> int:
     """Return a *number* that may be below zero, and was kept without its sign."""
-    return number - (1 << 64) if number > 1 << 32 else number
+    return number - (1 << 64) if number >= 1 << 63 else number
 
 
 def normalised_by(node: Node) -> tuple[str, int] | None:
@@ -435,8 +435,9 @@ def moved(node: Node, places: Tensor) -> Tensor | None:
     if name == "Permute" and order is not None:
         return places.permute([*map(_signed, order)])
     if name == "Slice" and getattr(node, "_saved_self_sym_sizes", None) == tuple(places.shape):
+        axis = axis_of(node) or 0
         begin, end, step = (_signed(getattr(node, f"_saved_{each}")) for each in ("start", "end", "step"))
-        return places[(slice(None),) * (axis_of(node) or 0) + (slice(begin, end, step),)]
+        return places[(slice(None),) * axis + (slice(begin, min(end, places.shape[axis]), step),)]  # torch warns of ends far off
     is_kept = name in ("Add", "Log", "Clamp", "ClampMin") and shape_of(node) == tuple(places.shape)  # a sum as of a bias
     return places if is_kept else None
 
