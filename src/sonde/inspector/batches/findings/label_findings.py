@@ -63,7 +63,7 @@ class LabelFindings(PassFindings):
         axis, labels_of_pass = label_axis(look, numbers), self._so_far("labels", look.number)
         yield from self._of_all_classes(look, numbers)
         kind = axis if axis is not None else "binary"
-        rare = tuple(numbers.get(f"{name} {kind}", math.nan) for name in ("usual", "usual share", "rare", "met"))
+        rare = [numbers.get(f"{name} {kind}", math.nan) for name in ("usual", "usual share", "rare", "met")]
         self._so_far("rare", value=None if look.number or math.isnan(rare[0]) else rare)
         is_number, labels = False, numbers.get(f"labels {len(look.shape) - 1}", 0.0)
         shared = numbers.get("shared", 0.0)
