@@ -23,8 +23,8 @@ _SHUT = 1e-3  # mean slope, of the largest: of a sigmoid of -8
 _ONE_WAY, _APART = 1e-3, 0.1  # of the squares of rows, those across their common direction: next to none, and those of rows apart
 _AVERAGED = (
     "look at what stands between the two: means over neighbours, or attention, taken again and again make nodes or places alike, "
-    "and so do many layers whose biases outweigh what goes in, as inputs that were scaled twice; take fewer of them, add what went in "
-    "(a residual path), or normalise"
+    "and so do many layers whose biases outweigh what goes in, as inputs that were scaled twice; take fewer of them, add what went "
+    "in (a residual path), or normalise"
 )
 _ALL_PADDING = 0.99  # of the weights of an attention
 _ONE_UNIT = "has one unit: all that outputs know of what goes in is one number"
