@@ -181,7 +181,9 @@ class _Judges:
         highest = rate if math.isnan(most := self._scalars.loss_of(each.model).largest_rate) else most
         if each.rule == "loss_stuck" and highest <= 10 * _TINY_RATE:  # of all steps, where a schedule ends near 0
             why = each.advice.rpartition("says why: ")[2]  # not known, but for that
-            return replace(each, advice=f"raise the learning rate first: {highest:g} is a small one for any optimizer; then {why}")
+            return replace(
+                each, advice=f"raise the learning rate first: {highest:.3g} is a small one for any optimizer; then {why}"
+            )
         if each.rule == "loss_stuck" and (pace := self._pace(each.model)) >= _USUAL_PACE:
             moved = f"steps move the weights by {pace:.1g} of their size, as usual: the learning rate is not too small"
             advice = f"{moved}; {each.advice.partition('; then at how far')[0]}"
@@ -215,7 +217,7 @@ class _Judges:
             steps = self._scalars.added_up(each.model)
             momentum = f", with a momentum that adds up {steps:.0f} steps" if steps else ""
             if self._is_large(each.model, rate * max(1.0, steps / _USUAL_STEPS)):
-                advice = f"lower the learning rate first: {rate:g} is a large one{momentum}; then {each.advice}"
+                advice = f"lower the learning rate first: {rate:.3g} is a large one{momentum}; then {each.advice}"
                 return replace(each, advice=advice, evidence={**each.evidence, "lr": rate})
             heavy = next((held.heaviest() for (_, of), held in self._layers.items() if of == each.model), "")
             is_far = heavy and RULES[each.rule].about in (*_GROWN, ("gradient", "large"), ("loss", "still"), ("loss", "jump"))
@@ -228,12 +230,12 @@ class _Judges:
             if is_small and is_plain and rate >= _USUAL_RATE and each.value >= _SMALL_PACE * rate
             else each.advice
             if not is_small or _TINY_RATE < rate < _USUAL_RATE
-            else f"lr {rate:g} is no small one: look in this order at what makes its gradient small (a divided loss, a "
+            else f"lr {rate:.3g} is no small one: look in this order at what makes its gradient small (a divided loss, a "
             "temperature, a factor between layers, clipping), and at the optimizer's eps"
             if rate >= _USUAL_RATE
             else "raise the learning rate, or look at the schedule that has brought it down, if that is not meant"
         )
-        message = "".join([f"{said}, at lr {rate:g}", *others])
+        message = "".join([f"{said}, at lr {rate:.3g}", *others])
         return replace(each, message=message, advice=advice, evidence={**each.evidence, "lr": rate})
 
     def _of_no_gradient(self, each: Finding) -> Finding | None:
