@@ -89,10 +89,8 @@ class KeptGradients:
         self._first = (0, 0)  # epoch and step of the first look
         self._looks = 0  # logged steps that were looked at, but for the first
         self._kept = 0  # logged steps before which the gradient was kept
-        self._last: list[
-            HostCopy
-        ] = []  # of steps that had passes whose gradients were cleared, what the last one was of the step's
-        self._passes = 0  # of them, the fewest before one step
+        self._last: list[HostCopy] = []  # of steps with passes that were for nothing: see stepped_by_last()
+        self._passes = 0  # of such passes, the fewest before one step
         self._found: tuple[Finding, ...] = ()
         self.looks = chosen.is_on("gradient_kept") or chosen.is_on("gradient_cleared")
         self.is_alone = True

@@ -138,12 +138,16 @@ def _told_even(subject: Subject, inputs: Mapping[str, Tensor]) -> Finding | None
         before, after = subject.outputs(rest), subject.outputs(turn)
     except UnjudgedError:
         return None  # as of parameters that are shards
-    pairs = list(zip(before, after, strict=len(before) == len(after)))
-    ways = [[distance_of(one, other) for other in (two, two.flip(1) if two.dim() > 1 else two)] for one, two in pairs]
-    if not all(min(each) <= rounding_of(one) for each, (one, _) in zip(ways, pairs, strict=True)):
+    if len(before) != len(after) or not all(_are_turned(one, two) for one, two in zip(before, after, strict=True)):
         return None
     found = rules.judge("input_unused", 2, 1, name="the order of its tokens", has_layers=True)
     return found and replace(found, advice="add what tells places apart (an embedding of positions, sines), if their order matters")
+
+
+def _are_turned(one: Tensor, other: Tensor) -> bool:
+    """Return whether an output is the *other*, or that with its places in the order turned round, but for rounding."""
+    turned = other.flip(1) if other.dim() > 1 else other
+    return min(distance_of(one, each) for each in (other, turned)) <= rounding_of(one)
 
 
 def _leave(trial: Trial) -> None:

@@ -392,9 +392,8 @@ def binary_numbers(targets: Tensor, output: Tensor, axis: int | None, *, is_chan
     found = {name: torch.where(each.isfinite(), each, 0.0) for name, each in known.items()}
     is_shared = axis is not None and targets.numel() == output.numel()
     shared = {"shared": targets.reshape(output.shape).sum(axis).mean()} if is_shared else {}
-    is_each = (
-        targets.numel() == output.numel() == math.prod(output.shape[:1] + output.shape[2:])
-    )  # of several labels all may be rare
+    places = math.prod(output.shape[:1] + output.shape[2:])  # of several labels of one all may be rare
+    is_each = targets.numel() == output.numel() == places
     returned = (output.reshape(targets.shape) > (0.5 if is_chance else 0.0)).long() if is_each else None
     rare = {} if returned is None else _rare_numbers((targets > 0.5).long(), returned)
     return {
