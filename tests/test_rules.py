@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from sonde import rules
+from sonde.run import Findings
 from sonde.rules import Finding
 
 
@@ -26,8 +27,8 @@ def said(found: Finding | None) -> tuple[str, str, str] | None:
         (rules.judge("nonfinite", 0, 1200, 1200, what="gradient"), ("nonfinite", "bad", "gradient not finite: 1,200 inf")),
         (rules.judge("dead", 0.24), None),
         (rules.judge("dead", math.nan), None),
-        (rules.judge("dead", 0.25), ("dead", "note", "25 % dead")),
-        (rules.judge("dead", 0.9), ("dead", "note", "90 % dead")),
+        (rules.judge("dead", 0.25), ("dead", "note", "25 % dead in a batch")),
+        (rules.judge("dead", 0.9), ("dead", "note", "90 % dead in a batch")),
         (rules.judge("dead", 0.91), ("dead", "bad", "91 % dead")),
         (rules.judge("dead", 0.999), ("dead", "bad", "99 % dead")),
         (rules.judge("all_zero", 7, 8), None),
@@ -403,6 +404,9 @@ AT_ITS_LIMIT: list[tuple[Finding | None, bool]] = [
     (rules.judge("metric_falls", 0.75, 1.0, 0.05), True),
     (rules.judge("metric_falls", 0.76, 1.0, 0.05), False),
     (rules.judge("metric_falls", 0.75, 1.0, 0.06), False),
+    (rules.judge("metric_falls", 1.09, 1.0, 0.05, is_level=True), True),
+    (rules.judge("metric_falls", 1.11, 1.0, 0.06, is_level=True), False),
+    (rules.judge("metric_falls", 1.09, 1.0, 0.04, is_level=True), False),
     (rules.judge("padding_counted", 0.2, is_given=True), True),
     (rules.judge("padding_counted", 0.4), False),
     (rules.judge("attention_large", math.nan, math.nan, sharp=0.95, places=8.0), True),
@@ -693,6 +697,36 @@ def test_a_metric_that_is_zero_throughout_is_told_at_the_end(values: list[float]
     assert [each.message for each in scalars.findings(at_end=True)] == (
         [f"iou is 0 throughout, in {len(values)} values up to step {30 * (len(values) - 1):,}"] if is_told else []
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "is_told"),
+    [
+        ("reward", [0.5 + 0.2 * (-1) ** at for at in range(80)], True),
+        ("eval/return_mean", [-200.0] * 80, True),
+        ("reward", [0.5 + 0.2 * (-1) ** at + 0.01 * at for at in range(80)], False),  # it rises
+        ("reward", [*[0.2] * 12, *[0.9 + 0.05 * (-1) ** at for at in range(68)]], False),  # it has risen at once
+        ("success", [1.0] * 80, False),  # there is nothing above
+        ("reward", [0.5 + 0.2 * (-1) ** at for at in range(59)], False),  # too few
+        ("accuracy", [0.5 + 0.2 * (-1) ** at for at in range(80)], False),  # that of trained layers may stay
+    ],
+)
+def test_a_reward_that_does_not_rise_is_told_at_the_end(name: str, values: list[float], is_told: bool) -> None:
+    scalars = rules.ScalarFindings(rules.Chosen())
+    for at, value in enumerate(values):
+        scalars.add(name, value, 0, 2 * at)
+    assert not list(scalars.findings())
+    found = list(scalars.findings(at_end=True))
+    assert ["does not rise" in each.message for each in found] == ([True] if is_told else [])
+
+
+@pytest.mark.parametrize(("rises", "told"), [(True, []), (False, ["loss_rising"])])
+def test_a_loss_that_rises_while_the_reward_does_is_that_of_values_that_grow(rises: bool, told: list[str]) -> None:
+    findings = Findings()
+    for step in range(120):
+        reward = 0.1 * (-1) ** step + (step / 100 if rises else 0.0)
+        findings.judge([], [("loss", 0.1 + step / 100, 0, step), ("reward", reward, 0, step)])
+    assert [each.rule for each in findings.judged() if each.rule == "loss_rising"] == told
 
 
 def test_a_norm_of_gradients_that_jumps_by_less_than_ten_is_no_spike() -> None:

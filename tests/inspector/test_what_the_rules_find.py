@@ -80,7 +80,10 @@ def test_a_part_in_the_middle_that_no_gradient_reaches_is_named(how: str, severi
     assert (one.site, one.severity) == ("middle.weight:param", severity)
 
 
-def test_a_block_that_is_cut_off_among_others_is_named() -> None:
+@pytest.mark.parametrize(("place", "severity"), [(1, "bad"), (2, "")])
+def test_a_block_that_is_cut_off_among_others_is_named(place: int, severity: str) -> None:
+    """What the last one of a row returns may be left unused, as the backcast of a forecaster."""
+
     class Block(nn.Module):
         def __init__(self, cut: bool) -> None:
             super().__init__()
@@ -92,9 +95,9 @@ def test_a_block_that_is_cut_off_among_others_is_named() -> None:
             return made
 
     torch.manual_seed(0)
-    model = nn.Sequential(Block(False), Block(True), Block(False), nn.Linear(8, 2))
-    one = found(model, Adam(model.parameters()), classes(model), steps=12)["unreached"]
-    assert (one.site, one.severity) == ("1.q.weight:param", "bad")
+    model = nn.Sequential(*[Block(at == place) for at in range(3)], nn.Linear(8, 2))
+    one = found(model, Adam(model.parameters()), classes(model), steps=12).get("unreached")
+    assert (one and (one.site, one.severity)) == ((f"{place}.q.weight:param", severity) if severity else None)
 
 
 def test_what_a_module_around_passes_on_may_be_unused() -> None:
@@ -486,6 +489,23 @@ def test_large_first_outputs_of_a_regression_are_no_fault_of_its_weights_where_t
     x = torch.randn(64, 8) * 20
     loss: Loss = lambda step: functional.mse_loss(model(x), 300 + x[:, :3])  # noqa: E731
     assert "begins_large" not in found(model, Adam(model.parameters()), loss, steps=8)
+
+
+def test_outputs_that_large_steps_have_made_alike_are_told_with_the_learning_rate() -> None:
+    """Normalisations behind weights hide how far these are moved."""
+    torch.manual_seed(0)
+    hidden = (each for inputs in (8, 32) for each in (nn.Linear(inputs, 32, bias=False), nn.BatchNorm1d(32), nn.ReLU()))
+    model = nn.Sequential(*hidden, nn.Linear(32, 4))
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(64, 8)
+        return functional.cross_entropy(model(x), x[:, :4].argmax(1))
+
+    of = found(model, SGD(model.parameters(), lr=10.0), loss, steps=80)
+    assert not {"update_large", "update_huge"} & set(of)
+    for rule in ("input_unused", "dead"):
+        assert of[rule].begun > 0
+        assert of[rule].advice.startswith("lower the learning rate first: 10 is a large one; then look at ")
 
 
 @pytest.mark.parametrize(

@@ -270,10 +270,10 @@ def test_modules_that_were_not_called_are_in_the_footer() -> None:
 
 
 def test_dead_units() -> None:
-    """``63 % dead``: 5 of 8 units are zero for every sample; the bar beside the zeros shows the same share."""
+    """``63 % dead in a batch``: 5 of 8 units are zero for every sample; the bar beside the zeros shows the same share."""
     model = nn.Sequential(dead_linear(5, 8), nn.ReLU(), nn.Linear(8, 1))
     tracker = run(model, torch.randn(16, 4))
-    assert notes(tracker)["1"] == "63 % dead"
+    assert notes(tracker)["1"] == "63 % dead in a batch"
     assert layer(tracker, "1").dead == 5 / 8
     assert "dead" not in notes(tracker)["0"]
 

@@ -151,8 +151,8 @@ def test_words_stand_out_as_their_worst() -> None:
     assert note is not None
     grid = layer_table("t", [LayerRow("a", notes=notes_of([note, grave], ["frozen"])), LayerRow("b", notes=notes_of([note]))])
     assert [(row[-1].text, row[-1].tone) for row in grid.rows] == [
-        ("50 % dead; not finite: 1 NaN; frozen", "bad"),
-        ("50 % dead", "warn"),
+        ("50 % dead in a batch; not finite: 1 NaN; frozen", "bad"),
+        ("50 % dead in a batch", "warn"),
     ]
     zero = judge("gradient_zero", 0.0)
     assert zero is not None

@@ -321,14 +321,17 @@ class LeftOut:
         """Yield a finding about parameters that a gradient must come to, and a note about those that may be unused.
 
         It must come to all of a model, to what runs before all that is reached, to what has no graph, and to what repeats: the
-        same part of another block is reached. Elsewhere what is returned may be unused, as that of a pooler, or may be cut off:
+        same part of a later block is reached. Elsewhere what is returned may be unused, as that of a pooler, or may be cut off:
         it is a warning where layers that learn run behind, and a note where what was returned is passed on, or is last, and of what
         a library's module holds. It is a warning, too, of what a model of the user's own returns, and of what it holds and never
         calls, as no other layer is.
         """
         places = [place for hook in reached if (place := _place(hook, ran)) is not None]
         begins, ends = min(places, default=0), max(places, default=-1)
-        blocks = {_part_of_blocks(hook) for hook in reached} - {""}
+        blocks: dict[str, int] = {}  # by the same part of all blocks of a row, the place of the last one that is reached
+        for hook in reached:
+            if part := _part_of_blocks(hook):
+                blocks[part] = max(blocks.get(part, -1), _place(hook, ran) or -1)
         graded: dict[Severity, list[_Left]] = {"bad": [], "warn": [], "note": []}
         advice: dict[str, str] = {}  # by site
         given = {id(each) for each in cut if self._is_given_away(each.hook, ran)}
@@ -338,7 +341,7 @@ class LeftOut:
         given = given if all(id(each) in given | unused for each in cut) else set()  # a whole network may make targets
         for each in cut:
             seen, place = ran.get(each.hook.name.rpartition(".")[0]), _place(each.hook, ran)
-            repeats = bool(blocks & {_part_of_blocks(each.hook)})
+            last = blocks.get(_part_of_blocks(each.hook))
             if not places or (place is not None and place < begins):
                 graded["bad"].append(each)
             elif self._is_of_users("") and id(each) in given:
@@ -352,10 +355,11 @@ class LeftOut:
                 graded["warn"].append(each)
             elif seen is None or place is None:
                 graded["note"].append(each)
-            elif place < ends and (not seen.has_graph or repeats):
+            elif place < ends and (not seen.has_graph or (last is not None and place < last)):
                 graded["bad"].append(each)
-            else:
-                is_cut = place < ends and not _is_passed_on(each.hook, ran) and self._is_of_users(self._holder(each.hook))
+            else:  # the last one of a row may be left unused, as the backcast of a forecaster
+                is_own = last is None and self._is_of_users(self._holder(each.hook))
+                is_cut = is_own and place < ends and not _is_passed_on(each.hook, ran)
                 is_beside = id(each.hook.module) in learning  # a parameter that learns
                 advice |= {str(each.hook.sites["param"]): _NOT_READ if is_beside else _NOT_USED} if is_cut else {}
                 graded["warn" if is_cut else "note"].append(each)

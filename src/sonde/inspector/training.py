@@ -388,7 +388,7 @@ class WatchedTraining:
     def _see(self, found: Finding, step: int) -> None:
         """Note a finding that no row holds, at *step*, unless that was done."""
         rule = RULES[found.rule]
-        whole = replace(found, opened=step, condition=rule.condition, source=rule.source)
+        whole = replace(self._writer.findings.with_rate(found), opened=step, condition=rule.condition, source=rule.source)
         self._seen.setdefault((found.identity, found.step), whole)
 
     @property

@@ -102,7 +102,7 @@ def dead(call_death: float, *, some: float = DEAD_SOME, most: float = DEAD_MOST)
     """Judge the share of the units that are zero at every sample and position: from *some* on a note, above *most* bad."""
     yield call_death >= some
     yield call_death
-    yield f"{percent(call_death)} dead"
+    yield f"{percent(call_death)} dead" if call_death > most else f"{percent(call_death)} dead in a batch"
 
 
 @entry(

@@ -58,8 +58,8 @@ SCALED = 256.0
 OVERFIT = 1.15
 METRIC_VALUES, METRIC_MEAN = 30, 10
 """The fewest values of a metric that falls, and how many of the first and of the last are compared."""
-METRIC_FEW, METRIC_STEPS = 5, 100
-"""The fewest values, and steps, of a metric that is 0 throughout."""
+METRIC_FEW, METRIC_STEPS, METRIC_LONG = 5, 100, 60
+"""The fewest values, and steps, of a metric that is 0 throughout; and the fewest values of one that does not rise."""
 STANDS, FALLS, LEVEL = 0.75, 0.25, 1.1  # of the first value, and of the smallest validation loss, at which one stands still
 BELOW, LIKE_GUESS, EVALUATED = 0.05, 0.3, 5  # of a guess, what a loss is below it by chance, and a first one off it; evaluations
 """Validation loss against its smallest value."""
@@ -96,7 +96,9 @@ def spike(
 @entry(
     f"a metric with a name as accuracy, reward, return, score, F1, AUC or IoU, of {METRIC_VALUES} values or more, falls: the mean "
     f"of the last {METRIC_MEAN} is a quarter below that of the first, and five times what it scatters (3 of 5); or at the end of "
-    f"{METRIC_STEPS} steps or more it has been 0 in {METRIC_FEW} values or more, and never anything else",
+    f"{METRIC_STEPS} steps or more it has been 0 in {METRIC_FEW} values or more, and never anything else; or a reward, return or share "
+    f"of successes of {METRIC_LONG} values or more is then in the last third no higher than at first, nor in the first third, than by "
+    "chance",
     "our own: what is named so is to rise",
     "the steps make it worse, whatever the loss says: look at the sign of the loss, of an advantage or of a reward, at which "
     "labels or rewards belong to which samples, and at how the metric is counted",
@@ -105,11 +107,22 @@ def spike(
     about=("loss", "large"),
     unless=("in turns",),
 )
-def metric_falls(last: float, first: float, scatter: float, *, share: float = 0.25, times: float = 5.0) -> Judged:
-    """Judge the mean of the *last* values of a metric, and of the *first* ones; by chance two such differ by *scatter*."""
-    yield (first - last >= share * abs(first)) & (first - last >= times * scatter)
+def metric_falls(
+    last: float, first: float, scatter: float, *, is_level: bool = False, share: float = 0.25, times: float = 5.0
+) -> Judged:
+    """Judge the mean of the *last* values of a metric, and of the *first* ones; by chance two such differ by *scatter*.
+
+    *is_level*: these are those of the last third and of the first, and a rise of less than 2 times that, or of a tenth, is none.
+    """
+    falls = (first - last >= share * abs(first)) & (first - last >= times * scatter)
+    stays = (last - first <= 2 * scatter) & (last - first <= 0.1 * abs(first))
+    yield stays if is_level else falls
     yield last
-    yield f"falls: {short(last)}, where it was {short(first)} at first"
+    yield (
+        f"does not rise: {short(first)} in the first third, {short(last)} in the last"
+        if is_level
+        else f"falls: {short(last)}, where it was {short(first)} at first"
+    )
 
 
 @entry(

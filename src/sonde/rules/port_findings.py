@@ -129,10 +129,11 @@ class _Own:
 class _BuiltIn(_Own):
     """The places at which a built-in rule holds often enough, and those at which it does as far as a note.
 
-    Where there is a note, it is all that is left of what does not hold any more: units that lived again were not dead.
+    Where there is a note, what does not hold any more is taken back to it, or, where that does not hold any more either, as a
+    whole: units that lived again were not dead.
     """
 
-    _lately = np.empty(0, np.int64)  # of each column, a bit for each of the last values: whether it held there
+    _lately: npt.NDArray[np.int64] | None = None  # by column, of the note and of more, a bit for each last value: whether it held
 
     def add(self, numbers: list[Numbers], moments: npt.NDArray[np.int64]) -> None:
         """Add numbers of shape ``(moments, columns)``."""
@@ -140,19 +141,22 @@ class _BuiltIn(_Own):
             holds, values = self._chosen.measure(self.rule.name, *numbers)
             if self._noted is not None:
                 self._noted.add(holds, values, moments[:, 1], *numbers)
-                holds &= values > self._chosen.limit(self.rule.name, self.rule.note_until)
-                self._lately = extended(self._lately, holds.shape[1], _ALL)
-                for held, seen in zip(holds, np.isfinite(values), strict=True):
-                    self._lately = np.where(seen, (self._lately << 1 | held) & _ALL, self._lately)
+                noted, holds = holds, holds & (values > self._chosen.limit(self.rule.name, self.rule.note_until))
+                before = np.empty((2, 0), np.int64) if self._lately is None else self._lately
+                before = extended(before, holds.shape[1], _ALL)
+                for held, seen in zip(np.stack([noted, holds], 1), np.isfinite(values), strict=True):
+                    before = np.where(seen, (before << 1 | held) & _ALL, before)
+                self._lately = before
             self._held.add(holds, values, moments[:, 1], *numbers)
 
     def findings(self) -> Iterator[list[tuple[int, Finding]]]:
         """Yield the findings by their columns, and then the notes about other columns."""
-        passed = set() if self._noted is None else set(np.flatnonzero(np.bitwise_count(self._lately) <= _ONCE).tolist())
-        found = [each for each in self._found(self._held) if each[0] not in passed]
+        lately = () if self._lately is None else np.bitwise_count(self._lately)
+        noted, held = ({*np.flatnonzero(counts <= _ONCE).tolist()} for counts in lately) if len(lately) else (set(), set())
+        found = [each for each in self._found(self._held) if each[0] not in held]
         yield found
         if self._noted is not None:
-            known = {column for column, _ in found}
+            known = noted.union(column for column, _ in found)
             yield [(column, replace(each, severity="note")) for column, each in self._found(self._noted) if column not in known]
 
     def _found(self, record: Held) -> Iterator[tuple[int, Finding]]:

@@ -17,6 +17,7 @@ from sonde.rules.finding import Finding
 from sonde.rules.loop import (
     LOSS_VALUES,
     METRIC_FEW,
+    METRIC_LONG,
     METRIC_MEAN,
     METRIC_STEPS,
     METRIC_VALUES,
@@ -48,6 +49,7 @@ _RISING_NAMES = frozenset(
         "precision", "psnr", "ssim", "bleu", "rouge", "map", "top1", "top5", "win", "wins", "success",
     )
 )  # fmt: skip
+_REWARD_NAMES = frozenset(("reward", "rewards", "return", "returns", "success", "win", "wins"))
 _QUANTITIES = ("", "loss", "gradient", "update")  # in the order of a step
 _KEPT, _START, _LEAST_SPREAD = 128, 10, 0.02
 _NO_GRADIENT = 1e-8  # a norm of gradients below which they are as good as none
@@ -56,6 +58,11 @@ _JUMP, _JUMP_OF_NORM = 3.0, 10.0  # times the median, below which nothing is a s
 _AT_ONCE = 3.0  # times as far above all before as needs few values, from where on the next ones of a loss are not waited for
 _CHANGES = 33  # of a loss, that tell its scatter
 _MOST = 256  # means that stand for a whole history
+_NOT_LEARNT = (
+    "look in this order at the sign of the loss of the policy and of the advantages, at the weight of a bonus for entropy beside "
+    "it, at returns (the discount, ends of episodes, which action and reward belong together), at whether target networks are "
+    "updated, and at the learning rate"
+)
 _NEVER_ABOVE = (
     "look at how it is counted (a threshold, a column, an index), and whether the outputs are all of what is most frequent: weigh "
     "what is rare (pos_weight, class weights), or draw it more often"
@@ -74,6 +81,7 @@ _ADDED = (
     "look at what is done to gradients between backward() and step(): noise that is added (its norm is its deviation times the "
     "root of the number of parameters), a factor, a sum over ranks"
 )
+_SURE = 4.0  # times what two thirds are apart by chance, from which on a reward has risen
 _COIN = math.log(2)  # the cross-entropy of a guess of two classes
 _DOWN = 40  # values behind its peak, from which on a loss that has risen comes down again
 _AFTER, _HELPED = 3, 0.9  # losses after a step, and their least one against that of the step, that say that the step was a good one
@@ -188,6 +196,11 @@ class ScalarFindings:
         """
         known = self._cleared.get(model)
         return (math.nan, math.nan) if known is None else known.norms
+
+    @property
+    def has_risen(self) -> bool:
+        """Whether a reward has risen, from the first third to the last, by more than by chance: no loss has to fall then."""
+        return any(each.has_risen for each in self._metrics.values())
 
     def largest_norm(self, model: str) -> float:
         """Return the largest gradient norm with which an optimizer has stepped a model so far; infinite where none is known.
@@ -626,7 +639,7 @@ class _Loss:
         """
         if len(self._spans) < 6 or math.isnan(self.smooth) or self.steps[1] - self.steps[0] < steps:
             return None if self._last else False
-        (early, around), (late, around_late) = self._third(0), self._third(2)
+        (early, around), (late, around_late) = self.third(0), self.third(2)
         return self.least > 0 and self.smooth < early and early - late > 2 * math.sqrt(around + around_late)
 
     def scatter(self) -> float:
@@ -650,10 +663,10 @@ class _Loss:
         """Return the means of the last, the middle and the first third, and the error of a difference; None: it is too early."""
         if self.count < STUCK_VALUES or not self.rests:
             return None
-        (early, _), (middle, around_middle), (late, around_late) = map(self._third, range(3))
+        (early, _), (middle, around_middle), (late, around_late) = map(self.third, range(3))
         return late, middle, early, math.sqrt(around_middle + around_late)
 
-    def _third(self, place: int) -> tuple[float, float]:
+    def third(self, place: int) -> tuple[float, float]:
         """Return the mean of the first third of the run, or of a later one, and the variance of that mean."""
         third = len(self._spans) // 3
         part = self._spans[third * place : third * (place + 1)]
@@ -718,9 +731,9 @@ class _HeldOut:
 
 
 @cache
-def _is_to_rise(kind: str) -> bool:
+def _is_to_rise(kind: str, names: frozenset[str] = _RISING_NAMES) -> bool:
     """Return whether a metric is to rise, by the words of its name."""
-    return not _RISING_NAMES.isdisjoint(re.split(r"[^a-z0-9]+|(?<=[a-z])(?=[0-9])", kind.lower()))
+    return not names.isdisjoint(re.split(r"[^a-z0-9]+|(?<=[a-z])(?=[0-9])", kind.lower()))
 
 
 class _Metric:
@@ -738,16 +751,38 @@ class _Metric:
         self._count = 0
         self._held = chosen.held("metric_falls")
         self._is_zero, self._begun, self._steps = True, -1, 0  # all values were so far, from a step on, and in how many
+        self._history = _Loss(chosen) if _is_to_rise(name.rpartition("/")[2], _REWARD_NAMES) else None
 
     def at_end(self) -> Finding | None:
         """Return the finding about all values; no more come."""
-        if self.found is not None or not self._is_zero or self._count < METRIC_FEW or self._steps < METRIC_STEPS:
+        if self.found is not None or self._steps < METRIC_STEPS:
             return self.found
-        found = self._chosen.judge("metric_falls", 0.0, 0.0, 0.0)
-        message = f"{self._name} is 0 throughout, in {self._count:,} values up to step {self._begun + self._steps:,}"
-        return found and replace(
-            found, message=message, advice=_NEVER_ABOVE, step=self._begun + self._steps, first_step=self._begun
-        )
+        end = self._begun + self._steps
+        if self._is_zero and self._count >= METRIC_FEW:
+            found, advice = self._chosen.judge("metric_falls", 0.0, 0.0, 0.0), _NEVER_ABOVE
+            message = f"{self._name} is 0 throughout, in {self._count:,} values up to step {end:,}"
+        else:
+            found, advice = self._level(), _NOT_LEARNT
+            message = f"{self._name} {found.message}, at step {end:,}" if found is not None else ""
+        return found and replace(found, message=message, advice=advice, step=end, first_step=self._begun)
+
+    @property
+    def has_risen(self) -> bool:
+        """Whether a reward of many values is higher in the last third than in the first, by more than by chance."""
+        if self._history is None or self._count < METRIC_LONG:
+            return False
+        (early, around), (late, around_late) = self._history.third(0), self._history.third(2)
+        return late - early > _SURE * math.sqrt(around + around_late)
+
+    def _level(self) -> Finding | None:
+        """Return that a reward has not risen, against the first third nor the first values; one that is as high as can be may not."""
+        if self._history is None or self._count < METRIC_LONG:
+            return None
+        (early, around), (late, around_late) = self._history.third(0), self._history.third(2)
+        found = self._chosen.judge("metric_falls", late, early, math.sqrt(around + around_late), is_level=True)
+        begun = math.sqrt(pvariance(self._first) / METRIC_MEAN + around_late)
+        is_constant = self._history.least == self._history.highest >= 0
+        return found if not is_constant and late - fmean(self._first) <= 2 * begun else None
 
     def add(self, value: float, epoch: int, step: int) -> None:
         """Compare the last values with the first ones."""
@@ -758,6 +793,8 @@ class _Metric:
         self._is_zero &= value == 0
         self._steps = step - self._begun
         self._first += [value] * (len(self._first) < METRIC_MEAN)
+        if self._history is not None:
+            self._history.add(value, step)
         self._last.append(value)
         if self._count < METRIC_VALUES or self.found is not None or self._is_zero:
             return

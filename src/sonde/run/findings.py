@@ -176,7 +176,7 @@ class _Judges:
         units, what their bias has to do with it, or the step at which they died. Of a symptom, an unusual learning rate.
         """
         if each.rule in ("dead", "all_zero") and each.severity != "note" and (each.begun or each.rule == "dead"):
-            return self._of_dead(each)
+            return self.with_rate(self._of_dead(each))
         rate, is_small = self._rates.get(each.model, math.nan), each.rule == "update_small"
         highest = rate if math.isnan(most := self._scalars.loss_of(each.model).largest_rate) else most
         if each.rule == "loss_stuck" and highest <= 10 * _TINY_RATE:  # of all steps, where a schedule ends near 0
@@ -214,11 +214,8 @@ class _Judges:
             return each
         said, *others = each.message.partition(" (also ")
         if RULES[each.rule].symptom and not is_small:
-            steps = self._scalars.added_up(each.model)
-            momentum = f", with a momentum that adds up {steps:.0f} steps" if steps else ""
-            if self._is_large(each.model, rate * max(1.0, steps / _USUAL_STEPS)):
-                advice = f"lower the learning rate first: {rate:.3g} is a large one{momentum}; then {each.advice}"
-                return replace(each, advice=advice, evidence={**each.evidence, "lr": rate})
+            if (lowered := self.with_rate(each)) is not each:
+                return lowered
             heavy = next((held.heaviest() for (_, of), held in self._layers.items() if of == each.model), "")
             is_far = heavy and RULES[each.rule].about in (*_GROWN, ("gradient", "large"), ("loss", "still"), ("loss", "jump"))
             return replace(each, advice=f"{heavy}: look at its initial values first; then {each.advice}") if is_far else each
@@ -237,6 +234,16 @@ class _Judges:
         )
         message = "".join([f"{said}, at lr {rate:.3g}", *others])
         return replace(each, message=message, advice=advice, evidence={**each.evidence, "lr": rate})
+
+    def with_rate(self, each: Finding) -> Finding:
+        """Return a symptom, or what steps have made of outputs, with the learning rate, where that is a large one."""
+        rate, steps = self._rates.get(each.model, math.nan), self._scalars.added_up(each.model)
+        is_made = RULES[each.rule].symptom or (RULES[each.rule].about == ("output", "lost") and each.begun > 0)
+        if not is_made or math.isnan(rate) or not self._is_large(each.model, rate * max(1.0, steps / _USUAL_STEPS)):
+            return each
+        momentum = f", with a momentum that adds up {steps:.0f} steps" if steps else ""
+        advice = f"lower the learning rate first: {rate:.3g} is a large one{momentum}; then {each.advice}"
+        return replace(each, advice=advice, evidence={**each.evidence, "lr": rate})
 
     def _of_no_gradient(self, each: Finding) -> Finding | None:
         """Return the finding that no parameter has had a gradient so far, and why; None where one has had one."""
@@ -367,6 +374,8 @@ class _Judges:
         if each.rule == "spike" and _quantity(each) == "gradient":
             return replace(each, severity="note") if _CUT * self._scalars.largest_norm(each.model) <= each.value else each
         is_game = each.rule == "loss_stuck" or (each.rule == "loss_rising" and each.value < _LOST * each.evidence["first"])
+        if is_game and self._scalars.has_risen:
+            return None  # values that are learnt from their own estimates grow as the policy gets better
         if is_game and (len(self._rates) > 1 or any(map(math.isnan, self._rates.values()))):
             return replace(each, severity="note")  # of several optimizers: it may be one loss of several against each other
         if each.rule in ("rate_grown", "momentum_large"):
@@ -512,7 +521,7 @@ class Findings:
     A finding opens at the first step at which its condition holds, once that is whole: with the first rows or values of a later
     one, or at the end. Asked for, it is there before that. Its rule, place, first step, numbers and words stay as they are
     then; later steps add its last step and further places. None is taken back, but what a loss that comes down after all has
-    excused, and a gradient of zero where one comes again.
+    excused, a gradient of zero where one comes again, and dead units that live again.
     How many steps come at once changes nothing, nor how often is asked: where a finding opens among several, these are judged again
     one by one.
 
@@ -745,6 +754,16 @@ class Findings:
         if "again" in each.evidence:
             return any(other.rule == "overfitting" for other in self.judged())
         return each.rule != "label_seen" or self._judges.may_learn(each.model)
+
+    def with_rate(self, each: Finding) -> Finding:
+        """Return what a training has seen with the learning rate, where that is a large one and may have brought it.
+
+        >>> from sonde.run import Findings
+        >>> from sonde.types import Finding
+        >>> Findings().with_rate(Finding("outputs_alike", "outputs are alike")).advice
+        ''
+        """
+        return self._judges.with_rate(each)
 
     def judged(self) -> list[Finding]:
         """Return the findings that can be made again from the rows and scalars, the gravest first."""

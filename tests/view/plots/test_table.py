@@ -71,7 +71,7 @@ def test_the_table_of_one_step() -> None:
         if not step:
             writer.append("activation", Layout(["fc:output"]), {"call_death": [0.5]}, step=step)
     grid = plots.table(writer.run(), step=10)
-    assert cells(grid) == [["fc", "11", "50 %", "50 % dead"]]
+    assert cells(grid) == [["fc", "11", "50 %", "50 % dead in a batch"]]
     assert grid.title.endswith("step 10")
     assert grid.footer == ["activation: of step 0, the last with any"]
     with pytest.raises(ArgumentError, match="step=11 was not logged; the nearest are 0, 10, 20"):

@@ -102,15 +102,16 @@ class DependenceFindings(PassFindings):
             yield replace(judged[-1], first_step=look.step) if judged[-1] is not None and all(judged) else None
             are_one = numbers.get("differ", 0.0) > 0 and numbers["size"] > 0
             are_one &= all(apart <= _ALIKE * size for apart, size in distances)
-            same = self._so_far("same", value=numbers.get("same"))
+            same = self._so_far("same", value=(look.step, numbers["same"]) if "same" in numbers else None)[:KEPT]
             is_known = len(distances) > SEEN  # by then it is known what is dead, which explains it
-            if is_known and len(same) >= KEPT and all(each >= HALF for each in same[:KEPT]) and not are_one:
+            if is_known and len(same) >= KEPT and all(each >= HALF for _, each in same) and not are_one:
                 found = self._chosen.judge("input_unused", 2, 1, name="what it is given", has_layers=True)
-                share = percent(statistics.mean(same[:KEPT]))
+                share = percent(statistics.mean(each for _, each in same))
                 is_cut, what = look.activations[0] in CUTS, look.activations[0].lower()
                 cut = f"the {what} that makes the outputs returns the same for {share} of the samples"
                 alike = f"what the model returns is the same for {share} of the samples, though what they are given differs"
-                yield found and replace(found, message=cut if is_cut else alike, advice=_LAST_CUT if is_cut else _SOME)
+                found = found and replace(found, message=cut if is_cut else alike, advice=_LAST_CUT if is_cut else _SOME)
+                yield found and replace(found, first_step=same[0][0])
             if is_known and (are_one or self._unread > 1):
                 yield self._told_unused(look, numbers, is_cut=self._is_cut)
 
