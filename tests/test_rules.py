@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from sonde import rules
-from sonde.run import Findings
 from sonde.rules import Finding
+from sonde.run import Findings
 
 
 def said(found: Finding | None) -> tuple[str, str, str] | None:

@@ -26,7 +26,9 @@ def holds_graph(model: nn.Module, tensors: Sequence[Tensor], samples: int) -> bo
         cells = [cell.cell_contents for cell in getattr(forward, "__closure__", None) or () if cell != CellType()]
         names = getattr(getattr(forward, "__code__", None), "co_names", ())
         read = [value for name, value in getattr(forward, "__globals__", {}).items() if name in names]
-        held += [*module.buffers(recurse=False), *vars(module).values(), *cells, *read]
+        weights = {each.shape for each in module.parameters(recurse=False)}  # a mask of one, and what is made of it, are no graphs
+        own = [*module.buffers(recurse=False), *vars(module).values()]
+        held += [each for each in own if isinstance(each, Tensor) and each.shape not in weights] + cells + read
     found = [each for each in held if isinstance(each, Tensor)]
     is_list = any(each.dim() == 2 and 2 in each.shape and samples not in each.shape and not is_floating(each) for each in tensors)
     square = (samples, samples)

@@ -96,9 +96,9 @@ def spike(
 @entry(
     f"a metric with a name as accuracy, reward, return, score, F1, AUC or IoU, of {METRIC_VALUES} values or more, falls: the mean "
     f"of the last {METRIC_MEAN} is a quarter below that of the first, and five times what it scatters (3 of 5); or at the end of "
-    f"{METRIC_STEPS} steps or more it has been 0 in {METRIC_FEW} values or more, and never anything else; or a reward, return or share "
-    f"of successes of {METRIC_LONG} values or more is then in the last third no higher than at first, nor in the first third, than by "
-    "chance",
+    f"{METRIC_STEPS} steps or more it has been 0 in {METRIC_FEW} values or more, and never anything else; or a reward, return or "
+    f"share of successes of {METRIC_LONG} values or more is then no higher in the last third than at first and in the first third, "
+    "but by chance",
     "our own: what is named so is to rise",
     "the steps make it worse, whatever the loss says: look at the sign of the loss, of an advantage or of a reward, at which "
     "labels or rewards belong to which samples, and at how the metric is counted",

@@ -775,7 +775,7 @@ class _Metric:
         return late - early > _SURE * math.sqrt(around + around_late)
 
     def _level(self) -> Finding | None:
-        """Return that a reward has not risen, against the first third nor the first values; one that is as high as can be may not."""
+        """Return that a reward has not risen, since the first values nor the first third; one that never varies may be the best."""
         if self._history is None or self._count < METRIC_LONG:
             return None
         (early, around), (late, around_late) = self._history.third(0), self._history.third(2)

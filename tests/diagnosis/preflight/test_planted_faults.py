@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import prune
 
 import sonde
 
@@ -833,6 +835,54 @@ def test_a_group_with_rate_zero_does_not_hide_how_far_others_move() -> None:
     torch.manual_seed(0)
     found = sonde.preflight(*rate_zero_for_a_group(), checks=["first_update", "learning_rate"], steps=25)
     assert [each.verdict for each in found.checks] == ["ok", "ok"]
+
+
+@pytest.mark.parametrize(("lr", "verdict"), [(0.03, "ok"), (0.5, "warn")])
+def test_the_first_step_of_adagrad_is_like_no_other(lr: float, verdict: str) -> None:
+    x, y = data()
+    optimizer = functools.partial(torch.optim.Adagrad, lr=lr)
+    assert sonde.preflight(net(), x, classify(y), optimizer, checks=["first_update"])["first_update"].verdict == verdict
+
+
+@pytest.mark.parametrize(("lr", "sparse", "verdict"), [(0.05, False, "ok"), (0.05, True, "ok"), (1e4, False, "warn")])
+def test_the_first_step_of_a_model_of_tables_is_that_of_the_rows_that_are_looked_up(lr: float, sparse: bool, verdict: str) -> None:
+    class Factors(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.users, self.items = (nn.Embedding(200, 4, sparse=sparse) for _ in range(2))
+
+        def forward(self, user: Tensor, item: Tensor) -> Tensor:
+            return (self.users(user) * self.items(item)).sum(-1)  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    batch = torch.randint(200, (16,)), torch.randint(200, (16,))
+    optimizer = functools.partial(torch.optim.SGD, lr=lr)
+    found = sonde.preflight(Factors(), batch, lambda made: (made - 1).square().mean(), optimizer, checks=["first_update"])
+    assert found["first_update"].verdict == verdict
+
+
+def test_lengths_of_which_none_may_be_zero_are_read() -> None:
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.rnn, self.out = nn.Embedding(20, 8), nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor, n: Tensor) -> Tensor:
+            packed = nn.utils.rnn.pack_padded_sequence(self.table(x), n, batch_first=True, enforce_sorted=False)
+            made: Tensor = self.out(nn.utils.rnn.pad_packed_sequence(self.rnn(packed)[0], batch_first=True, total_length=6)[0])
+            return made
+
+    torch.manual_seed(0)
+    batch = torch.randint(1, 20, (8, 6)), torch.randint(1, 7, (8,))
+    found = sonde.preflight(Tagger(), batch, checks=["input_used"])["input_used"]
+    assert (found.verdict, found.words) == ("ok", "the output depends on x, n")
+
+
+def test_a_mask_of_weights_is_no_graph_of_samples() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
+    prune.l1_unstructured(model[0], "weight", 0.5)
+    assert sonde.preflight(model, torch.randn(32, 32), checks=["samples_apart"])["samples_apart"].verdict == "ok"
 
 
 def test_a_warm_up_from_zero_of_one_group_is_no_fault() -> None:

@@ -21,6 +21,7 @@ from sonde.rules import Finding, Severity
 from sonde.words import names_text, short
 
 _MOST = 24  # parameters that are changed one by one
+_LATER = 10  # the step that is judged where the first one is like no other
 
 
 def gradients(subject: Subject) -> Check:
@@ -256,23 +257,25 @@ def first_update(subject: Subject) -> Check:
         stepper.zero_grad()
         torch.autograd.backward(loss)
         still = {id(parameter) for group in _still(stepper) for parameter in group["params"]}
-        weights = {
-            name: parameter
+        known = [
+            (name, parameter, _rows_of(parameter) if isinstance(owner.module, nn.Embedding) else slice(None))
             for name, parameter, owner in parameters(trial.model)
             if parameter.dim() > 1
             and parameter.is_floating_point()
             and parameter.grad is not None
-            and not isinstance(owner.module, nn.Embedding)
             and id(parameter) not in still
             and norm_of(parameter.grad) > 0
-        }
-        before = {name: parameter.detach().clone() for name, parameter in weights.items()}
+        ]
+        weights = [each for each in known if isinstance(each[2], slice)] or known  # a model may be made of tables alone
+        before = [parameter.detach()[rows].clone() for _, parameter, rows in weights]
         trial.step(stepper)
-        ratios = {name: _ratio(before[name], parameter.detach()) for name, parameter in weights.items()}
-        eps = max((torch.finfo(parameter.dtype).eps for parameter in weights.values()), default=0.0)
+        ratios = {name: _ratio(old, parameter.detach()[rows]) for (name, parameter, rows), old in zip(weights, before, strict=True)}
+        eps = max((torch.finfo(parameter.dtype).eps for _, parameter, _ in weights), default=0.0)
         decayed = [each for each in map(rules.judge, itertools.repeat("decay_large"), *_decays(stepper)) if each is not None]
     if not ratios:
         raise UnjudgedError("no weight matrix has a gradient")
+    if isinstance(stepper, torch.optim.Adagrad):  # the first step is as large as the learning rate, whatever the gradient
+        ratios = {name: ratio / math.sqrt(_LATER) for name, ratio in ratios.items()}
     middle, worst = median(ratios.values()), max(ratios, key=lambda name: ratios[name])
     huge = next(iter(decayed), None) or rules.judge("step_large", middle) or rules.judge("update_huge", ratios[worst])
     if subject.scheduled:  # the rate that a schedule is made from may be one that it never reaches
@@ -284,6 +287,12 @@ def first_update(subject: Subject) -> Check:
     said = f"a step moves a weight by {short(100 * middle)} % of its size (median of {len(ratios):,}), {most} % at most"
     said += f", at the learning rate {subject.scheduled}" if subject.scheduled else ""
     return Check("first_update", said, tuple(each for each in found if each is not None))
+
+
+def _rows_of(table: torch.Tensor) -> torch.Tensor:
+    """Return the rows of an embedding that have a gradient: no others were looked up."""
+    assert table.grad is not None
+    return table.grad.to_dense().abs().sum(1).nonzero()[:, 0]
 
 
 def _decays(given: torch.optim.Optimizer) -> tuple[list[float], list[float]]:

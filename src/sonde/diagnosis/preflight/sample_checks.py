@@ -20,7 +20,7 @@ from sonde.graph import named_inputs
 from sonde.rules import Finding, Severity
 from sonde.words import names_text, shape_text
 
-_NO_INPUT = re.compile(r"label|target|mask|position|length|(^|_)y($|_)|return_|cache", re.IGNORECASE)
+_NO_INPUT = re.compile(r"label|target|mask|position|length|(^|_)lens($|_)|(^|_)y($|_)|return_|cache", re.IGNORECASE)
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _CONVOLUTIONS = (nn.Conv1d, nn.ConvTranspose1d, nn.Unfold)
 _TIME_FIRST = (nn.RNNBase, nn.MultiheadAttention)
@@ -162,13 +162,19 @@ def _begin(trial: Trial) -> None:
 
 
 def _is_unused(subject: Subject, name: str, way: Callable[[Trial], None], before: list[Tensor]) -> bool:
-    """Return whether no output is other than *before* where the input *name* is zeroed, the parameters changed in this *way*."""
+    """Return whether no output is other than *before* where the input *name* is zeroed, the parameters changed in this *way*.
+
+    Where the model raises then, it reads that input.
+    """
 
     def change(trial: Trial) -> None:
         way(trial)
         zero_inputs(subject, {name})(trial)
 
-    after = subject.outputs(change)
+    try:
+        after = subject.outputs(change)
+    except (RuntimeError, ValueError, IndexError):
+        return False  # as lengths, of which none may be 0
     return len(after) == len(before) and all(distance_of(a, b) == 0 for a, b in zip(before, after, strict=True))
 
 
