@@ -83,6 +83,17 @@ def pytest_collect_file() -> Iterator[None]:
     return [each for each in collectors if type(each).__name__ != "DoctestModule"]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow all but the first case of each test of a file marked ``first_is_quick``: each case trains, or starts ranks."""
+    seen: set[tuple[object, str]] = set()
+    for item in items:
+        test = item.path, getattr(item, "originalname", item.name)
+        if item.get_closest_marker("first_is_quick") and test in seen:
+            item.add_marker(pytest.mark.slow)
+        seen.add(test)
+
+
 _files: list[object] = []
 
 

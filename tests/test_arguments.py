@@ -16,7 +16,6 @@ UNREAD = {
     "is_container": {"name"},  # conditions are called with a name and a module
     "GraphvizStyler.style_edge": {"fnode", "tnode"},  # to be overridden
     "cut_off": {"loss"},  # of rules: what the finding carries as evidence, by name
-    "dead": {"most"},
     "eps_large": {"elements"},
     "update_lost": {"most"},
     "frozen_raw": {"few"},

@@ -16,6 +16,8 @@ from sonde import preprocessor, recorders
 from sonde.stats import Activation, ExponentHistogram, Moments, Norm, Spectrum, Statistic
 from sonde.stats.samples import MatrixCondition, SampleNorm
 
+pytestmark = pytest.mark.first_is_quick
+
 STATISTICS: list[Statistic] = [
     Moments(),
     Norm(),

@@ -29,6 +29,8 @@ from torch.utils.data import DataLoader, DistributedSampler
 import sonde
 from sonde.errors import ArgumentError, RankError, StoreError
 
+pytestmark = pytest.mark.first_is_quick
+
 LIMIT = 120.0
 SITES = r"^embed$|blocks\.\d$|up$|down$|head"
 

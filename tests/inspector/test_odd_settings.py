@@ -16,6 +16,8 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 import sonde
 from sonde.rules import Finding
 
+pytestmark = pytest.mark.first_is_quick
+
 RULES = ("rate_negative", "decay_large", "momentum_large", "rate_grown")
 
 

@@ -20,6 +20,8 @@ from torch.optim import LBFGS, SGD, Adam, Optimizer
 import sonde
 from sonde.inspector import Inspector
 
+pytestmark = pytest.mark.first_is_quick
+
 Loss = Callable[[int], Tensor]
 
 

@@ -426,9 +426,9 @@ class _Judges:
         return each.value >= _FAR_EPS * size and self._pace(each.model) < _USUAL_PACE
 
     def may_learn(self, model: str) -> bool:
-        """Whether the loss of a *model* has come down, if only a little, or is not known."""
+        """Whether the loss of a *model* has ever been lower than at first, if only a little, or is not known."""
         loss = self._scalars.loss_of(model)
-        return loss.smooth < loss.first or not loss.count
+        return loss.lowest < loss.first or not loss.count
 
     def has_helped(self, each: Finding) -> bool | None:
         """Whether *each* is about a step that is too large, and the loss fell behind that; None while no later loss is known."""

@@ -14,6 +14,8 @@ import sonde
 from sonde.inspector.batches.look import Look
 from sonde.rules import Finding
 
+pytestmark = pytest.mark.first_is_quick
+
 VOCABULARY, PLACES, SAMPLES = 30, 17, 16
 
 

@@ -16,6 +16,8 @@ from torch.nn import functional
 import sonde
 from sonde.rules import Finding
 
+pytestmark = pytest.mark.first_is_quick
+
 
 def trained(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], steps: int = 12, **settings: Any) -> dict[str, Finding]:
     """The findings of a training, by rule, each of which is told once."""

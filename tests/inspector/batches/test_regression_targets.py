@@ -12,6 +12,8 @@ from torch.nn import functional
 
 from sonde.inspector.batches.regression_targets import errors_of, sentinel_numbers
 
+pytestmark = pytest.mark.first_is_quick
+
 Loss = Callable[[Tensor, Tensor], Tensor]
 REGRESSIONS: dict[str, Loss] = {
     "mean": functional.mse_loss,

@@ -13,6 +13,8 @@ from torch.nn import functional
 
 import sonde
 
+pytestmark = pytest.mark.first_is_quick
+
 ACTS = nn.ReLU
 
 
