@@ -729,6 +729,29 @@ def test_a_loss_that_rises_while_the_reward_does_is_that_of_values_that_grow(ris
     assert [each.rule for each in findings.judged() if each.rule == "loss_rising"] == told
 
 
+@pytest.mark.parametrize(("factor", "told"), [(0.98, []), (1.0, ["loss_rising"])])
+def test_a_loss_that_jumps_as_the_task_changes_and_is_low_again_has_not_risen(factor: float, told: list[str]) -> None:
+    findings = Findings()
+    for step in range(300):
+        loss = 2.3 * 0.95**step if step < 150 else 5 * factor ** (step - 150)
+        findings.judge([], [("loss", 0.05 + loss, 0, step)])
+        if step == 160:
+            assert "loss_rising" in [each.rule for each in findings.judged()]
+    assert [each.rule for each in findings.judged() if each.rule == "loss_rising"] == told
+
+
+def test_overfitting_is_taken_back_by_a_smaller_validation_loss() -> None:
+    scalars = rules.ScalarFindings(rules.Chosen())
+    values = [*[1 - 0.1 * at for at in range(8)], *[0.45] * 6, 0.2]
+    told = []
+    for at, value in enumerate(values):
+        for part in range(10):
+            scalars.add("loss", 0.9 ** (at + part / 10), 0, 10 * at + part)
+        scalars.add("val_loss", value, 0, 10 * at + 9)
+        told.append("overfitting" in {each.rule for each in scalars.findings()})
+    assert (told[-2], told[-1]) == (True, False)
+
+
 def test_a_norm_of_gradients_that_jumps_by_less_than_ten_is_no_spike() -> None:
     """As of data with long tails, early in a training."""
     noisy = [2.0 + 0.1 * (step % 3) for step in range(40)]

@@ -2045,6 +2045,138 @@ def test_negatives_that_are_the_positives_are_told(are_same: bool) -> None:
         assert not any("clipped" in each.advice for each in told)
 
 
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_scores_of_generated_samples_that_are_pushed_one_way_by_both_are_told(sign: float) -> None:
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"G": nn.Linear(4, 2), "C": nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 1))})
+    optimizers = [torch.optim.RMSprop(model[name].parameters(), 5e-4) for name in ("C", "G")]
+    with sonde.watch(dict(model.items()), optimizers, every=1, to="memory", verbose=False) as inspector:
+        for _ in range(30):
+            x, noise = torch.randn(32, 2) + 3, torch.randn(32, 4)
+            losses = (
+                lambda x=x, noise=noise: model["C"](model["G"](noise).detach()).mean() - model["C"](x).mean(),
+                lambda noise=noise: sign * model["C"](model["G"](noise)).mean(),
+            )
+            for optimizer, of in zip(optimizers, losses, strict=True):
+                optimizer.zero_grad()
+                of().backward()
+                optimizer.step()
+    told = [each for each in inspector.findings if each.rule == "generator_misled"]
+    assert [each.message for each in told] == (
+        ["C: the scores of generated samples are pushed down where either of the two is trained: a sign is wrong"] * (sign > 0)
+    )
+
+
+def test_outputs_that_a_dropout_makes_zero_are_told_with_it() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1), nn.Dropout(0.85))
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(64, 8)
+        return functional.binary_cross_entropy_with_logits(model(x), (x[:, :1] > 0).float())
+
+    one = found(model, Adam(model.parameters(), 1e-2), loss, 60)["input_unused"]
+    assert one.message.startswith("the dropout that makes the outputs returns the same for ")
+    assert one.advice.startswith("leave out the dropout of the outputs")
+
+
+@pytest.mark.parametrize("rate", [0.3, 3.0])
+def test_a_weight_before_a_normalisation_may_be_moved_far(rate: float) -> None:
+    """Only its direction counts; what large steps do there, other findings say."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 64, bias=False), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 2))
+    of = found(model, SGD([{"params": model[0].parameters(), "lr": rate}, {"params": model[3].parameters()}], 1e-3), classes(model))
+    assert not [each for each in ("update_large", "update_huge") if each in of and "0.weight:update" in of[each].places]
+
+
+@pytest.mark.parametrize(("share", "is_told"), [(0.7, True), (0.02, False)])
+def test_steps_of_a_weight_of_sparse_inputs_are_judged_by_those_that_come(share: float, is_told: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(400, 1)
+
+    def loss(_: int) -> Tensor:
+        x = (torch.rand(16, 400) < share).float() / (400 * share) ** 0.5
+        return functional.soft_margin_loss(model(x)[:, 0], torch.randn(16).sign())
+
+    of = found(model, Adam(model.parameters(), 0.02), loss, 20)
+    assert ("update_huge" in of) is is_told
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_of_pairs_the_better_one_may_stand_first(inside: bool) -> None:
+    """Whether the model returns the difference of two scores, or the loss takes it: it has no labels."""
+
+    class Ranked(Pairs):
+        def forward(self, user: Tensor, better: Tensor, worse: Tensor) -> Tensor:
+            return (self.user(user) * (self.thing(better) - self.thing(worse))).sum(-1)  # type: ignore[no-any-return]
+
+    model = Ranked()
+
+    def loss(_: int) -> Tensor:
+        user = torch.randint(50, (64,))
+        better, worse = (user + torch.randint(10, (64,))) % 40, torch.randint(40, (64,))
+        apart = model(user, better, worse) if inside else model.score(user, better) - model.score(user, worse)
+        return -functional.logsigmoid(apart).mean()
+
+    assert "labels_alike" not in found(model, Adam(model.parameters(), 1e-2), loss, 100)
+
+
+@pytest.mark.parametrize("value", [-math.inf, math.nan])
+def test_logits_that_a_mask_makes_infinite_are_no_defect(value: float) -> None:
+    class Pointer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 6)
+
+        def forward(self, x: Tensor, left_out: Tensor) -> Tensor:
+            made: Tensor = self.layer(x).masked_fill(left_out, value)
+            return made
+
+    torch.manual_seed(0)
+    model = Pointer()
+
+    def loss(_: int) -> Tensor:
+        mask = torch.arange(6) >= torch.randint(2, 6, (32, 1))
+        return functional.cross_entropy(model(torch.randn(32, 8), mask), torch.randint(2, (32,)))
+
+    assert ("nonfinite" in found(model, Adam(model.parameters()), loss, 20, bad_steps=None)) is math.isnan(value)
+
+
+def test_targets_that_grow_make_no_loss_that_rises() -> None:
+    """As the values of a policy that gets better do: outputs follow them, and the error is far smaller than these are."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
+
+    def loss(step: int) -> Tensor:
+        x, size = torch.randn(64, 8), 0.5 + step / 20
+        return functional.mse_loss(model(x), size * (2 + 0.3 * torch.randn(64, 1)))
+
+    inspector = trained(model, Adam(model.parameters(), 1e-2), loss, 200)
+    losses = inspector.run.scalar("loss")[1]
+    assert losses[-1] > 2 * losses[0]
+    assert "loss_rising" not in {each.rule for each in inspector.findings}
+
+
+def test_a_loop_that_steps_before_each_forward_moves_its_weights() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(8, 2)
+    copies = [each.detach().clone() for each in model.parameters()]
+    with sonde.watch(model, every=1, to="memory", verbose=False) as inspector:
+        for _ in range(40):
+            with torch.no_grad():
+                for each, copy in zip(model.parameters(), copies, strict=True):
+                    each.copy_(copy)
+            model.zero_grad()
+            x = torch.randn(64, 8)
+            value = functional.cross_entropy(model(x), (x[:, 0] > 0).long())
+            value.backward()  # type: ignore[no-untyped-call]
+            for each, copy in zip(model.parameters(), copies, strict=True):
+                copy.sub_(0.1 * each.grad)  # type: ignore[operator]
+            inspector.push_loss(value, train=True)
+            inspector.step()
+    assert not {"overwritten", "update_small"} & {each.rule for each in inspector.findings}
+
+
 class Denoiser(nn.Module):
     """Takes noisy points, and how noisy each is; *lengths* are none of its business."""
 

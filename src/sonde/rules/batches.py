@@ -428,7 +428,8 @@ def errors_cancel(passes: float, *, often: float = 6.0) -> Judged:
 
 
 @entry(
-    "in ten steps or more samples that a generator has made are given the same label when it is trained as when a discriminator is",
+    "in ten steps or more samples that a generator has made are given the same label when it is trained as when a discriminator "
+    "is, or their scores are all pushed the same way",
     "Goodfellow et al., Generative adversarial nets, 2014, section 3",
     "a discriminator tells generated samples from real ones, and a generator asks for the label of real ones",
     needs=("rms:output",),

@@ -85,6 +85,12 @@ class _Found:
         return later
 
     @property
+    def is_masked(self) -> bool:
+        """Whether outputs are infinite, and nothing is NaN, nor any gradient infinite: a mask has put infinities there."""
+        are_outputs = all(place.site.port == "output" and not place.nan for place in self.places if place.defects)
+        return are_outputs and any(place.site.port == "grad" for place in self.places)
+
+    @property
     def rank(self) -> tuple[Any, ...]:
         """Less for what comes first: by step, then a place before a scalar, by phase and order."""
         return (self.step, math.inf) if self.scalar is not None else (self.step, *self.first.rank)
@@ -133,11 +139,12 @@ class FirstDefect:
             self._has_outputs.add(model)
         if self._found is None or steps[0] <= self._found.step:
             lines = np.repeat(np.arange(len(block)), np.diff(block.edges))
-            broken = lines[defects_in(block) > 0]
-            if len(broken):
-                line = int(broken[0])
+            for line in np.unique(lines[defects_in(block) > 0]).tolist():
                 epoch, step = block.moments[line, :2].tolist()
-                self._keep(_Found(epoch, step, None, model, (*_places(block.between(line, line + 1)),)))
+                found = _Found(epoch, step, None, model, (*_places(block.between(line, line + 1)),))
+                if not found.is_masked:
+                    self._keep(found)
+                    break
             logged = self._logged.get(model, steps[:0])
             self._logged[model] = np.union1d(logged, steps)[-_LATEST:]
 

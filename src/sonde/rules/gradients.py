@@ -76,7 +76,8 @@ def gradient_small(size: float, median: float, *, factor: float = GRADIENT_SMALL
     f"optimizer steps, {GRADIENT_ADDED:g} x as large as backward passes have left it, in each of 10 logged steps or more, and the "
     "loss has not fallen by a fifth in 100 steps (warn)",
     "our own, measured on healthy trainings",
-    "look in this order at the sign of the loss, its scale, and that of inputs and targets; {lr}, or warm it up",
+    "look in this order at the sign of the loss, its scale, and that of inputs and targets; {lr}, or warm it up; or clip the "
+    "gradient norm, between backward() and step()",
     needs=("grad_norm",),
     severity="bad",
     least=2,

@@ -148,6 +148,7 @@ class LayerFindings:
         self._written = np.empty((5, 0))  # of each parameter: last step, size and mean, largest update, and logged steps
         self._writes: list[Finding] = []  # each time that parameters were written into
         self._often = chosen.held("overwritten")
+        self._between = 0  # steps before which parameters had moved that steps do not move
         self._steps_made = np.empty((3, 0))  # of each parameter: last step, its mean before that, and the mean of its update
         self._returns: list[int] = []  # steps, one after the other, that were taken back
         self._returned: Finding | None = None
@@ -358,6 +359,9 @@ class LayerFindings:
             is_apart = np.fmax.reduce(gap) > 1
             explained = (explained * np.where(gap > 1, _APART * gap, 1.0) if is_apart else explained) + 1e-4 * np.abs(size)
             hit = (rows >= UNMOVED) & self._chosen.measure("overwritten", shift, explained)[0]
+            own = (update == 0) & (shift > 0)  # the loop itself makes its steps there
+            self._between += int(2 * np.count_nonzero(own) > np.count_nonzero(np.isfinite(update)))
+            hit &= ~own
             is_written = bool(hit.any()) and not (is_apart and 2 * hit.sum() < np.isfinite(explained).sum())
             if is_written and len(self._writes) < _WRITES:
                 self._note_writes(parameters[hit], shift[hit], update[hit], step)
@@ -851,10 +855,17 @@ class LayerFindings:
         return f"{self.history.name(column)} begins {short(times)} x as large as usual" if times else ""
 
     def _biases(self) -> Iterator[tuple[int, float]]:
-        """Yield biases that begin at a size of 1 or more, as a sum of inputs has, and how large that is beside torch's own."""
+        """Yield biases that begin at a size of 1 or more, as a sum of inputs has, and how large that is beside torch's own.
+
+        That of the last layer is left out: it may begin at the mean of the targets.
+        """
         history, size = self.history, self._first
+        own = {path.rpartition(".")[0] for path, fact in self._of_model() if fact.is_matrix}
+        last = [path for c in _in_order(history, "output") if (path := history.sites[c].path) in own][-1:]
         for column in [c for c in np.flatnonzero(history.at("param")).tolist() if size[c] >= 1]:
             parent, _, name = history.sites[column].path.rpartition(".")
+            if parent in last:
+                continue
             weight = history.column_at(parameter_of(parent, name.replace("bias", "weight")), "param") if "bias" in name else None
             usual = 0.0 if weight is None else history.facts[weight].usual
             began = size[column] - self._moved(column, size)
@@ -1010,6 +1021,11 @@ class LayerFindings:
             if rule == "gradient_zero" and all(self.history.facts[column].is_offset for column, _ in found):
                 found = [(column, replace(each, severity="note", advice=_CANCELS)) for column, each in found]
             yield from joined(self.history, found)
+
+    @property
+    def moves_between(self) -> bool:
+        """Whether parameters that no step moves have moved between two of them or more: by a loop that steps in another place."""
+        return self._between > 1
 
     def has_come_again(self, site: str) -> bool:
         """Return whether a gradient that was zero is none in most of the last rows.

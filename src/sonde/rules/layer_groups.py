@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ class Groups:
         weights, updates, gradients: matrices that have all three, column by column.
         moved: updates and parameters, of biases and the like, too, column by column.
         usual: the sizes of weights as torch would initialise them.
+        normed: which of the updates are of weights before a normalisation, whose outputs do not depend on how large these are.
         deep: columns of weights and of their gradients, in the order of execution.
         scored: which of these make queries or keys.
         tanh, sigmoid, relu, dropout: hidden activations by their kind.
@@ -49,6 +51,7 @@ class Groups:
     gradients: Columns
     moved: tuple[Columns, ...]
     usual: Numbers
+    normed: Mask
     deep: Columns
     scored: Mask
     tanh: Columns
@@ -77,6 +80,9 @@ class Groups:
 
         updates, weights, gradients = history.beside("update", "param", "grad")
         usual = np.array([history.facts[c].usual for c in weights.tolist()])
+        ran = _first_outputs(history)
+        before = {history.sites[c].path for c, then in itertools.pairwise(ran) if "Norm" in history.facts[then].kind}
+        normed = np.array([history.sites[c].path.rpartition(".")[0] in before for c in weights.tolist()], bool)
         by_depth = sorted(
             zip(*[each.tolist() for each in history.beside("param", "grad")], strict=True), key=lambda two: history.rank(two[0])
         )
@@ -101,7 +107,7 @@ class Groups:
         scored = np.array([each in scoring for each in layers], bool)
         recurrent, plain = (_first_gradients(history, *names) for names in (("weight_ih_l0", "bias_ih_l0"), ("weight", "bias")))
         return Groups(
-            inner, main, updates, weights, gradients, moved, usual, deep, scored, of_kind("Tanh", "RNN"),
+            inner, main, updates, weights, gradients, moved, usual, normed, deep, scored, of_kind("Tanh", "RNN"),
             of_kind("Sigmoid"), ends, zeros, dropout, half, in_half, queries, keys, _lookups(history),
             recurrent, _first_layer(history), plain and plain[1:],
         )  # fmt: skip

@@ -16,6 +16,8 @@ from sonde.rules.window import Columns, Mask, Numbers
 DEEP = 6
 """Layers: with fewer, a quarter of them is no more than one."""
 _DIGITS = 3  # parameters whose largest elements have more digits than bfloat16
+_SPARSE = 0.5  # of a gradient, zeros from which on most inputs of a weight are not there
+_TURNS = 0.75  # of its size, by which a step turns a weight far
 _INNER = 4  # weights: with fewer, two of them may well differ from the third
 
 
@@ -82,10 +84,16 @@ def weights(of: Sizes) -> Reading:
 
 @_place
 def updates(of: Sizes) -> Reading:
-    """Return the sizes of steps over those of weights, which count as at least as large as torch would initialise them."""
+    """Return the sizes of steps over those of weights, which count as at least as large as torch would initialise them.
+
+    That is for as many inputs as there are: of sparse ones, where most of the gradient is zero, for those that come. Before a
+    normalisation only the direction of a weight counts, which smaller steps than three quarters of its size turn little.
+    """
     gradient, update, weight = (of.values[:, each] for each in (of.groups.gradients, of.groups.updates, of.groups.weights))
-    ratio = np.where(np.isfinite(gradient), update / np.fmax(weight, of.groups.usual), np.nan)
-    return Reading(of.groups.updates, {"ratio": ratio})
+    zeros = of.history.of("zeros")[:, of.groups.gradients] / of.history.of("count")[:, of.groups.gradients]
+    inputs = np.where(zeros >= _SPARSE, np.fmax(1 - zeros, 1e-3), 1.0)
+    ratio = np.where(np.isfinite(gradient), update / np.fmax(weight, of.groups.usual / np.sqrt(inputs)), np.nan)
+    return Reading(of.groups.updates, {"ratio": ratio}, ~(of.groups.normed & (ratio < _TURNS)))
 
 
 @_place

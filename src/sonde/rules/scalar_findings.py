@@ -327,7 +327,9 @@ class _Scalar:
         if math.isnan(loss.smooth):
             return
         chance = self.chance_of_model()
-        if self.rises is None or loss.is_learnt:  # what has been learnt since may rise again, and did not long ago
+        if (
+            self.rises is None or loss.is_learnt or loss.comes_down
+        ):  # what has been learnt since may rise again, and did not long ago
             self.rises = self._at_last(loss.risen, self._risen(loss, step - loss.steps[0]), epoch, step)
         guess = chance if abs(loss.first + chance) < abs(loss.first + _COIN) else _COIN  # a guess of two, in one number
         negated = loss.highest < 0 and abs(loss.first + guess) < NEAR_CHANCE * guess
@@ -535,10 +537,10 @@ class _Loss:
 
     @property
     def comes_down(self) -> bool:
-        """Whether it has passed its peak for long, has come down by half of what it had risen, and still falls."""
+        """Whether it has passed its peak for long, and is low again, or has lost half of what it had risen and still falls."""
         (top, begun), (_, last) = self._top, self._since
-        is_long = self._values - begun >= _DOWN and self._values - last <= _DOWN // 4
-        return is_long and self.smooth <= (self.first + top) / 2
+        still_falls = self._values - last <= _DOWN // 4 and self.smooth <= (self.first + top) / 2
+        return self._values - begun >= _DOWN and (still_falls or 0 < self.smooth < _LEARNT * self.first)
 
     def stands(self, share: float, times: int = 1) -> bool:
         """Return whether a loss above zero has not come down to a *share*, in so many *times* the steps to be stuck."""
@@ -708,7 +710,7 @@ class _HeldOut:
         self._begin = value if math.isnan(self._begin) else self._begin
         begin = max(self._begin, loss.begun) if math.isfinite(loss.begun) else self._begin  # evaluated late, it has fallen already
         if value < self._lowest:
-            self._lowest, self._then = value, now
+            self._lowest, self._then, self.found = value, now, None
         known = value, self._lowest, begin, now, self._then, guess, float(self._count)
         found = None if not math.isfinite(now) else self._chosen.judge("overfitting", *known)
         self._passed = self._passed + 1 if found is None else 0

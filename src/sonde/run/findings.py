@@ -81,6 +81,8 @@ _PLAIN = "raise the learning rate: it is a small one of plain SGD (0.01 to 1 is 
 _TINY_RATE, _USUAL_RATE, _SLOW = 1e-6, 1e-3, 300  # rates that are small for any optimizer, and for none; steps of a slow training
 _FAR_EPS = 10.0  # times as large as gradients an eps makes steps that much smaller
 _CUT = 5.0  # times as far as steps ever went, a norm that clipping has cut
+_NO_ENTROPY = 3.0  # times that of a guess, at which no cross-entropy begins
+_ERROR, _SAME = 0.1, 0.1  # of the squares of outputs, an error that is small; of their size, by how much a loss is not that size
 _LOST = 20.0  # times its first value, as which no loss of a game stands, either
 _NEVER = 2**62
 _FEW = 8  # steps that are judged one by one, rather than in halves
@@ -354,6 +356,8 @@ class _Judges:
             and {True, False} <= {*self._idle.get(f"{each.model}/lr".lstrip("/"), {}).values()}
         ):
             return each if self._scalars.loss_of(each.model).stands(_STANDS) else replace(each, severity="note")
+        if each.rule == "update_small" and not each.value and any(held.moves_between for held in self._layers.values()):
+            return None
         if each.rule == "one_index" and each.begun >= _EARLY:
             return replace(each, quantity="output")  # other rows had a gradient before: units may have died meanwhile
         if each.rule == "target_large":
@@ -374,7 +378,7 @@ class _Judges:
         if each.rule == "spike" and _quantity(each) == "gradient":
             return replace(each, severity="note") if _CUT * self._scalars.largest_norm(each.model) <= each.value else each
         is_game = each.rule == "loss_stuck" or (each.rule == "loss_rising" and each.value < _LOST * each.evidence["first"])
-        if is_game and self._scalars.has_risen:
+        if is_game and (self._scalars.has_risen or (each.rule == "loss_rising" and self._follows_values(each))):
             return None  # values that are learnt from their own estimates grow as the policy gets better
         if is_game and (len(self._rates) > 1 or any(map(math.isnan, self._rates.values()))):
             return replace(each, severity="note")  # of several optimizers: it may be one loss of several against each other
@@ -390,6 +394,21 @@ class _Judges:
             is_worse = self._scalars.loss_of(each.model).has_worsened(each.step)
             return None if is_worse is None else replace(each, severity="warn") if is_worse else each
         return each
+
+    def _follows_values(self, each: Finding) -> bool:
+        """Whether outputs have grown, and the loss is an error far smaller than they are: what they are compared with has grown.
+
+        Outputs of a network that diverges are as large as its error. A cross-entropy begins at that of a guess, or below it where
+        the network was trained before, whose outputs grow little; where outputs are logarithms of densities, the loss is the mean.
+        """
+        sizes = [held.output_sizes() for (_, of), held in sorted(self._layers.items()) if each.model in ("", of)]
+        chance, first = self._chance(each.model), each.evidence["first"]
+        is_error = math.isnan(chance) or first >= _NO_ENTROPY * chance
+        least = 2.0 if is_error else 5.0 if first <= _HALF * chance else math.inf
+        return any(
+            now >= least * began and each.value <= _ERROR * now * now and abs(each.value - now) > _SAME * now
+            for began, now in sizes
+        )
 
     def _harms(self, each: Finding, found: Sequence[Finding], since: int = 0) -> set[object]:
         """Return what the findings are about that may have come of *each*, from the step *since* on; not what may yet be good."""

@@ -878,6 +878,59 @@ def test_lengths_of_which_none_may_be_zero_are_read() -> None:
     assert (found.verdict, found.words) == ("ok", "the output depends on x, n")
 
 
+def test_a_state_that_begins_at_zero_and_couplings_that_do_are_no_fault() -> None:
+    class Equilibrium(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.given, self.state = nn.Linear(6, 8), nn.Linear(8, 8, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            state = torch.zeros(len(x), 8)
+            for _ in range(4):
+                state = torch.tanh(self.given(x) + self.state(state))
+            return state
+
+    x, y = data()
+    assert sonde.preflight(Equilibrium(), x, classify(y), checks=["alive"])["alive"].verdict == "ok"
+    layers = [nn.Linear(6, 6) for _ in range(12)]
+    for layer in layers[-4:]:
+        nn.init.zeros_(layer.weight)
+        nn.init.zeros_(layer.bias)
+
+    class Coupled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(layers)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = x + layer(x).tanh()
+            return x
+
+    assert "output_small" not in [each.rule for each in sonde.preflight(Coupled(), x, checks=["depth"])["depth"].findings]
+
+
+def test_the_first_step_of_one_layer_and_a_scale_that_a_batch_sets_are_notes() -> None:
+    x, y = data()
+    optimizer = functools.partial(torch.optim.SGD, lr=30.0)
+    found = sonde.preflight(nn.Linear(6, 3), x, classify(y), optimizer, checks=["first_update"])["first_update"]
+    assert [each.severity for each in found.findings] == ["note"]
+
+    class Rounded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = net()
+
+        def forward(self, x: Tensor) -> Tensor:
+            scale = x.detach().abs().max() / 127
+            made: Tensor = self.layer((x / scale).round() * scale)
+            return made
+
+    torch.manual_seed(0)
+    found = sonde.preflight(Rounded(), x, checks=["samples_apart"])["samples_apart"]
+    assert [each.severity for each in found.findings] == ["note"]
+
+
 def test_a_mask_of_weights_is_no_graph_of_samples() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))

@@ -376,6 +376,17 @@ def test_a_target_that_is_trained_is_told(case: str) -> None:
     assert "target_trained" not in trained(Pair(), lambda y, x: PAIRS[case](*y) + spread(y[0]))
 
 
+@pytest.mark.parametrize("is_twice", [True, False])
+def test_a_distribution_of_logits_that_is_given_a_softmax_is_told(is_twice: bool) -> None:
+    def policy(y: Tensor, x: Tensor) -> Tensor:
+        made = torch.distributions.Categorical(logits=y.softmax(-1) if is_twice else y)
+        return -(made.log_prob(made.sample()) * x[:, 0]).mean()
+
+    found = trained(mlp(3), policy)
+    assert ("softmax_twice" in found) is is_twice
+    assert not is_twice or found["softmax_twice"].message.startswith("a distribution of logits is given what a softmax has made")
+
+
 @pytest.mark.parametrize("is_pair", [True, False])
 def test_trained_outputs_may_be_set_against_each_other(is_pair: bool) -> None:
     """A critic's means, the products of a ranking, and the derivatives of an equation are no targets."""

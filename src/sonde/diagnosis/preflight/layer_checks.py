@@ -34,7 +34,7 @@ def depth(subject: Subject) -> Check:
     found: list[Finding | None] = []
     if len(sizes) >= _DEEP:
         quarter = len(sizes) // 4
-        found.append(rules.judge("output_small", median(sizes[:quarter]), median(sizes[-quarter:])))
+        found.append(rules.judge("output_small", median(sizes[:quarter]), median(sizes[-quarter:]) or math.nan))  # some begin at 0
         if len(back) >= _DEEP:
             ends = median(back[: len(back) // 4]), median(back[-(len(back) // 4) :])
             found += [rules.judge("gradient_vanishing", *ends), rules.judge("gradient_exploding", *ends)]
@@ -66,7 +66,8 @@ def alive(subject: Subject) -> Check:
     """Judge units that are dead, layers that are constant, and activations that are saturated.
 
     An output of zeros alone whose own layer gets a gradient, now or once others have moved, is none of them: a last layer or a
-    branch may begin at zero. Nor is a unit that is zero by chance, as behind a dropout: in other forwards it is not.
+    branch may begin at zero, and so may the state that one of several calls takes. Nor is a unit that is zero by chance, as behind
+    a dropout: in other forwards it is not.
     """
     found, counted = [], 0
     ran = subject.ran
@@ -86,7 +87,7 @@ def alive(subject: Subject) -> Check:
         found += [
             replace(same[each.rule], site=f"{layer.name}:output")
             for each in layer.findings
-            if each.rule in same and each.rule in _SHOWN and not (begins_at_zero and each.rule != "saturated")
+            if each.rule in same and each.rule in _SHOWN and not (each.rule != "saturated" and (begins_at_zero or each.call >= 0))
         ]
     return Check("alive", f"{counted:,} layers looked at", tuple(found))
 

@@ -280,6 +280,8 @@ def first_update(subject: Subject) -> Check:
     huge = next(iter(decayed), None) or rules.judge("step_large", middle) or rules.judge("update_huge", ratios[worst])
     if subject.scheduled:  # the rate that a schedule is made from may be one that it never reaches
         huge = None
+    if huge is not None and len(ratios) == 1 and huge.rule != "decay_large":  # one layer is learnt in steps of any size, as a head
+        huge = replace(huge, severity="note")
     if huge is not None and huge.rule == "update_huge":
         huge = replace(huge, site=f"{worst}:update")
     found = [huge, rules.judge("step_lost", middle, eps)]

@@ -178,6 +178,7 @@ def _is_unused(subject: Subject, name: str, way: Callable[[Trial], None], before
     return len(after) == len(before) and all(distance_of(a, b) == 0 for a, b in zip(before, after, strict=True))
 
 
+_LITTLE = 0.05  # of outputs, that exchanged samples may move by a scale
 _SEVERAL = 4  # samples whose inputs are not equal by chance
 
 
@@ -282,6 +283,10 @@ def samples_apart(subject: Subject) -> Check:
         isinstance(each, _TIME_FIRST) and not each.batch_first for each in modules
     )
     found = rules.judge("samples_mixed", *worst, is_sure=is_sure)
+    if found is not None and worst[0] < _LITTLE:
+        found = replace(
+            found, severity="note", advice=f"a scale that a batch sets, as of a fake quantisation, does so; else {found.advice}"
+        )
     if found is not None and not is_sure:
         words = f"{found.message}; a layer has batch_first=False, so that the first axis may be time"
         found = type(found)(found.rule, words, value=found.value, severity="note", evidence=found.evidence, advice=found.advice)

@@ -45,6 +45,7 @@ _LOSSES = {
 }  # loss functions, and what they are given beside two tensors
 _DETERMINANTS = ("LinalgSlogdet", "Logdet")
 _PATHS = 20_000  # through a sum
+_PAIR = 8  # operations between two scores and what is returned of them
 _EXACT = 1e-5  # rounding of a number that is computed again
 _FUSED = ("CudnnRnn", "MiopenRnn")  # recurrent layers, of which the first axis may be of samples
 _BATCH_NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
@@ -475,6 +476,14 @@ def batch_statistics(node: Node) -> BatchStatistics | None:
 def is_batch_norm(node: Node) -> bool:
     """Return whether the operation normalises over samples."""
     return operation_of(node) in _BATCH_NORMS
+
+
+def is_own_difference(node: Node, most: int = 200) -> bool:
+    """Return whether the nearest difference before *node*, with no layer between, is of two results of the same parameters."""
+    found = next((each for each in nodes_before(node, _PAIR) if operation_of(each) in ("Sub", *WEIGHTED)), None)
+    sides = sources_of(found) if found is not None and operation_of(found) == "Sub" else []
+    made_by = [{id(leaf) for each in nodes_before(side, most) if (leaf := leaf_of(each)) is not None} for side in sides]
+    return len(made_by) > 1 and not made_by[0].isdisjoint(made_by[1])
 
 
 def is_in_python(node: Node) -> bool:

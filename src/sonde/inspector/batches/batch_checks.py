@@ -275,7 +275,7 @@ class BatchChecks:
                 look.narrow = narrow_layer(nodes, names)
                 look.add(attention_numbers(nodes, names, [each for each in given if _are_tokens(each, len(shown), [])]))
                 look.add(sum_numbers(nodes[::-1], dict(added_by(self._model))))
-            look.is_linear = (rows := graph_nodes.layers_in_a_row(nodes)) >= _LINEAR or (rows > 1 and _is_wide(nodes, given))
+            look.is_linear, look.is_difference = _is_linear(nodes, given), graph_nodes.is_own_difference(output.grad_fn)
             ends = [each.grad_fn for each in given if each.requires_grad]
             inside = graph_nodes.nodes_before(output.grad_fn, NODES, ends) if ends else ()
             look.is_piecewise = is_piecewise_linear([each for each in inside if each not in ends])
@@ -283,7 +283,11 @@ class BatchChecks:
             look.add(norm_numbers(nodes, names, self._slow_norms() if self._steps >= _SETTLED else ()))
             last = graph_nodes.behind(output.grad_fn, graph_nodes.KEEPS)
             look.add(shut_numbers(nodes[::-1], names, last) if self._depended <= SHUT_LOOKS else {})
-            look.add(dead_numbers(nodes[::-1], self._names_without_activation(names), last) | _distances(shown, given))
+            look.add(
+                dead_numbers(nodes[::-1], self._names_without_activation(names), last)
+                | _distances(shown, given)
+                | {f"outputs {name}".rstrip(): share for name, share in dropped_numbers([last], {}).items()}
+            )
         look.add(self._repeats(shown, look.step))
         self._looks.append(look)
         tokens = [] if depends is None else [each.given for each in depends.tokens]
@@ -371,6 +375,12 @@ class BatchChecks:
             placed = found.at(self._name + (found.site or f"{self._part}:output"), look.epoch, look.step, said)
             since = self._looks[0].step if found.first_step is None else found.first_step
             self._found.setdefault(found.rule, replace(placed, first_step=since))
+
+
+def _is_linear(nodes: Sequence[Any], given: Sequence[Tensor]) -> bool:
+    """Return whether nothing but layers with weights has made an output: three or more in a row, or two that one could be."""
+    rows = graph_nodes.layers_in_a_row(nodes)
+    return rows >= _LINEAR or (rows > 1 and _is_wide(nodes, given))
 
 
 def _is_wide(nodes: Sequence[Any], given: Sequence[Tensor]) -> bool:

@@ -73,6 +73,7 @@ class Look:
         loss: the identity of the loss whose backward pass has brought a gradient.
         terms: of each output which of the terms that are added up in the loss have it, with no layer between.
         is_linear: nothing but layers with weights, three or more in a row, has made the output.
+        is_difference: the first output is a difference of two things that the same parameters have made, as of scores in a pair.
         outputs: the names of those that are looked at; of further ones, whether their targets are in their range.
         narrow: the layer of one unit through which all goes that the last one is given; ``""`` for none.
         depends: what the output depends on, if that was measured.
@@ -107,6 +108,7 @@ class Look:
     loss: int | None = None
     terms: defaultdict[int, frozenset[int]] = field(default_factory=lambda: defaultdict(frozenset))
     is_linear: bool = False
+    is_difference: bool = False
     narrow: str = ""
     depends: Depends | None = None
     tokens: int = 0

@@ -313,11 +313,12 @@ class LossGraph:
                 yield from self._compared(name, before[0], shape)
             if before:
                 yield from self._aligned(node, before[0])
-            source = _behind_moves(before[0]) if len(before) == 1 else None
+            is_distribution = (graph_nodes.normalised_by(node) or ("", 0))[0] == "LogSoftmax"
+            source = _behind_moves(before[0]) if len(before) == 1 or is_distribution else None
             picked = None if source is None else _behind_moves(source, _PICKED)
             made = "" if picked is None else graph_nodes.operation_of(picked)
-            if name in _OF_LOGITS and made in ("Softmax", "Sigmoid"):
-                what = _OF_LOGITS[name]
+            if (is_distribution or name in _OF_LOGITS) and made in ("Softmax", "Sigmoid"):
+                what = "a distribution of logits" if is_distribution else _OF_LOGITS[name]
                 twice = self._chosen.judge("softmax_twice", math.prod(graph_nodes.shape_of(picked)[:1]), math.nan)
                 if twice is not None:
                     yield replace(twice, message=f"{what} is given what a {made.lower()} has made, of shape {_of(picked)}")

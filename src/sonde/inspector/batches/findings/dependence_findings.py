@@ -40,6 +40,7 @@ _SAME_ORDER = "look for a transposition before a view that is made of outputs an
 _LABELS = 16  # of a pass, with fewer no place is known
 _HARDLY = 1e-3  # of what an output depends on
 _LAST_RELU = "leave the last activation out: outputs below zero are cut, and get no gradient"
+_LAST_DROPOUT = "leave out the dropout of the outputs, or drop what goes into the last layer, at a lower rate"
 _LAST_CUT = "leave it out while training: what is cut off gets no gradient; cut predictions where they are used"
 _TABLE = 2  # by which a table of similarities may be no square, as without those to itself
 _ALIKE = 3e-7  # of the size of outputs, rounding
@@ -108,9 +109,11 @@ class DependenceFindings(PassFindings):
                 found = self._chosen.judge("input_unused", 2, 1, name="what it is given", has_layers=True)
                 share = percent(statistics.mean(each for _, each in same))
                 is_cut, what = look.activations[0] in CUTS, look.activations[0].lower()
+                is_cut, what = (True, "dropout") if numbers.get("outputs dropped", 0.0) > 0 else (is_cut, what)
                 cut = f"the {what} that makes the outputs returns the same for {share} of the samples"
                 alike = f"what the model returns is the same for {share} of the samples, though what they are given differs"
-                found = found and replace(found, message=cut if is_cut else alike, advice=_LAST_CUT if is_cut else _SOME)
+                advice = _LAST_DROPOUT if what == "dropout" else _LAST_CUT if is_cut else _SOME
+                found = found and replace(found, message=cut if is_cut else alike, advice=advice)
                 yield found and replace(found, first_step=same[0][0])
             if is_known and (are_one or self._unread > 1):
                 yield self._told_unused(look, numbers, is_cut=self._is_cut)

@@ -28,6 +28,7 @@ _ONE_NUMBER = "look at how targets are made and read: a cast to integers, a scal
 _SIGN = "look at the sign of the loss, and at maximize=True of the optimizer"
 _NO_LOSS = (math.nan,) * 4  # of which the gradient tells
 _USUAL, _RARE, _MET = 0.9, 8, 0.1  # share of one label among all; others, so many that some would be met; those that are
+_SCORES = "let the critic lower its scores of generated samples and raise those of real ones, and the generator raise its own"
 _WEIGH = "weigh what is rare (class weights, pos_weight, a focal loss), or draw it more often; judge by recall or F1"
 _NO_BETTER = "the cross-entropy is no less than that of a guess by how often each label comes"
 
@@ -92,10 +93,10 @@ class LabelFindings(PassFindings):
         elif "one 0" in numbers:
             is_number = True
             labels_of_pass.append((numbers["reached"], float(f"{numbers['least 0']:.3g}") if numbers["one 0"] else math.nan))
-        elif "zeros" in numbers:
+        elif "zeros" in numbers and not look.is_difference:  # of a pair the better one stands first
             is_zero, is_one = (numbers[gradient] or numbers.get(kept) for gradient, kept in (("zeros", "all 0"), ("ones", "all 1")))
             same = 0.0 if is_zero else 1.0 if is_one else math.nan
-            yield from self._of_kinds(look, same)
+            yield from self._of_kinds(look, same, numbers.get("same gradient", 0.0))
             labels_of_pass.append((numbers["reached"], same))
         else:
             return
@@ -140,8 +141,13 @@ class LabelFindings(PassFindings):
                     found = self._chosen.judge("labels_alike", counts, float(len(firsts)), 1.0)
                     yield found and replace(found, site=f"{self._part}:output{look.outputs[at]}")
 
-    def _of_kinds(self, look: Look, label: float) -> Iterator[Finding | None]:
-        """Yield that samples which a generator makes are given one label when it is trained and when a discriminator is."""
+    def _of_kinds(self, look: Look, label: float, push: float) -> Iterator[Finding | None]:
+        """Yield that samples which a generator makes are given one label when it is trained and when a discriminator is.
+
+        Where there is no label, which way each score is pushed: down like a 0, or up.
+        """
+        is_score = math.isnan(label) and push != 0
+        label = float(push < 0) if is_score else label
         if look.taken is None or math.isnan(label):
             return
         storage, is_trained, is_made = look.taken
@@ -150,7 +156,9 @@ class LabelFindings(PassFindings):
         self._kinds.append((storage, is_trained, is_made, label))
         if same:
             misled = self._so_far("misled", value=same[-1] == label)
-            yield self._chosen.judge("generator_misled", float(len(misled)), label) if all(misled) else None
+            found = self._chosen.judge("generator_misled", float(len(misled)), label) if all(misled) else None
+            way = f"the scores of generated samples are pushed {'up' if label else 'down'} where either of the two is trained"
+            yield replace(found, message=f"{way}: a sign is wrong", advice=_SCORES) if found is not None and is_score else found
 
     def _told_rare(self) -> Finding | None:
         """Return that next to all labels are one class, and that the model has come to return it for nearly all others, too."""
