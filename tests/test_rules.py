@@ -434,6 +434,9 @@ AT_ITS_LIMIT: list[tuple[Finding | None, bool]] = [
     (rules.judge("weight_of_many", 2.0, 0.5), True),
     (rules.judge("weight_of_many", 1.9, 0.5), False),
     (rules.judge("weight_of_many", 2.0, 0.49), False),
+    (rules.judge("overfitting", 0.37, 0.37, 0.77, 0.0004, 0.0004, 0.69, 5.0), True),  # a few samples by heart
+    (rules.judge("overfitting", 0.37, 0.37, 0.77, 0.008, 0.008, 0.69, 5.0), False),
+    (rules.judge("overfitting", 0.3, 0.3, 0.77, 0.0004, 0.0004, 0.69, 5.0), False),
     (rules.judge("overfitting", 1.5, 1.3, 1.4, 1.2, 1.3, 1.39, 4.0), True),  # by its rise alone
     (rules.judge("overfitting", 1.4, 1.35, 1.4, 1.2, 1.3, 1.39, 5.0), True),
     (rules.judge("overfitting", 1.4, 1.35, 1.4, 1.2, 1.3, 1.39, 4.0), False),

@@ -2098,7 +2098,7 @@ def test_steps_of_a_weight_of_sparse_inputs_are_judged_by_those_that_come(share:
         x = (torch.rand(16, 400) < share).float() / (400 * share) ** 0.5
         return functional.soft_margin_loss(model(x)[:, 0], torch.randn(16).sign())
 
-    of = found(model, Adam(model.parameters(), 0.02), loss, 20)
+    of = found(model, Adam(model.parameters(), 0.03), loss, 20)
     assert ("update_huge" in of) is is_told
 
 

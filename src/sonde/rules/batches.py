@@ -99,7 +99,8 @@ def future_seen(share: float, past: float, *, least: float = 1e-6, what: str = "
     yield share > least
     yield share
     alone = "" if past > 0 else ", and none of those before"
-    yield f"the model sees what it is to predict: an output depends on later {what} ({percent(share)} of its gradient){alone}"
+    of = f" ({percent(share)} of its gradient)" if share >= 0.01 or alone else ""
+    yield f"the model sees what it is to predict: an output depends on later {what}{of}{alone}"
 
 
 @entry(
@@ -329,7 +330,7 @@ def penalty_alone(
     "classes, these are 8 deviations apart, and a fifth of any other column or more is within them), in all of six training passes "
     "or more",
     "Kaufman et al., Leakage in data mining, 2012",
-    "leave that column out, if it is not known where the model is used",
+    "leave that column out, or take a later target, if it is not known where the model is used",
     needs=("rms:output",),
     brings=("overfitting",),
     about=("setup", "lost"),
@@ -361,7 +362,8 @@ def label_seen(
     elif within <= least:
         yield f"{where} tells the label: it is the same for all samples of a class"
     else:
-        yield f"{where} tells the label: {short(within)} of how it varies is within classes; of any other {short(second)} or more"
+        of_others = f"; of any other {short(second)} or more" if np.isfinite(second) else ""
+        yield f"{where} tells the label: {short(within)} of how it varies is within classes{of_others}"
 
 
 @entry(

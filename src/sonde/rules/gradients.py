@@ -76,13 +76,13 @@ def gradient_small(size: float, median: float, *, factor: float = GRADIENT_SMALL
     f"optimizer steps, {GRADIENT_ADDED:g} x as large as backward passes have left it, in each of 10 logged steps or more, and the "
     "loss has not fallen by a fifth in 100 steps (warn)",
     "our own, measured on healthy trainings",
-    "look in this order at the sign of the loss, its scale, and that of inputs and targets; {lr}, or warm it up; or clip the "
-    "gradient norm, between backward() and step()",
+    "look in this order at the sign of the loss, its scale, and that of inputs and targets; {lr}, or warm it up; or "
+    "{clip_grad_norm}, between backward() and step()",
     needs=("grad_norm",),
     severity="bad",
     least=2,
     about=("gradient", "large"),
-    tries=("lr",),
+    tries=("lr", "clip_grad_norm"),
     symptom=True,
 )
 def gradient_growth(size: float, before: float, *, factor: float = GRADIENT_GROWTH, is_of_step: bool = False) -> Judged:

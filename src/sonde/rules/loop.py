@@ -61,6 +61,7 @@ METRIC_VALUES, METRIC_MEAN = 30, 10
 METRIC_FEW, METRIC_STEPS, METRIC_LONG = 5, 100, 60
 """The fewest values, and steps, of a metric that is 0 throughout; and the fewest values of one that does not rise."""
 STANDS, FALLS, LEVEL = 0.75, 0.25, 1.1  # of the first value, and of the smallest validation loss, at which one stands still
+HELD_OUT, BY_HEART = 0.4, 0.01  # of it, where one stays, and a training loss that knows its samples by heart
 BELOW, LIKE_GUESS, EVALUATED = 0.05, 0.3, 5  # of a guess, what a loss is below it by chance, and a first one off it; evaluations
 """Validation loss against its smallest value."""
 
@@ -391,7 +392,8 @@ def labels_several(labels: float) -> Judged:
 @entry(
     f"the validation loss is {OVERFIT:g} x its smallest value in 2 of 3 evaluations, and the training loss has fallen since; or it "
     f"was never {percent(BELOW)} below the cross-entropy of a guess, from {EVALUATED} evaluations on, and the training loss is; or "
-    f"it stays at {STANDS:g} of the first value or more, and so of the training loss at first, while that falls to {FALLS:g}",
+    f"it stays at {STANDS:g} of the first value or more, and so of the training loss at first, while that falls to {FALLS:g}, or at "
+    f"{HELD_OUT:g}, while that falls to {BY_HEART:g}",
     "smdebug, Overfit, has 0.1 (validation - training) / training",
     "stop at the smallest validation loss; more data, weight decay, dropout; look at what differs in evaluation (running "
     "statistics)",
@@ -419,12 +421,16 @@ def overfitting(
     begins = (count >= EVALUATED) & (abs(first - guess) <= LIKE_GUESS * guess)
     is_guess = begins & (lowest > (1 - BELOW) * guess) & (held_out > guess) & (loss < (1 - BELOW) * guess)
     rises = (lowest > 0) & (held_out >= np.maximum(factor * lowest, lowest + 0.05 * first))
-    is_still = (count >= EVALUATED) & (lowest >= STANDS * first) & (held_out <= LEVEL * lowest) & (loss <= FALLS * first)
-    yield (rises & (held_out > loss) & (loss <= then)) | is_guess | is_still
+    is_level = (count >= EVALUATED) & (held_out <= LEVEL * lowest)
+    is_still = is_level & (lowest >= STANDS * first) & (loss <= FALLS * first)
+    by_heart = is_level & (lowest >= HELD_OUT * first) & (loss <= BY_HEART * first)
+    yield (rises & (held_out > loss) & (loss <= then)) | is_guess | is_still | by_heart
     yield held_out / lowest
     times = short(held_out / lowest)
     if is_still and not is_guess:
         yield f"the validation loss stays at {short(held_out)}, where it began, and the loss falls to {short(loss)}"
+    elif by_heart and not is_guess and not rises:
+        yield f"overfitting: the validation loss stays at {short(held_out)}, and the loss falls to {short(loss)}"
     elif is_guess:
         never = f"and was never below that of a guess, {short(guess)}"
         yield f"the validation loss is {short(held_out)}, {never}; the loss is {short(loss)}"
