@@ -392,8 +392,8 @@ def labels_several(labels: float) -> Judged:
 @entry(
     f"the validation loss is {OVERFIT:g} x its smallest value in 2 of 3 evaluations, and the training loss has fallen since; or it "
     f"was never {percent(BELOW)} below the cross-entropy of a guess, from {EVALUATED} evaluations on, and the training loss is; or "
-    f"it stays at {STANDS:g} of the first value or more, and so of the training loss at first, while that falls to {FALLS:g}, or at "
-    f"{HELD_OUT:g}, while that falls to {BY_HEART:g}",
+    f"it stays at {STANDS:g} of the first value or more, and so of the training loss at first, while that falls to {FALLS:g}, or "
+    f"at {HELD_OUT:g}, while that falls to {BY_HEART:g}",
     "smdebug, Overfit, has 0.1 (validation - training) / training",
     "stop at the smallest validation loss; more data, weight decay, dropout; look at what differs in evaluation (running "
     "statistics)",
