@@ -327,9 +327,8 @@ class _Scalar:
         if math.isnan(loss.smooth):
             return
         chance = self.chance_of_model()
-        if (
-            self.rises is None or loss.is_learnt or loss.comes_down
-        ):  # what has been learnt since may rise again, and did not long ago
+        # what has been learnt since may rise again, and did not long ago
+        if self.rises is None or loss.is_learnt or loss.comes_down:
             self.rises = self._at_last(loss.risen, self._risen(loss, step - loss.steps[0]), epoch, step)
         guess = chance if abs(loss.first + chance) < abs(loss.first + _COIN) else _COIN  # a guess of two, in one number
         negated = loss.highest < 0 and abs(loss.first + guess) < NEAR_CHANCE * guess

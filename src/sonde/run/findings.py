@@ -402,11 +402,11 @@ class _Judges:
         the network was trained before, whose outputs grow little; where outputs are logarithms of densities, the loss is the mean.
         """
         sizes = [held.output_sizes() for (_, of), held in sorted(self._layers.items()) if each.model in ("", of)]
-        chance, first = self._chance(each.model), each.evidence["first"]
+        chance, first, loss = self._chance(each.model), each.evidence["first"], self._scalars.loss_of(each.model).smooth
         is_error = math.isnan(chance) or first >= _NO_ENTROPY * chance
         least = 2.0 if is_error else 5.0 if first <= _HALF * chance else math.inf
         return any(
-            now >= least * began and each.value <= _ERROR * now * now and abs(each.value - now) > _SAME * now
+            now >= least * began and max(each.value, loss) <= _ERROR * now * now and abs(loss - now) > _SAME * now
             for began, now in sizes
         )
 
