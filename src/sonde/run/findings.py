@@ -82,6 +82,7 @@ _TINY_RATE, _USUAL_RATE, _SLOW = 1e-6, 1e-3, 300  # rates that are small for any
 _FAR_EPS = 10.0  # times as large as gradients an eps makes steps that much smaller
 _CUT = 5.0  # times as far as steps ever went, a norm that clipping has cut
 _NO_ENTROPY = 3.0  # times that of a guess, at which no cross-entropy begins
+_FOLLOWS = 4.0  # times its first value, beyond which a loss follows nothing that has an end
 _ERROR, _SAME = 0.1, 0.1  # of the squares of outputs, an error that is small; of their size, by how much a loss is not that size
 _LOST = 20.0  # times its first value, as which no loss of a game stands, either
 _NEVER = 2**62
@@ -398,6 +399,8 @@ class _Judges:
     def _follows_values(self, each: Finding) -> bool:
         """Whether outputs have grown, and the loss is an error far smaller than they are: what they are compared with has grown.
 
+        It has not become many times as large itself, as where values are learnt from their own estimates without an end.
+
         Outputs of a network that diverges are as large as its error. A cross-entropy begins at that of a guess, or below it where
         the network was trained before, whose outputs grow little; where outputs are logarithms of densities, the loss is the mean.
         """
@@ -406,7 +409,7 @@ class _Judges:
         is_error = math.isnan(chance) or first >= _NO_ENTROPY * chance
         least = 2.0 if is_error else 5.0 if first <= _HALF * chance else math.inf
         return any(
-            now >= least * began and max(each.value, loss) <= _ERROR * now * now and abs(loss - now) > _SAME * now
+            now >= least * began and loss <= min(_ERROR * now * now, _FOLLOWS * first) and abs(loss - now) > _SAME * now
             for began, now in sizes
         )
 
