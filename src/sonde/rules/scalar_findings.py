@@ -328,7 +328,7 @@ class _Scalar:
             return
         chance = self.chance_of_model()
         # what has been learnt since may rise again, and did not long ago
-        if self.rises is None or loss.is_learnt or loss.comes_down:
+        if self.rises is None or loss.is_learnt or loss.is_low_again:
             self.rises = self._at_last(loss.risen, self._risen(loss, step - loss.steps[0]), epoch, step)
         guess = chance if abs(loss.first + chance) < abs(loss.first + _COIN) else _COIN  # a guess of two, in one number
         negated = loss.highest < 0 and abs(loss.first + guess) < NEAR_CHANCE * guess
@@ -538,8 +538,13 @@ class _Loss:
     def comes_down(self) -> bool:
         """Whether it has passed its peak for long, and is low again, or has lost half of what it had risen and still falls."""
         (top, begun), (_, last) = self._top, self._since
-        still_falls = self._values - last <= _DOWN // 4 and self.smooth <= (self.first + top) / 2
-        return self._values - begun >= _DOWN and (still_falls or 0 < self.smooth < _LEARNT * self.first)
+        is_long = self._values - begun >= _DOWN and self._values - last <= _DOWN // 4
+        return self.is_low_again or (is_long and self.smooth <= (self.first + top) / 2)
+
+    @property
+    def is_low_again(self) -> bool:
+        """Whether it has passed its peak for long, and is well below its first values."""
+        return self._values - self._top[1] >= _DOWN and 0 < self.smooth < _LEARNT * self.first
 
     def stands(self, share: float, times: int = 1) -> bool:
         """Return whether a loss above zero has not come down to a *share*, in so many *times* the steps to be stuck."""
