@@ -860,7 +860,7 @@ class LayerFindings:
         That of the last layer is left out: it may begin at the mean of the targets.
         """
         history, size = self.history, self._first
-        own = {path.rpartition(".")[0] for path, fact in self._of_model() if fact.is_matrix}
+        own = {path.rpartition(".")[0] for path, fact in self._of_model() if fact.is_matrix} if len(history) else set()
         last = [path for c in _in_order(history, "output") if (path := history.sites[c].path) in own][-1:]
         for column in [c for c in np.flatnonzero(history.at("param")).tolist() if size[c] >= 1]:
             parent, _, name = history.sites[column].path.rpartition(".")
