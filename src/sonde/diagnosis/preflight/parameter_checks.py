@@ -258,18 +258,16 @@ def first_update(subject: Subject) -> Check:
         torch.autograd.backward(loss)
         still = {id(parameter) for group in _still(stepper) for parameter in group["params"]}
         known = [
-            (name, parameter, _rows_of(parameter) if isinstance(owner.module, nn.Embedding) else slice(None))
+            (name, parameter, isinstance(owner.module, nn.Embedding))
             for name, parameter, owner in parameters(trial.model)
-            if parameter.dim() > 1
-            and parameter.is_floating_point()
-            and parameter.grad is not None
-            and id(parameter) not in still
-            and norm_of(parameter.grad) > 0
+            if parameter.dim() > 1 and parameter.is_floating_point() and parameter.grad is not None and id(parameter) not in still
         ]
-        weights = [each for each in known if isinstance(each[2], slice)] or known  # a model may be made of tables alone
-        before = [parameter.detach()[rows].clone() for _, parameter, rows in weights]
+        plain = [(name, parameter, None) for name, parameter, is_table in known if not is_table]
+        tables = [(name, parameter, _rows_of(parameter)) for name, parameter, is_table in known if is_table and not plain]
+        weights = [each for each in (*plain, *tables) if each[1].grad is not None and norm_of(each[1].grad) > 0]
+        before = [_taken(parameter, rows).clone() for _, parameter, rows in weights]
         trial.step(stepper)
-        ratios = {name: _ratio(old, parameter.detach()[rows]) for (name, parameter, rows), old in zip(weights, before, strict=True)}
+        ratios = {name: _ratio(old, _taken(parameter, rows)) for (name, parameter, rows), old in zip(weights, before, strict=True)}
         eps = max((torch.finfo(parameter.dtype).eps for _, parameter, _ in weights), default=0.0)
         decayed = [each for each in map(rules.judge, itertools.repeat("decay_large"), *_decays(stepper)) if each is not None]
     if not ratios:
@@ -289,6 +287,11 @@ def first_update(subject: Subject) -> Check:
     said = f"a step moves a weight by {short(100 * middle)} % of its size (median of {len(ratios):,}), {most} % at most"
     said += f", at the learning rate {subject.scheduled}" if subject.scheduled else ""
     return Check("first_update", said, tuple(each for each in found if each is not None))
+
+
+def _taken(parameter: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+    """Return the *rows* of a parameter, without a graph; None: the whole."""
+    return parameter.detach() if rows is None else parameter.detach()[rows]
 
 
 def _rows_of(table: torch.Tensor) -> torch.Tensor:
