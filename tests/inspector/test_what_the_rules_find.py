@@ -529,6 +529,7 @@ def test_inputs_that_tell_no_samples_apart_are_the_root(spoil: Callable[[Tensor]
     every = roots(model, Adam(model.parameters()), loss, steps=12)
     assert bool(every) is bool(words)
     assert not words or (every[0].rule, every[0].site, words in every[0].message) == ("input_same", "(root):input", True)
+    assert [each.rule for each in every].count("input_same") == bool(words)
 
 
 def test_samples_that_differ_in_one_of_several_inputs_are_told_apart() -> None:
