@@ -25,7 +25,7 @@ from sonde.inspector.sentinel.bad_steps import BadStepReports
 from sonde.inspector.settings import Settings
 from sonde.inspector.sinks.destinations import Destinations, Visualizer
 from sonde.inspector.watched_model import WatchedModel
-from sonde.rules import RULES, Finding, implied
+from sonde.rules import RULES, Finding, implied, related
 from sonde.run import LastError, Record, Run
 from sonde.schedule import Every, Schedule, seconds_of, with_interval
 from sonde.stats import Joining
@@ -378,8 +378,12 @@ class WatchedTraining:
         return list(self._seen.values())
 
     def _does_harm(self, each: Finding) -> bool:
-        """Return whether a finding is one by itself: it follows from no other, and what is recorded bears it out."""
-        if implied(each, self._writer.findings.judged()):
+        """Return whether a finding is one by itself: it follows from no other, and what is recorded bears it out.
+
+        That what goes in is the same is told once, whichever look has seen it first.
+        """
+        is_again = each.rule == "input_same" and any(seen.rule == each.rule and related(seen, each) for seen in self._seen.values())
+        if is_again or implied(each, self._writer.findings.judged()):
             self._follows.add(each.identity)
             return False
         divides = any(watched.rows.divides for watched in self.watched if watched.name in ("", each.model))
