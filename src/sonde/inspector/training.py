@@ -380,7 +380,7 @@ class WatchedTraining:
     def _does_harm(self, each: Finding) -> bool:
         """Return whether a finding is one by itself: it follows from no other, and what is recorded bears it out.
 
-        That what goes in is the same is told once, whichever look has seen it first.
+        That what goes in is the same is one finding, whichever look has seen it first.
         """
         is_again = each.rule == "input_same" and any(seen.rule == each.rule and related(seen, each) for seen in self._seen.values())
         if is_again or implied(each, self._writer.findings.judged()):
