@@ -775,17 +775,25 @@ class _Metric:
     @property
     def has_risen(self) -> bool:
         """Whether a reward of many values is higher in the last third than in the first, by more than by chance."""
+        early, late, _, error = self._thirds()
+        return late - early > _SURE * error
+
+    def _thirds(self) -> tuple[float, float, float, float]:
+        """Return the means of the first and of the last third, the variance of that, and the error of their difference.
+
+        NaN of what is no reward, or has few values.
+        """
         if self._history is None or self._count < METRIC_LONG:
-            return False
+            return math.nan, math.nan, math.nan, math.nan
         (early, around), (late, around_late) = self._history.third(0), self._history.third(2)
-        return late - early > _SURE * math.sqrt(around + around_late)
+        return early, late, around_late, math.sqrt(around + around_late)
 
     def _level(self) -> Finding | None:
         """Return that a reward has not risen, since the first values nor the first third; one that never varies may be the best."""
-        if self._history is None or self._count < METRIC_LONG:
+        if self._history is None:
             return None
-        (early, around), (late, around_late) = self._history.third(0), self._history.third(2)
-        found = self._chosen.judge("metric_falls", late, early, math.sqrt(around + around_late), is_level=True)
+        early, late, around_late, error = self._thirds()
+        found = self._chosen.judge("metric_falls", late, early, error, is_level=True)
         begun = math.sqrt(pvariance(self._first) / METRIC_MEAN + around_late)
         is_constant = self._history.least == self._history.highest >= 0
         return found if not is_constant and late - fmean(self._first) <= 2 * begun else None
