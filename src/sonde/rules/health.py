@@ -93,6 +93,7 @@ def nonfinite(nan: float, inf: float, count: float, *, what: str = "") -> Judged
         "gradient_zero",
         "update_small",
         "gradient_vanishing",
+        "rank_collapse",
         "outputs_alike",
         "input_unused",
     ),
@@ -113,7 +114,7 @@ def dead(call_death: float, *, some: float = DEAD_SOME, most: float = DEAD_MOST)
     severity="bad",
     at="zeros",
     window=Window(3, 5),
-    brings=("constant", "gradient_zero", "update_small", "gradient_vanishing", "outputs_alike", "input_unused"),
+    brings=("constant", "gradient_zero", "update_small", "gradient_vanishing", "rank_collapse", "outputs_alike", "input_unused"),
     about=("output", "lost"),
 )
 def all_zero(zeros: float, count: float) -> Judged:

@@ -386,8 +386,9 @@ class _Judges:
         if each.rule in ("rate_grown", "momentum_large"):
             stands = each.rule == "momentum_large" and self._scalars.loss_of(each.model).stands(_HALF, 2)
             return each if stands or self._harms(each, found, each.begun) & _TOO_FAR else None
-        if each.rule == "gradient_zero" and each.begun and "lost" not in each.evidence and self._scalars.loss_of(each.model).is_low:
-            return replace(each, severity="note")  # as of batches whose samples are all beyond a margin
+        if each.rule == "gradient_zero" and each.begun and "lost" not in each.evidence:
+            is_solved = self._scalars.loss_of(each.model).is_low or self._scalars.has_risen
+            return replace(each, severity="note") if is_solved else each  # as of batches whose samples are all beyond a margin
         if each.rule == "loss_unbounded" and self._crosses_zero(each):
             grown = (RULES[other.rule].about for other in found if other.severity != "note" and related(each, other))
             return each if any(about in _GROWN for about in grown) else None
