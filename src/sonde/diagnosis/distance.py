@@ -151,12 +151,13 @@ def laid_out_alike(a: Tensor, b: Tensor, *, turned: bool = False) -> tuple[Tenso
     """Return *b* with the axes of *a*, and the change in words; None if the shapes do not fit.
 
     Axes of length 1 may be missing, and the axes may have another order, and be joined then. Of several orders the one is chosen
-    that brings *b* nearest to *a*; with *turned* of those alone that are not the order of *b* itself.
+    that brings *b* nearest to *a*; with *turned* of those alone that are not the order of *b* itself. One may hold once what the
+    other repeats for each sample.
     """
     if a.shape == b.shape and not turned:
         return b, ""
     if a.numel() != b.numel():
-        return None
+        return None if turned else _repeated(a, b)
     axes = [[axis for axis, length in enumerate(held.shape) if length != 1] for held in (a, b)]
     lengths = [[held.shape[axis] for axis in own] for held, own in zip((a, b), axes, strict=True)]
     if lengths[0] == lengths[1] and not turned:
@@ -182,6 +183,21 @@ def laid_out_alike(a: Tensor, b: Tensor, *, turned: bool = False) -> tuple[Tenso
     groups = [", ".join(str(own[axis]) for axis in group) for group in ways[best]]
     words = ", ".join(f"({text})" if "," in text else text for text in groups)
     return laid(best), f"axes of {'a' if is_split else 'b'} in the order {words}"
+
+
+def repeats(many: Tensor, few: Tensor) -> bool:
+    """Return whether *many* has the shape of *few* for each entry of a first axis, of several."""
+    is_first = many.dim() > 0 and many.shape[1:] == few.shape[few.dim() == many.dim() :]
+    return is_first and 0 < few.numel() < many.numel() == len(many) * few.numel()
+
+
+def _repeated(a: Tensor, b: Tensor) -> tuple[Tensor, str] | None:
+    """Return *b* in the shape of *a*, where one of them is the other for each entry of axis 0; None otherwise."""
+    if repeats(a, b) and torch.equal(a, a[:1].expand_as(a)):
+        return b.expand_as(a), "repeated for each entry of axis 0 in a"
+    if repeats(b, a) and torch.equal(b, b[:1].expand_as(b)):
+        return b[:1].reshape(a.shape), "repeated for each entry of axis 0 in b"
+    return None
 
 
 def _joined(order: tuple[int, ...], long: list[int], short: list[int]) -> list[list[int]] | None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from sonde.diagnosis.compare.joined import ADDENDS, among_ranks
 from sonde.diagnosis.compare.names import Names
 from sonde.diagnosis.compare.sides import Kept, Key, Side, partners
-from sonde.diagnosis.distance import as_numbers, distance, held_of_both, laid_out_alike, spacing
+from sonde.diagnosis.distance import as_numbers, distance, held_of_both, laid_out_alike, repeats, spacing
 from sonde.engine import is_floating
 from sonde.site import OTHER_CALLS, PARAMETER_PORTS, Site
 from sonde.words import shape_text
@@ -367,7 +367,8 @@ def place_of(stage: Stage, one: Kept, other: Kept, judge: Judge, *, turned: bool
     if shared is None:
         return replace(blank, remark=f"{NOT_COMPARED}: this rank does not hold the same part in both sides")
     x, y = shared
-    laid = laid_out_alike(as_numbers(x), as_numbers(y), turned=turned)
+    numbers = as_numbers(x), as_numbers(y)
+    laid = laid_out_alike(*(_summed(*numbers) if port == "grad_output" else numbers), turned=turned)
     if laid is None:
         if turned or (port == "input" and x.shape[1:] != y.shape[1:]):
             return None
@@ -377,7 +378,7 @@ def place_of(stage: Stage, one: Kept, other: Kept, judge: Judge, *, turned: bool
         if one.site.path and judge.are_whole and (few := _entries_among(x, y)):  # of a model's output all entries are wanted
             return replace(blank, remark=f"the entries of {few} are among those of the other side, {len(x)} and {len(y)}")
         return replace(blank, relative=math.inf, parts=True, remark=f"shape {shape} in a, {_shape(y)} in b")
-    apart = distance(as_numbers(x), laid[0])
+    apart = distance(numbers[0] if numbers[0].shape == laid[0].shape else _summed(*numbers)[0], laid[0])
     floor = judge.floor(one, other, (x, y))
     if apart.relative > floor and one.type != other.type and port in PARAMETER_PORTS and x.dim() == 2 and x.shape == y.mT.shape:
         beside = distance(as_numbers(x), as_numbers(y).mT)  # as between the Conv1D of GPT-2 and a Linear
@@ -393,8 +394,8 @@ def place_of(stage: Stage, one: Kept, other: Kept, judge: Judge, *, turned: bool
     parts = apart.relative > floor
     if not parts:
         judge.note(apart.relative)
-    if parts and laid[1].startswith("axes") and port == "input" and sorted(x.shape) != sorted(y.shape):
-        return None  # other tensors of as many elements: a layer may be given images, or patches of them
+    if parts and laid[1] and port == "input" and sorted(x.shape) != sorted(y.shape):
+        return None  # other tensors of as many elements: a layer may be given images, or patches of them; or one for all samples
     words = laid[1]
     if words.startswith("axes"):
         words = f"shape {shape} in a, {_shape(y)} in b; nearest with {words}" if parts else f"{ANOTHER_LAYOUT}, {words}"
@@ -417,6 +418,13 @@ def place_of(stage: Stage, one: Kept, other: Kept, judge: Judge, *, turned: bool
         remark=remark,
         leaf=leaf,
     )
+
+
+def _summed(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return two gradients; where one side holds a tensor once and the other one for each sample, the other's sum over these."""
+    if repeats(x, y):
+        return x.sum(0).reshape(y.shape), y
+    return (x, y.sum(0).reshape(x.shape)) if repeats(y, x) else (x, y)
 
 
 def _entries_among(x: Tensor, y: Tensor) -> str:

@@ -23,7 +23,13 @@ _MOST_QUERIES = 48
 
 _SCALES = ("1 / sqrt(head size)", "no scale", "1 / head size", "1 / sqrt(width)", "sqrt(head size)", "1 / sqrt(heads)")
 _CAUSAL, _NO_MASK = "no position sees later ones", "each position sees all"
-_MASKS = (_CAUSAL, _NO_MASK, "each position sees one later one too", "no position sees earlier ones")
+_MASKS = (
+    _CAUSAL,
+    _NO_MASK,
+    "each position sees one later one too",
+    "no position sees earlier ones",
+    "no position sees itself or later ones",
+)
 _WINDOW = "no position sees later ones, nor any before the last "
 _WEIGHINGS = ("softmax over keys", "softmax over queries", "softmax over heads", "sigmoid")
 _UNSEENS = ("their scores are -inf", "their scores are 0", "their weights are 0, behind the softmax")
@@ -287,6 +293,7 @@ def _near(given: Given, beside: Form | None, tolerance: float) -> Form | None:
     if beside is None:
         return None
     length, size = len(given.q), given.q.size(-1) // beside.heads
+    rotation, _, source = beside.rotary.partition(", base ")
     rows = torch.linspace(0, length - 1, min(length, _MOST_QUERIES), device="cpu").round().long().unique()
 
     def off(form: Form) -> float:
@@ -295,13 +302,13 @@ def _near(given: Given, beside: Form | None, tolerance: float) -> Form | None:
 
     forms = [replace(beside, mask=f"{_WINDOW}{seen}") for seen in range(1, min(length, _MOST_WINDOWS))]
     if beside.rotary != "none":
+        forms += [replace(beside, rotary=beside.rotary.replace(rotation, other)) for other in _ROTATIONS if other != rotation]
         forms += [replace(beside, part=part) for part in (size // 4, size // 2, 3 * size // 4) if part and part % 2 == 0]
         forms += [replace(beside, ahead=ahead) for ahead in (1, -1, 2, -2)]
         forms += [replace(beside, alone=alone) for alone in _TURNED]
     forms += [replace(beside, weighing=weighing) for weighing in _WEIGHINGS[1:]]
     forms += [replace(beside, unseen=unseen) for unseen in _UNSEENS[1:]] + [replace(beside, split=split) for split in _SPLITS[1:]]
     found = next((form for form in forms if off(form) <= 4 * tolerance), None)
-    rotation, _, source = beside.rotary.partition(", base ")
     numbers: list[tuple[Callable[[float], Form], float, float]] = [
         (lambda number: replace(beside, scale=f"{_OWN_SCALE}{number:.12g}"), 1e-3, 1e2),
         (lambda number: replace(beside, cap=number), 1e-1, 1e3),
@@ -374,14 +381,16 @@ def _forms(given: Given, rows: Tensor) -> Iterator[tuple[Form, Tensor]]:
     for heads, groups in _head_numbers(given):
         size = given.q.size(-1) // heads
         factors = _factors(given, heads, size)
-        for rotary in _rotations(given, size):
-            turned = _turned(given, Form(heads, groups, "", "", rotary))
+        for rotary, part in _rotations(given, size):
+            plain = Form(heads, groups, "", "", rotary, part=part)
+            turned = _turned(given, plain)
             for sharing in (_SHARINGS if 1 < groups < heads else _SHARINGS[:1]) if turned else ():
                 assert turned is not None
-                scores, v = _scores(given, Form(heads, groups, "", "", rotary, sharing), *turned, rows)
+                scores, v = _scores(given, replace(plain, sharing=sharing), *turned, rows)
                 for scale, mask in itertools.product(factors, (*given.masks, *_MASKS)):
                     weights = _masked(scores * factors[scale], mask, given, rows).softmax(-1)
-                    yield Form(heads, groups, scale, mask, rotary, sharing), torch.einsum("hqk,khd->qhd", weights, v).flatten(1)
+                    form = replace(plain, scale=scale, mask=mask, sharing=sharing)
+                    yield form, torch.einsum("hqk,khd->qhd", weights, v).flatten(1)
 
 
 _OWN_SCALE = "a scale of "
@@ -437,19 +446,21 @@ def _allowed(mask: str, rows: Tensor, length: int) -> Tensor:
     if mask.startswith(_WINDOW):
         return (ahead <= 0) & (ahead > -int(mask.removeprefix(_WINDOW)))
     place = _MASKS.index(mask)
-    return (ahead <= 0, ahead < length, ahead <= 1, ahead >= 0)[place]
+    return (ahead <= 0, ahead < length, ahead <= 1, ahead >= 0, ahead < 0)[place]
 
 
-def _rotations(given: Given, size: int) -> Iterator[str]:
-    """Yield no rotary embedding, and each one that heads of *size* may have."""
-    yield "none"
+def _rotations(given: Given, size: int) -> Iterator[tuple[str, int]]:
+    """Yield no rotary embedding, and each one that heads of *size* may have, with how many features it turns; 0 for all."""
+    yield "none", 0
     sources = [f", base {base:g}" for base in dict.fromkeys((*given.bases, *_BASES))]
-    if given.angles is not None and given.angles[0].size(-1) == size:
-        known = [_angles(len(given.q), size, float(source.removeprefix(", base "))).cos() for source in sources]
+    turned = size if given.angles is None else min(size, given.angles[0].size(-1))
+    if given.angles is not None and given.angles[0].size(-1) == turned:
+        known = [_angles(len(given.q), turned, float(source.removeprefix(", base "))).cos() for source in sources]
         if not any(bool((given.angles[0] - each).abs().max() < 1e-2) for each in known):
             sources.append(", given angles")
-    for source, rotation in itertools.product(sources, _ROTATIONS) if size % 2 == 0 else ():
-        yield rotation + source
+    for part in dict.fromkeys((0, turned % size)):
+        for source, rotation in itertools.product(sources, _ROTATIONS) if (part or size) % 2 == 0 else ():
+            yield rotation + source, part
 
 
 def _angles(length: int, size: int, base: float, first: int = 0) -> Tensor:

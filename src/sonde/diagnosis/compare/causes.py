@@ -416,28 +416,29 @@ def _mixed_up(scene: Scene, name: str, y: Tensor) -> Relation | None:
 
 
 def _of_order(scene: Scene) -> Iterator[Suspect]:
-    """The code reads the parts of a joined projection in another order than its parameters have them in."""
-    for side, owner in ((scene.b, scene.owner_b), (scene.a, scene.frame.owner)):
-        parts: dict[str, list[str]] = {}
-        for name, portion in side.portions.items() if scene.frame.is_code and owner is not None else ():
-            if portion.module.startswith(f"{owner}." if owner else ""):
-                parts.setdefault(portion.module, []).append(name)
+    """The code reads the parts of the last joined projection in another order than its parameters have them in."""
+    ways = (scene.b, scene.owner_b, scene.place.other_key), (scene.a, scene.frame.owner, scene.place.key)
+    for side, owner, end in ways if scene.frame.is_code else ():
+        until = [kept.key for kept in side.forward].index(end)
+        ran = [kept.site.path for kept in side.forward[:until] if kept.site.port == "output" and kept.site.path in side.portions]
+        module = side.real(ran[-1]) if ran else ""
+        if not ran or owner is None or not module.startswith(f"{owner}." if owner else ""):
+            continue
+        names = [name for name, portion in side.portions.items() if portion.module == module]
         other = {y: x for x, y in scene.names.pairs()} if side is scene.b else dict(scene.names.pairs())
-        for module, names in parts.items():
-            held = [side.portions[name].features for name in names]
-            for layout in layouts([len(each) for each in held]):
-                change = changes.moved(side, module, torch.cat(held), torch.cat(layout))
-                order = names_text(
-                    [other[names[number]] for number in sorted(range(len(names)), key=lambda at: int(layout[at][0]))]
-                )
-                turns = "" if bool((layout[0].diff() == 1).all()) else " by turns"
-                suspect = scene.suspect(
-                    "weight_permuted",
-                    f"the parts of {side.name}.{module} lie in another order than its code takes them, which is {order}{turns}",
-                    Undo(b=change) if side is scene.b else Undo(a=change),
-                    "put the parts into this order where the weight is converted",
-                )
-                yield replace(suspect, is_guess=True)
+        held = [side.portions[name].features for name in names]
+        for layout in layouts([len(each) for each in held]):
+            change = changes.moved(side, module, torch.cat(held), torch.cat(layout))
+            order = [other[names[number]] for number in sorted(range(len(names)), key=lambda at: int(layout[at][0]))]
+            turns = "" if bool((layout[0].diff() == 1).all()) else " by turns"
+            what = f"the parts of {side.name}.{module} lie in another order than its code takes them"
+            suspect = scene.suspect(
+                "weight_permuted",
+                f"{what}, which is {names_text(order)}{turns}",
+                Undo(b=change) if side is scene.b else Undo(a=change),
+                "put the parts into this order where the weight is converted",
+            )
+            yield replace(suspect, is_guess=True)
 
 
 def not_called(a: Side, b: Side) -> Iterator[Finding]:
@@ -465,7 +466,10 @@ def _of_settings(scene: Scene) -> Iterator[Suspect]:
     if one is None or other is None or scene.owner_b is None:
         return
     there = _settings(other)
+    is_part = scene.frame.owner in scene.a.portions or scene.owner_b in scene.b.portions
     for name, here, beside in setting_differences(one, other):
+        if is_part and name in _SIZES:
+            continue
         numbers = {f"{name}_a": here, f"{name}_b": beside}
         evidence = {key: float(held) for key, held in numbers.items() if isinstance(held, int | float)}
         yield scene.suspect(
@@ -477,6 +481,10 @@ def _of_settings(scene: Scene) -> Iterator[Suspect]:
         )
     if scene.place.stage == "backward":
         yield from _of_settings_elsewhere(scene)
+
+
+_SIZES = ("out_features", "out_channels", "nf")
+"""Settings that a layer and a portion of one do not share."""
 
 
 def _of_settings_elsewhere(scene: Scene) -> Iterator[Suspect]:

@@ -313,9 +313,11 @@ def _of_sum(scene: Scene) -> Iterator[Suspect]:
         return
     common = [{name: held[name] for name in held if name in beside} for held, beside in (scene.made_of, scene.made_of[::-1])]
     here = _sum_of(scene, common[0], scene.tensors[0])  # a sum that can be made of the tensors of b too
-    if not here and len(alone := _sum_of(scene, scene.made_of[0], scene.tensors[0])) > 1:
+    there = _sum_of(scene, common[1], scene.tensors[1])
+    alone = {} if here else _sum_of(scene, scene.made_of[0], scene.tensors[0])
+    if len(alone) > 1 or (alone and [*there.values()] == [1.0] and not _is_made_alone(scene)):
         here = alone  # of one that b does not have, that of a stands in
-    there = _sum_of(scene, common[1], scene.tensors[1]) or _sum_of(scene, scene.made_of[1], scene.tensors[1])
+    there = there or _sum_of(scene, scene.made_of[1], scene.tensors[1])
     if not here or not there or here == there:
         return
     held = scene.made_of[0] | {name: scene.made_of[1][name] for name in common[1]}
@@ -328,6 +330,15 @@ def _of_sum(scene: Scene) -> Iterator[Suspect]:
         "add the same tensors on both sides" if rule == "residual" else "use the same tensor on both sides",
         {f"{name}, {side}": factor for side, held in (("a", here), ("b", there)) for name, factor in held.items()},
     )
+
+
+def _is_made_alone(scene: Scene) -> bool:
+    """Return whether a module of ``b`` without a partner returns the tensor at the place."""
+    assert scene.tensors is not None
+    held = (
+        kept.main[1] for kept in scene.b.forward if kept.site.path in scene.b.alone and kept.site.port == "output" and kept.main
+    )
+    return any(not each.is_meta and _equal(scene, as_numbers(each), scene.tensors[1]) for each in held)
 
 
 def _sum_of(scene: Scene, held: Mapping[str, Tensor], wanted: Tensor) -> dict[str, float]:
@@ -505,14 +516,15 @@ def _of_affine(scene: Scene) -> Iterator[Suspect]:
         addend = other.mean(rest, keepdim=True) - factor * one.mean(rest, keepdim=True)
         if bool((factor == 0).any()) or not _equal(scene, factor * one + addend, other):
             continue
+        is_added = not _equal(scene, factor * one, other)
         where = "" if axis is None else f", for each entry of axis {axis}"
         texts = [", ".join(f"{float(each):.4g}" for each in held.flatten()[:4]) for held in (factor, addend)]
         more = ", ..." if factor.numel() > 4 else ""
         yield scene.suspect(
             "affine",
-            f"b is a times {texts[0]}{more} plus {texts[1]}{more}{where}",
+            f"b is a times {texts[0]}{more}{f' plus {texts[1]}{more}' * is_added}{where}",
             Undo(made=lambda b, factor=factor, addend=addend: (b - addend) / factor),  # type: ignore[misc]  # two values
-            "look for a normalisation or an addend that one side lacks",
+            f"look for a normalisation or {'an addend' if is_added else 'a scale'} that one side lacks",
         )
         return
 
@@ -528,7 +540,7 @@ def _of_order(scene: Scene) -> Iterator[Suspect]:
     for mine, theirs, added, less in _less_a_parameter(scene):
         for axis in [one.dim() - 1, *range(one.dim() - 1)]:
             order = order_of_rows(mine.transpose(0, axis), theirs.transpose(0, axis), max(scene.tolerance, 1e-6))
-            if order is None:
+            if order is None or _is_moved(mine.transpose(0, axis), order):
                 continue
             what = "channels" if axis == one.dim() - 1 else f"entries of axis {axis}"
             back = torch.tensor(order, device="cpu").argsort()
@@ -564,6 +576,14 @@ def _of_order(scene: Scene) -> Iterator[Suspect]:
                     "transpose heads and positions before they are reshaped",
                 )
                 return
+
+
+def _is_moved(rows: Tensor, order: list[int]) -> bool:
+    """Return whether *order* moves all *rows* on by one or two places, and those at the edge are padding: one number each."""
+    ahead, count = order[0], len(order)
+    away = range(ahead) if 2 * ahead <= count else range(ahead, count)
+    is_circle = order == [(place + ahead) % count for place in range(count)]
+    return is_circle and len(away) <= 2 and all(bool((rows[place] == rows[place].flatten()[0]).all()) for place in away)
 
 
 def _exchanged(tensor: Tensor, axes: tuple[int, int]) -> Tensor:
@@ -702,7 +722,7 @@ def _is_large_enough(scene: Scene) -> bool:
     return scene.tensors is not None and scene.tensors[0].numel() >= _LEAST
 
 
-FORMULAS: tuple[Callable[[Scene], Iterator[Suspect]], ...] = (_of_normalisation, _of_activation, _of_sum, _of_module, _of_selection)
+FORMULAS: tuple[Callable[[Scene], Iterator[Suspect]], ...] = (_of_normalisation, _of_activation, _of_module, _of_sum, _of_selection)
 """What is looked for in the tensors of a place where the formulas of both sides are recognised, the most certain first."""
 RELATIONS: tuple[Callable[[Scene], Iterator[Suspect]], ...] = (
     _of_factor,

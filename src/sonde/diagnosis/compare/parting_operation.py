@@ -260,10 +260,10 @@ def of_operation(scene: Scene) -> Iterator[Suspect]:
     if scene.place.stage != "forward" or scene.owner_b is None or scene.tensors is None or scene.b.model is None:
         return
     call, loose = scene.frame.call, max(16 * scene.tolerance, 1e-5)
-    calls = [Counter(kept.site.path for kept in side.forward if kept.site.port == "input") for side in (scene.a, scene.b)]
+    calls = [Counter(kept.site.path for kept in side.forward if kept.site.port == "output") for side in (scene.a, scene.b)]
     often = [pair for pair in scene.names.pairs() if calls[0][pair[0]] != calls[1][pair[1]]]  # called once more in one side
-    own = {scene.frame.owner, *scene.names.only_a(), *(name for name, _ in often)}
-    beside = {scene.owner_b, *scene.names.only_b(), *(other for _, other in often)}
+    own = {scene.frame.owner, *scene.a.alone, *(name for name, _ in often)}
+    beside = {scene.owner_b, *scene.b.alone, *(other for _, other in often)}
     here = _steps(scene.a, own, scene.frame.owner, call, scene.place.key)
     there = _steps(scene.b, beside, scene.owner_b, call, scene.place.other_key)
     in_a = {each: (0, 0) for step in here for each in (*step.given, *step.made)}
@@ -272,7 +272,9 @@ def of_operation(scene: Scene) -> Iterator[Suspect]:
         prints = [*((-1 - place, each) for place, each in enumerate(step.given)), *enumerate(step.made)]
         for place, each in prints:
             in_b.setdefault(each, (step.number, place))
-    held = {(-1, -1 - place): tensor.detach() for place, tensor in enumerate(scene.b.tensors_of(scene.owner_b).values())}
+    made = [source.b.to(_type_of(scene)) for source in scene.sources]  # as outputs of modules that the code of b lays aside
+    tensors = [*scene.b.tensors_of(scene.owner_b).values(), *made]
+    held = {(-1, -1 - place): tensor.detach() for place, tensor in enumerate(tensors)}
     idle = {each: at for at, tensor in held.items() if not tensor.is_meta and (each := _Print.of(tensor)) not in in_b}
     ends, told = [_Print.of(tensor) for tensor in scene.tensors], set[str]()
     one, other = (float(tensor.flatten()[0]) if tensor.numel() == 1 else 0.0 for tensor in scene.tensors)
@@ -296,6 +298,12 @@ def of_operation(scene: Scene) -> Iterator[Suspect]:
         if way is not None:
             undo = Undo(made=lambda _: as_numbers(way.made(sources)[0]))
             yield scene.suspect("operation", f"{_names(way.steps)} in a{_at(last)}, and not in b", undo, _ADVICE)
+
+
+def _type_of(scene: Scene) -> torch.dtype:
+    """Return the type of the tensor of ``b`` at the place."""
+    main = None if scene.kept[1] is None else scene.kept[1].main
+    return torch.float32 if main is None else main[1].dtype
 
 
 def _instead(
@@ -336,6 +344,8 @@ def _of_both(way: _Way, back: _Way | None, rest: Sequence[_Step], at_b: str, wit
     if one == other and back is not None:
         tensors = _operands(way, back, within)
         return f"{_listed(one)} of {tensors[0]} in a{at_a}, of {tensors[1]} in b{at_b}", False
+    if len({*one} ^ {*other}) > len(_ALIKE):  # else a row without any entry may be what differs
+        one, other = ([_ALIKE.get(name, name) for name in each] for each in (one, other))
     one, other = list(dict.fromkeys(one)), list(dict.fromkeys(other))
     changes = [each for each in SequenceMatcher(None, one, other, autojunk=False).get_opcodes() if each[0] != "equal"]
     less, more = [name for _, i, j, _, _ in changes for name in one[i:j]], [name for *_, i, j in changes for name in other[i:j]]
@@ -346,6 +356,10 @@ def _of_both(way: _Way, back: _Way | None, rest: Sequence[_Step], at_b: str, wit
     if less and more:
         return f"{_listed(less)} in a{at_a}, {_listed(more)} in b{at_b}", False
     return (f"{_listed(less)} in a{at_a}, and not in b" if less else f"{_listed(more)} in b{at_b}, and not in a"), False
+
+
+_ALIKE = {"safe_softmax": "softmax", "softmax": "softmax"}
+"""Operations that differ only where all entries of a row are left out."""
 
 
 def _operands(one: _Way, other: _Way, within: float) -> tuple[str, str]:

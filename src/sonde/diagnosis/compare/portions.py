@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from sonde.diagnosis.compare.sides import Portion, Side
-from sonde.diagnosis.distance import as_numbers, distance
+from sonde.diagnosis.compare.sides import Portion, Side, feature_axis
+from sonde.diagnosis.distance import as_numbers, distance, readable
 from sonde.engine import parameters_of
 
 
@@ -40,21 +40,33 @@ class Joined:
 
 @dataclass(frozen=True)
 class _Projection:
-    """A linear layer that ran: its name, the layer around it, sizes of input and output, the norm of its input, and its output."""
+    """A linear layer, or a convolution, that ran.
+
+    Attributes:
+        name, parent: its name, and that of the layer around it.
+        inner: what makes one feature: the size of the input; of a convolution that of its kernel, channels first.
+        outer: how many features its output has.
+        axis: of its output, along which they lie.
+        given: the norm of its input.
+        output: its output.
+        weight: its matrix or kernel, features first; None where it is not known.
+    """
 
     name: str
     parent: str
-    inner: int
+    inner: tuple[int, ...]
     outer: int
+    axis: int
     given: float
     output: Tensor
+    weight: Tensor | None
 
 
 def joined_projections(a: Side, b: Side) -> list[Joined]:
     """Return the projections that one side has joined and the other has not, in the order of execution.
 
-    The linear layers of both sides are aligned in the order of execution, so that as many as possible have a counterpart: one
-    layer of the same sizes, or two or three neighbours with the same input whose outputs have its size together.
+    The linear layers and convolutions of both sides are aligned in the order of execution, so that as many as possible have a
+    counterpart: one layer of the same sizes, or two or three neighbours with one input whose outputs have its size together.
     """
     here, there = _projections(a), _projections(b)
     rows, columns = len(here), len(there)
@@ -93,9 +105,13 @@ def _score(of_a: list[_Projection], of_b: list[_Projection]) -> float:
     both = (*of_a, *of_b)
     alike = len({each.inner for each in both}) == 1 and sum(each.outer for each in of_a) == sum(each.outer for each in of_b)
     one_layer = len({each.parent for each in of_a}) == len({each.parent for each in of_b}) == 1
-    given = [each.given for each in both]
-    is_same = max(given) - min(given) <= _SAME * max(given)
-    return len(both) * (1.5 if is_same else 1.0) + 0.1 * (len(both) == 2) if alike and one_layer else -math.inf
+    alike = alike and one_layer and all(map(_is_one_input, (of_a, of_b)))
+    return len(both) * (1.5 if _is_one_input(both) else 1.0) + 0.1 * (len(both) == 2) if alike else -math.inf
+
+
+def _is_one_input(group: Sequence[_Projection]) -> bool:
+    given = [each.given for each in group]
+    return max(given) - min(given) <= _SAME * max(given)
 
 
 _SAME = 1e-3
@@ -112,30 +128,55 @@ def _projections(side: Side) -> list[_Projection]:
         if kept.site.port != "output" or name in found or main is None or given is None or given.main is None:
             continue
         x, y = given.main[1], main[1]
-        if any(each.is_nested or each.is_meta or not each.dim() for each in (x, y)) or x.shape[:-1] != y.shape[:-1]:
+        if any(each.is_nested or each.is_meta or not each.dim() for each in (x, y)):
             continue
-        if name in modules:
-            held = [each.numel() for each in parameters_of(modules[name]).values() if each is not None and each.dim() == 2]
-            if held != [x.size(-1) * y.size(-1)]:
-                continue
-        elif kept.type not in ("Linear", "Conv1D"):
-            continue
-        found[name] = _Projection(name, name.rpartition(".")[0], x.size(-1), y.size(-1), float(as_numbers(x).norm()), y)
+        weight = _weight(modules.get(name))
+        if weight is not None and weight.dim() > 2:
+            axis = 1 - weight.dim()
+            is_layer = y.dim() >= -axis and y.size(axis) == len(weight)
+        else:
+            axis = -1
+            of_sizes = kept.type in ("Linear", "Conv1D") if name not in modules else weight is not None
+            is_layer = x.shape[:-1] == y.shape[:-1] and of_sizes and (weight is None or weight.shape == (y.size(-1), x.size(-1)))
+        if is_layer:
+            inner = tuple(weight.shape[1:]) if weight is not None else (x.size(-1),)
+            norm = float(as_numbers(x).norm())
+            found[name] = _Projection(name, name.rpartition(".")[0], inner, y.size(axis), axis, norm, y, weight)
     return list(found.values())
 
 
+def _weight(module: nn.Module | None) -> Tensor | None:
+    """Return the matrix or kernel of a layer, features first; None for any other module, and a convolution in groups."""
+    held = [] if module is None else [each for each in parameters_of(module).values() if each is not None and each.dim() > 1]
+    if module is None or len(held) != 1 or held[0].is_nested:
+        return None
+    weight = readable(held[0].detach())
+    if weight.dim() == 2:
+        return weight.movedim(feature_axis(module, weight), 0)
+    is_plain = isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) and module.groups == 1
+    return weight if is_plain else None
+
+
 def _divided(whole: _Projection, group: list[_Projection], *, is_in_a: bool) -> Joined:
-    """Return which features of *whole* are each of *group*: in order, or so that more of them are equal."""
+    """Return which features of *whole* are each of *group*: in order, or so that more of their outputs and weights are equal."""
     wide = as_numbers(whole.output)
-    best = max(
-        layouts([each.outer for each in group]),
-        key=lambda layout: sum(_is_equal(each.output, wide, part) for each, part in zip(group, layout, strict=True)),
-    )
-    return Joined(is_in_a, whole.name, {each.name: Portion(whole.name, part) for each, part in zip(group, best, strict=True)})
+    rows = None if whole.weight is None or whole.weight.is_meta else as_numbers(whole.weight)
+
+    def equal(layout: list[Tensor]) -> int:
+        pairs = list(zip(group, layout, strict=True))
+        of_outputs = sum(_is_equal(each.output, wide, part, whole.axis) for each, part in pairs)
+        of_weights = sum(_is_equal(each.weight, rows, part, 0) for each, part in pairs)
+        return of_outputs + of_weights
+
+    best = max(layouts([each.outer for each in group]), key=equal)
+    parts = {each.name: Portion(whole.name, part, whole.axis) for each, part in zip(group, best, strict=True)}
+    return Joined(is_in_a, whole.name, parts)
 
 
-def _is_equal(one: Tensor, wide: Tensor, features: Tensor) -> bool:
-    other = wide.index_select(-1, features)
+def _is_equal(one: Tensor | None, wide: Tensor | None, features: Tensor, axis: int) -> bool:
+    if one is None or wide is None or one.is_meta:
+        return False
+    other = wide.index_select(axis, features)
     return one.shape == other.shape and distance(as_numbers(one), other).relative <= _EQUAL
 
 

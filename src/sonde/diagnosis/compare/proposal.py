@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from sonde.diagnosis.compare.names import Names
 from sonde.diagnosis.compare.sides import Side
-from sonde.diagnosis.compare.weights import of_equal_parameters
-from sonde.diagnosis.distance import as_numbers
+from sonde.diagnosis.compare.weights import of_equal_parameters, same_values
+from sonde.diagnosis.distance import as_numbers, readable
 from sonde.engine import parameters_of
+from sonde.stats import PLAIN
 
+_CERTAIN = 100.0
+"""Score of two layers that alone hold the same numbers."""
 _LEAST = 3.5
 """Score from which two layers may belong together."""
 _NEAR = 1e-3
@@ -49,8 +52,9 @@ def proposed_match(a: Side, b: Side, without: Collection[str] = ()) -> dict[str,
     Modules *without* are left out: those that belong together in parts. Where many names are in both sides, these belong together,
     and of the others those may that have the same parent, or equal parameters.
 
-    The modules that ran are aligned in the order of execution, so that the sum of scores of pairs is largest (Needleman and
-    Wunsch 1970, gaps are free). A pair scores by the size of its output, class, parameters, name, and value of the output.
+    Modules that alone hold the same numbers belong together, in whatever order they run. The others that ran are aligned in the
+    order of execution, so that the sum of scores of pairs is largest (Needleman and Wunsch 1970, gaps are free). A pair scores by
+    the size of its output, class, parameters, name, and value of the output.
     """
     common = set() if few_in_common(a, b) else set(a.types()) & set(b.types())
     one, other = ([layer for layer in _layers(side) if layer.name not in {*without, *common}] for side in (a, b))
@@ -62,8 +66,13 @@ def proposed_match(a: Side, b: Side, without: Collection[str] = ()) -> dict[str,
         is_matrix = mine.parameters == theirs.parameters and any(len(shape) > 1 for shape in mine.parameters or ())
         return is_matrix and of_equal_parameters(here.get(mine.name), there.get(theirs.name))
 
-    aligned = _aligned(_scores(one, other, are_equal))
-    pairs = [(one[i].name, other[j].name) for i, j in aligned if one[i].name and other[j].name]
+    scores = _scores(one, other, are_equal)
+    same = _of_same_numbers([here.get(each.name) for each in one], [there.get(each.name) for each in other])
+    for i, j in same.items():
+        scores[i, :] = scores[:, j] = 0.0
+        scores[i, j] = _CERTAIN
+    order = dict(_aligned(scores)) | same
+    pairs = [(one[i].name, other[j].name) for i, j in sorted(order.items()) if one[i].name and other[j].name]
     pairs = [
         each
         for each in pairs
@@ -75,6 +84,31 @@ def proposed_match(a: Side, b: Side, without: Collection[str] = ()) -> dict[str,
     names = Names(match, [layer.name for layer in one], [layer.name for layer in other])
     exact = {name: beside for name, beside in pairs if names.of_b(name) != beside}
     return {**exact, **match}
+
+
+def _of_same_numbers(one: Sequence[nn.Module | None], other: Sequence[nn.Module | None]) -> dict[int, int]:
+    """Return which modules hold the same numbers in their largest parameter, which no further module of either side holds.
+
+    Both have as many matrices: a recurrent layer is not the layer by which another one makes its gates.
+    """
+    found: list[dict[tuple[int, int, str], list[int]]] = [{}, {}]
+    held = [[_largest(module) for module in side] for side in (one, other)]
+    for largest, places in zip(held, found, strict=True):
+        for place, (matrices, tensor) in enumerate(largest):
+            if tensor is not None:
+                places.setdefault((matrices, tensor.numel(), f"{float(as_numbers(tensor).norm()):.5g}"), []).append(place)
+    both = {key: (here[0], there[0]) for key, here in found[0].items() if len(here) == len(there := found[1].get(key, [])) == 1}
+    pairs = {(i, j): (held[0][i][1], held[1][j][1]) for i, j in both.values()}
+    return {i: j for (i, j), (x, y) in pairs.items() if x is not None and y is not None and same_values(x, y)}
+
+
+def _largest(module: nn.Module | None) -> tuple[int, Tensor | None]:
+    """Return how many matrices *module* itself has, and its largest parameter; None for one that is constant, or not to be read."""
+    own = [] if module is None else [readable(each) for each in module.parameters(recurse=False) if not each.is_nested]
+    largest = max(own, key=Tensor.numel, default=None)
+    is_known = largest is not None and not largest.is_meta and type(largest) in PLAIN and largest.numel() > 1
+    is_own = is_known and largest is not None and bool((largest != largest.flatten()[0]).any())
+    return sum(each.dim() > 1 for each in own), largest if is_own else None
 
 
 def _layers(side: Side) -> list[_Layer]:

@@ -99,15 +99,17 @@ class Portion:
 
     Attributes:
         module: the name of the module.
-        features: their numbers along the last axis of its output.
+        features: their numbers along *axis* of its output.
+        axis: the last one; of a convolution that of its channels, counted from the end.
     """
 
     module: str
     features: Tensor
+    axis: int = -1
 
-    def of(self, tensor: Tensor, axis: int = -1) -> Tensor:
+    def of(self, tensor: Tensor, axis: int | None = None) -> Tensor:
         """Return the features out of *tensor*."""
-        return tensor.index_select(axis, self.features.to(tensor.device))
+        return tensor.index_select(self.axis if axis is None else axis, self.features.to(tensor.device))
 
 
 @dataclass
@@ -230,10 +232,11 @@ class Side:
         return found
 
     def expanded(self, kept: Kept, portions: Mapping[str, Portion] | None = None) -> list[Kept]:
-        """Return *kept*, and of a module with portions what is theirs: outputs, parameters, and gradients of both."""
+        """Return *kept*, and of a module with portions theirs: outputs, parameters, gradients, and of the first the input."""
         portions = self.portions if portions is None else portions
-        if kept.site.port == "input" or not portions:
-            return [kept]
+        if kept.site.port == "input":
+            first = next((name for name, portion in portions.items() if portion.module == kept.site.path), None)
+            return [kept] if first is None else [replace(kept, site=replace(kept.site, path=first)), kept]
         of_parameter = kept.site.port in PARAMETER_PORTS
         layer, _, own = kept.site.path.rpartition(".") if of_parameter else (kept.site.path, "", "")
         found = [kept]
@@ -244,7 +247,8 @@ class Side:
             if of_parameter and module is not None:
                 parts = {leaf: _rows(portion, module, held) for leaf, held in kept.leaves.items()}
             else:
-                parts = {leaf: portion.of(held) for leaf, held in kept.leaves.items() if held.dim() and is_floating(held)}
+                have_features = (each for each in kept.leaves.items() if each[1].dim() >= -portion.axis and is_floating(each[1]))
+                parts = {leaf: portion.of(held) for leaf, held in have_features}
             found.append(replace(kept, site=replace(kept.site, path=f"{name}.{own}" if own else name), leaves=parts))
         return found
 
@@ -274,12 +278,13 @@ class Side:
 
 
 def feature_axis(module: nn.Module, tensor: Tensor) -> int:
-    """Return the axis of a parameter of *module*, a linear layer, along which the features of its output lie."""
+    """Return the axis of a parameter of *module*, a linear layer or a convolution, along which the features of its output lie."""
     return -1 if class_of(module).__name__ == "Conv1D" or tensor.dim() == 1 else 0
 
 
 def _rows(portion: Portion, module: nn.Module, tensor: Tensor) -> Tensor:
-    return portion.of(tensor, feature_axis(module, tensor)) if tensor.dim() in (1, 2) else tensor
+    has_features = tensor.dim() in (1, 2) or tensor.dim() == 1 - portion.axis
+    return portion.of(tensor, feature_axis(module, tensor)) if has_features else tensor
 
 
 def of_stashes(name: str, stashes: list[Any], title: str) -> Side:

@@ -134,13 +134,18 @@ def _refuted(proof: Proof, suspects: Sequence[Suspect], alone: dict[int, float],
     told = {each.instead for each in chosen if each.instead}
     found = []
     for number, suspect in enumerate(suspects):
-        if suspect.is_guess or suspect.instead in told or not math.isfinite(alone[number]):
+        is_tried = math.isfinite(alone[number])
+        if suspect.is_guess or suspect.instead in told or not (is_tried or suspect.finding.rule in _OF_SETTINGS):
             continue
         told |= {suspect.instead} - {""}
         far = alone[number] * proof.floor
-        message = f"{suspect.finding.message}; this does not explain the place: with it undone the sides are {far:.2g} apart there"
+        why = f"this does not explain the place: with it undone the sides are {far:.2g} apart there"
+        message = f"{suspect.finding.message}; {why if is_tried else 'with it alone undone, it cannot run'}"
         found.append(replace(suspect.finding, message=message, severity="note", advice=""))
     return found
+
+
+_OF_SETTINGS = ("setting", "eps")
 
 
 class Proof:

@@ -56,7 +56,7 @@ def matched(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> list[tupl
             x, y = one[name], other[label]
             if _fit(x, y):
                 alike = is_addend(name) == is_addend(label)
-                score = 4 * _same_values(x, y) + 2 * alike + 2 * (x.shape == y.shape) - 0.01 * abs(i - j)
+                score = 4 * same_values(x, y) + 2 * alike + 2 * (x.shape == y.shape) - 0.01 * abs(i - j)
                 if alike or score >= 4:
                     scores.append((score, name, label))
     for _, name, label in sorted(scores, key=lambda each: -each[0]):
@@ -71,7 +71,8 @@ def _fit(x: Tensor, y: Tensor) -> bool:
     return sorted(length for length in x.shape if length != 1) == sorted(length for length in y.shape if length != 1)
 
 
-def _same_values(x: Tensor, y: Tensor) -> bool:
+def same_values(x: Tensor, y: Tensor) -> bool:
+    """Return whether two parameters hold the same numbers, in the same order, or one transposed."""
     if x.is_meta or y.is_meta or x.numel() != y.numel() or held_of_both(x, y) is None or x.numel() > _MOST_VALUES:
         return False
     a, b = as_numbers(x), as_numbers(y)
