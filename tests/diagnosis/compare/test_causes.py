@@ -155,7 +155,7 @@ def test_a_rotary_embedding_with_swapped_halves_is_named() -> None:
     assert found.cause is not None
     assert (str(found.culprit.site), found.owner) == ("blocks.1.attention.out:input", "blocks.1.attention")
     assert found.cause.rule == "rotary"
-    assert "halves, base 10000 in a, halves swapped, base 10000 in b" in found.cause.message
+    assert "halves, base 10000 in a, halves, the other way round, base 10000 in b" in found.cause.message
 
 
 def test_a_weight_that_is_tied_in_one_side_alone_is_named() -> None:

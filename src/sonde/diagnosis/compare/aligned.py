@@ -375,6 +375,8 @@ def place_of(stage: Stage, one: Kept, other: Kept, judge: Judge, *, turned: bool
         if judge.is_part(x, y):
             remark = f"of {shape} and {_shape(y)} one is this rank's part of a distributed tensor"
             return replace(blank, remark=f"{NOT_COMPARED}: {remark}")
+        if one.type != other.type and (pooled := _pooled(*numbers)):
+            return replace(blank, remark=pooled)
         if one.site.path and judge.are_whole and (few := _entries_among(x, y)):  # of a model's output all entries are wanted
             return replace(blank, remark=f"the entries of {few} are among those of the other side, {len(x)} and {len(y)}")
         return replace(blank, relative=math.inf, parts=True, remark=f"shape {shape} in a, {_shape(y)} in b")
@@ -427,6 +429,17 @@ def _summed(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return (x, y.sum(0).reshape(x.shape)) if repeats(y, x) else (x, y)
 
 
+def _pooled(x: Tensor, y: Tensor) -> str:
+    """Return which side has the mean, the sum or the largest entries of the other's tensor, as of a layer that pools itself."""
+    few, many, side, other = (x, y, "a", "b") if x.dim() < y.dim() else (y, x, "b", "a")
+    for axis in range(1, many.dim() if many.dim() == few.dim() + 1 else 0):
+        if many.shape[:axis] + many.shape[axis + 1 :] == few.shape:
+            for what, made in (("mean", many.mean(axis)), ("sum", many.sum(axis)), ("largest", many.amax(axis))):
+                if distance(few, made).relative <= _MUCH_NEARER:
+                    return f"{side} has the {what} of what {other} has, over axis {axis}"
+    return ""
+
+
 def _entries_among(x: Tensor, y: Tensor) -> str:
     """Return which side's entries along the first axis are some of the other's, as where experts are given all positions."""
     if x.dim() != y.dim() or x.dim() < 2 or x.shape[1:] != y.shape[1:] or not len(x) or not len(y):
@@ -444,7 +457,7 @@ def _of_types(x: Tensor, y: Tensor) -> str:
 def _pairs(one: Kept, other: Kept, *, only_main: bool) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Yield the tensors that belong together, with the leaf path: the main ones, then :func:`partners` of one shape.
 
-    Of an input whole numbers and truth values count too: masks and positions.
+    Of an input, and of what the model returns, whole numbers and truth values count too: masks, positions, labels.
     """
     main, others = one.main, other.main
     if main is None or others is None or is_floating(main[1]) != is_floating(others[1]):
@@ -457,7 +470,7 @@ def _pairs(one: Kept, other: Kept, *, only_main: bool) -> Iterator[tuple[str, Te
         if tensor.is_nested or beside.is_nested or beside.shape != tensor.shape:
             continue
         is_compared = is_floating(tensor) == is_floating(beside) and not tensor.is_meta and not beside.is_meta
-        if is_compared and (is_floating(tensor) or one.site.port == "input"):
+        if is_compared and (is_floating(tensor) or one.site.port == "input" or one.site == Site("", "output")):
             yield leaf, tensor, beside
 
 

@@ -41,7 +41,7 @@ _SPLITS = (
     "features that lie beside those of its keys and values, as view(heads, 3, features) makes it of a joined projection",
 )
 _TURNED = ("queries alone", "keys alone", "queries, keys and values")
-_ROTATIONS = ("halves", "interleaved", "halves swapped", "interleaved pairs swapped")
+_ROTATIONS = ("halves", "interleaved", "halves, the other way round", "interleaved, the other way round")
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Form:
     Attributes:
         heads, groups: numbers of heads of queries, and of keys and values.
         scale: an entry of the list of scales, or a number that the module holds.
-        mask: an entry of the list of masks, or the leaf path of a mask that was given.
+        mask: an entry of the list of masks, or the words of one that was given.
         rotary: ``none``, or an entry of the list of rotations with the source of the angles.
         sharing: which heads of queries share a head of keys.
         cap: the size to which tanh limits the scores; 0 for no limit.
@@ -101,7 +101,7 @@ class Given:
 
     Attributes:
         q, k, v, result: the tensors.
-        masks: masks among the inputs of the module, boolean or added, by leaf path.
+        masks: masks among the inputs of the module, boolean or added, by what they mean, in words.
         angles: cosines and sines among these inputs.
         numbers: whole numbers among the attributes of the module, which may be numbers of heads.
         bases: numbers among its attributes that may be the base of a rotary embedding.
@@ -144,6 +144,8 @@ def of_attention(scene: Scene) -> Iterator[Suspect]:
         if any(each is None for each in made):
             continue
         result = torch.stack([each for each in made if each is not None], axis)
+        is_opposite = torch.equal(_seen(given[0][axis], here.mask), ~_seen(given[1][beside], there.mask))
+        there = replace(there, mask=f"{there.mask}: what a does not") if is_opposite else there
         for finding in _differences(scene, here, there, (1 - axis, 1 - beside)):
             yield Suspect(finding, Undo(made=lambda _, result=result: result))  # type: ignore[misc]  # a tensor
         return
@@ -222,7 +224,10 @@ def _given(scene: Scene, triple: tuple[Source, Source, Source], side: int, sampl
     )
     length = one[0].size(0)
     masks = {leaf: held for leaf, held in leaves.items() if held.dim() == 4 and held.shape[-2:] == (length, length)}
-    given = {leaf: held[min(sample, len(held) - 1), :1].detach().cpu() for leaf, held in masks.items()}
+    given = {
+        f"each position sees what {_argument(leaf)} lets through": held[min(sample, len(held) - 1), :1].detach().cpu()
+        for leaf, held in masks.items()
+    }
     for leaf, held in leaves.items():
         if held.dim() == 2 and held.size(-1) == length and not held.is_complex():
             is_added = bool(((held == 0) | (held < _UNSEEN_FROM)).all())
@@ -252,9 +257,16 @@ def _of_padding(leaf: str, kept: Tensor) -> dict[str, Tensor]:
     """Return the masks that a mask of padding may stand for, by words: which positions are seen is said with 1, or with 0."""
     earlier = _allowed(_CAUSAL, torch.arange(len(kept), device="cpu"), len(kept))
     found: dict[str, Tensor] = {}
-    for seen, words in ((kept, leaf), (~kept, f"{leaf} turned round")):
-        found |= {words: (earlier & seen)[None], f"{words}, and later positions": seen.expand_as(earlier)[None]}
+    for seen, does in ((kept, "lets through"), (~kept, "leaves out")):
+        words = f"each position sees what {_argument(leaf)} {does}"
+        found |= {f"{words}, and no later one": (earlier & seen)[None], words: seen.expand_as(earlier)[None]}
     return found
+
+
+def _argument(leaf: str) -> str:
+    """Return the name of an argument by its leaf path, as ``[1]`` or ``['mask']``, in words."""
+    name = leaf.strip("[]'")
+    return f"argument {name}" if name.isdigit() else name
 
 
 def _attributes(module: nn.Module | None) -> dict[str, float]:
@@ -293,7 +305,7 @@ def _near(given: Given, beside: Form | None, tolerance: float) -> Form | None:
     if beside is None:
         return None
     length, size = len(given.q), given.q.size(-1) // beside.heads
-    rotation, _, source = beside.rotary.partition(", base ")
+    rotation, _, source = beside.rotary.rpartition(", ")
     rows = torch.linspace(0, length - 1, min(length, _MOST_QUERIES), device="cpu").round().long().unique()
 
     def off(form: Form) -> float:
@@ -312,7 +324,7 @@ def _near(given: Given, beside: Form | None, tolerance: float) -> Form | None:
     numbers: list[tuple[Callable[[float], Form], float, float]] = [
         (lambda number: replace(beside, scale=f"{_OWN_SCALE}{number:.12g}"), 1e-3, 1e2),
         (lambda number: replace(beside, cap=number), 1e-1, 1e3),
-        *([(lambda number: replace(beside, rotary=f"{rotation}, base {number:.12g}"), 1e1, 1e8)] if source else []),
+        *([(lambda number: replace(beside, rotary=f"{rotation}, base {number:.12g}"), 1e1, 1e8)] if "base" in source else []),
     ]
     for form, low, high in () if found else numbers:
         number = fitted(lambda number, form=form: off(form(number)), low, high, 4 * tolerance)  # type: ignore[misc]  # bound now
@@ -436,6 +448,12 @@ def _masked(scores: Tensor, mask: str, given: Given, rows: Tensor) -> Tensor:
     return scores.masked_fill(~_allowed(mask, rows, scores.size(-1)), _UNSEEN)
 
 
+def _seen(given: Given, mask: str) -> Tensor:
+    """Return which position (row) sees which one (column), of one sample, for each head that differs."""
+    rows = torch.arange(len(given.q), device="cpu")
+    return _masked(torch.zeros(1, len(rows), len(rows), dtype=torch.float64, device="cpu"), mask, given, rows) >= 0
+
+
 _UNSEEN = -1e30  # a row that sees nothing sees all alike
 _UNSEEN_FROM = -1e3  # what masks add to scores that do not count, at least
 
@@ -475,7 +493,7 @@ def _turned(given: Given, form: Form) -> tuple[Tensor, Tensor] | None:
     q, k = given.q.unflatten(-1, (form.heads, -1)), given.k.unflatten(-1, (form.groups, -1))
     if form.rotary == "none":
         return q, k
-    rotation, _, source = form.rotary.partition(", ")
+    rotation, _, source = form.rotary.rpartition(", ")
     part = form.part or q.size(-1)
     if source.startswith("base "):
         angles = [_angles(len(q), part, float(source.removeprefix("base ")), first) for first in (0, form.ahead)]
@@ -493,7 +511,7 @@ def _turned(given: Given, form: Form) -> tuple[Tensor, Tensor] | None:
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor, rotation: str) -> Tensor:
     half = x.size(-1) // 2
-    sign = -1.0 if rotation.endswith("swapped") else 1.0
+    sign = -1.0 if rotation.endswith("way round") else 1.0
     if rotation.startswith("halves"):
         return x * cos + sign * torch.cat((-x[..., half:], x[..., :half]), -1) * sin
     cos, sin = (held[..., :half].repeat_interleave(2, -1) for held in (cos, sin))

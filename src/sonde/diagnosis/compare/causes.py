@@ -66,7 +66,7 @@ def causes_of(scene: Scene) -> Explained:
         looks = [[partial(factor_of, words="the parameter of b is {factor:.6g} times that of a")]]
     else:
         factor = partial(factor_of, words="the update of b is {factor:.6g} times that of a")
-        looks = [[_of_optimizer, _of_frozen, _of_modes, _of_settings], [_of_class], [factor], [_of_decay]]
+        looks = [[_of_optimizer, _of_frozen, _of_modes, _of_settings], [factor], [_of_class], [_of_decay]]
     if any(kept is not None and among_ranks(kept, scene.place.leaf, scene.tolerance)[0] for kept in scene.kept):
         looks = []  # what the tensor of one rank is like says nothing of the others
     both = scene.a.model is not None and scene.b.model is not None
@@ -572,8 +572,8 @@ def _of_class(scene: Scene) -> Iterator[Suspect]:
     one, other = scene.modules
     if scene.frame.is_code or one is None or other is None or scene.owner_b is None or class_of(one) is class_of(other):
         return
-    if scene.frame.owner in scene.a.portions or scene.owner_b in scene.b.portions:
-        return
+    if scene.frame.owner in scene.a.portions or scene.owner_b in scene.b.portions or not scene.frame.owner:
+        return  # two models of other classes are what is compared
     kinds = [class_of(module).__name__ for module in (one, other)]
     words = f"{kinds[0]} in a, {kinds[1]} in b" if kinds[0] != kinds[1] else f"two classes {kinds[0]} of different code"
     mine, theirs = scene.a.tensors_of(scene.frame.owner), scene.b.tensors_of(scene.owner_b)

@@ -15,7 +15,7 @@ from torch import Tensor
 from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.sides import Kept, Key, Side
 from sonde.diagnosis.compare.suspects import CannotChangeError, Change, Suspect, Undo
-from sonde.diagnosis.distance import as_numbers
+from sonde.diagnosis.distance import as_numbers, readable
 from sonde.diagnosis.nonfinite.source_lines import calling_frames, line_of, lines_of
 from sonde.engine import OperatorCall, OperatorMode, remap
 from sonde.words import names_text, shape_text
@@ -284,7 +284,7 @@ def of_operation(scene: Scene) -> Iterator[Suspect]:
             next((step for step in steps[::-1] if step.made and step.made[0].is_like(end, within)), None)
             for steps, end in zip((here, there), ends, strict=True)
         )
-        for at, needed, make, words, is_whole in _instead(here, there, in_a, in_b, idle, last, behind, within):
+        for at, needed, make, words, is_whole in _instead(scene, here, there, in_a, in_b, idle, last, behind, within):
             if words not in told:
                 told.add(words)
                 change = Change(contexts=(functools.partial(_Replacing, at, needed, make, held),))
@@ -307,6 +307,7 @@ def _type_of(scene: Scene) -> torch.dtype:
 
 
 def _instead(
+    scene: Scene,
     here: Sequence[_Step],
     there: Sequence[_Step],
     in_a: Mapping[_Print, _Source],
@@ -330,19 +331,21 @@ def _instead(
     if way is not None:
         back = _way(behind, there, in_a, within, _MOST_STEPS) if behind in apart else None
         rest = back.steps if back is not None else [step for step in apart if not step.is_layout]
-        words, is_whole = _of_both(way, back, rest, _at(behind), within)
+        words, is_whole = _of_both(scene, way, back, rest, behind, within)
         found.append(((behind.number, 0), way.needed, way.made, words, is_whole))
     return found
 
 
-def _of_both(way: _Way, back: _Way | None, rest: Sequence[_Step], at_b: str, within: float) -> tuple[str, bool]:
+def _of_both(scene: Scene, way: _Way, back: _Way | None, rest: Sequence[_Step], behind: _Step, within: float) -> tuple[str, bool]:
     """Return in words what operations the code of one side has that the other lacks, and whether they are too many for a cause."""
     one, other = _told(way.steps), _told(rest)
     if one == other:
         one, other = _told(way.steps, with_picks=True), _told(rest, with_picks=True)
-    at_a = _at(way.steps[-1])
-    if one == other and back is not None:
-        tensors = _operands(way, back, within)
+    at_a, at_b = _at(way.steps[-1]), _at(behind)
+    named = _parameters(scene.a, way.steps, within), _parameters(scene.b, rest, within)
+    if one == other and (back is not None or named[0] != named[1]):
+        tensors = named if all(named) and named[0] != named[1] else ("some tensors", "others")
+        tensors = tensors if back is None or tensors is named else _operands(way, back, within)
         return f"{_listed(one)} of {tensors[0]} in a{at_a}, of {tensors[1]} in b{at_b}", False
     if len({*one} ^ {*other}) > len(_ALIKE):  # else a row without any entry may be what differs
         one, other = ([_ALIKE.get(name, name) for name in each] for each in (one, other))
@@ -354,12 +357,30 @@ def _of_both(way: _Way, back: _Way | None, rest: Sequence[_Step], at_b: str, wit
         is_whole = sorted(one) != sorted(other)  # in another order it is the order
         return f"between this and what both sides have: {both}" if is_whole else both, is_whole
     if less and more:
-        return f"{_listed(less)} in a{at_a}, {_listed(more)} in b{at_b}", False
+        are_products = all("sum" in names or not _PRODUCTS.isdisjoint(names) for names in (less, more))
+        rest_a, rest_b = ([name for name in names if name not in _PRODUCTS | {"sum"}] for names in (less, more))
+        if are_products and rest_a and rest_b:
+            less, more = rest_a, rest_b
+        same = ": the same, of other tensors or over other axes" if are_products and {*less, *more} <= _PRODUCTS | {"sum"} else ""
+        return f"{_listed(less)} in a{at_a}, {_listed(more)} in b{at_b}{same}", False
     return (f"{_listed(less)} in a{at_a}, and not in b" if less else f"{_listed(more)} in b{at_b}, and not in a"), False
 
 
 _ALIKE = {"safe_softmax": "softmax", "softmax": "softmax"}
 """Operations that differ only where all entries of a row are left out."""
+
+
+_PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "mv", "dot", "mul"})
+"""Operations that, with sums, may be one product of two tensors, summed over an axis."""
+
+
+def _parameters(side: Side, steps: Sequence[_Step], within: float) -> str:
+    """Return the names of the parameters of the model that operations are given; ``""`` for none."""
+    given = [each for step in steps for each in step.given]
+    sizes = {each.count for each in given}
+    held = () if side.model is None else side.model.named_parameters()
+    prints = ((name, _Print.of(readable(tensor.detach()))) for name, tensor in held if tensor.numel() in sizes)
+    return names_text([name for name, own in prints if any(own.is_like(each, within) for each in given)])
 
 
 def _operands(one: _Way, other: _Way, within: float) -> tuple[str, str]:

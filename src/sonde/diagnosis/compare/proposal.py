@@ -157,6 +157,8 @@ def _scores(one: list[_Layer], other: list[_Layer], are_equal: Callable[[_Layer,
 
 
 def _score(here: _Layer, there: _Layer) -> float:
+    if any((word in here.type) != (word in there.type) for word in _BESIDE):
+        return 0.0
     score = 2.0 + _same_kind(here.type, there.type) + (1.0 if here.is_container == there.is_container else -2.0)
     if here.parameters is not None and there.parameters is not None:
         if here.parameters == there.parameters:
@@ -168,6 +170,10 @@ def _score(here: _Layer, there: _Layer) -> float:
     mine, theirs = here.name.split("."), there.name.split(".")
     score += 1.0 * (mine[-1] == theirs[-1]) + 0.5 * (_digits(mine) == _digits(theirs))
     return score + 2.0 * _is_near(here.size, there.size) + 1.5 * _is_near(here.given, there.given)
+
+
+_BESIDE = ("dropout", "droppath", "identity")
+"""What a model may have or lack anywhere: no counterpart of a layer that computes something."""
 
 
 def _is_near(one: float, other: float) -> bool:

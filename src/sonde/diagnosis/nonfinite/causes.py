@@ -212,7 +212,7 @@ def _log(operation: Operation, producers: dict[str, str]) -> Cause | None:
         return None
     shown = operation.name
     edge = -1.0 if shown == "log1p" else 0.0
-    advice = "keep what goes in above 0: add an eps or clamp it before the log"
+    advice = f"keep what goes in above {number_text(edge)}: {'add an eps or ' * (not edge)}clamp it before the log"
     if value == edge:
         before = f"; it comes from {producers['self']}" if producers.get("self") in ("softmax", "sigmoid", "exp", "sum") else ""
         better = {
@@ -235,11 +235,17 @@ def _sqrt(operation: Operation, producers: dict[str, str]) -> Cause | None:
     if value is None:
         return None
     if value < 0:
-        advice = "clamp what goes in at 0; a variance as E[x²] - E[x]² may be negative by rounding, use var()"
+        own = "clamp what goes in above 0: add an eps" if operation.name == "rsqrt" else "clamp what goes in at 0"
+        by_rounding = "; a variance as E[x²] - E[x]² may be negative by rounding, use var()"
+        advice = own + by_rounding if value > -_BY_ROUNDING else f"{own}, or look at what makes it negative"
         return Cause(f"{operation.name} of a negative", f"{operation.name} of {number_text(value)} is NaN", advice)
     if value == 0 and operation.name == "rsqrt":
         return Cause("division by zero", "rsqrt(0) is 1 / 0", "add an eps inside the root")
     return None
+
+
+_BY_ROUNDING = 0.01
+"""How far a number may be beyond what it should be by rounding, as far as an advice guesses."""
 
 
 def _div(operation: Operation, producers: dict[str, str]) -> Cause | None:
@@ -391,7 +397,11 @@ def _domain(low: float, high: float, edge: float | None) -> Callable[[Operation,
         if not low <= value <= high:
             shown = number_text(value) if not low <= round(value, 3) <= high else f"{value:.9g}"
             sentence = f"{name}({shown}) is NaN: it needs numbers from {number_text(low)} to {number_text(high)}"
-            return Cause(f"{name} out of range", sentence, "clamp what goes in; a cosine may exceed 1 by rounding")
+            beyond = max(low - value, value - high)
+            is_cosine = name in ("acos", "asin") and beyond <= _BY_ROUNDING
+            inside = "clamp what goes in inside of its borders" if edge is not None else "clamp what goes in"
+            advice = "clamp what goes in; a cosine may exceed 1 by rounding" if is_cosine else f"{inside}, or look at what makes it"
+            return Cause(f"{name} out of range", sentence, advice)
         return None
 
     return judge
@@ -499,7 +509,7 @@ def _norm(operation: Operation, producers: dict[str, str]) -> Cause | None:
     if given is None or not given.isfinite().all():
         return None
     if operation.numbers.get("eps") == 0 and _is_finite(_recomputed(operation, eps=1e-5)):
-        sentence = "the variance is 0 and eps is 0: 0 / 0"
+        sentence = "the variance is 0 and eps is 0: a division by 0"
         return Cause("normalisation of equal numbers", sentence, "give the normalisation an eps, as 1e-5")
     size, limit = float(given.abs().max()), limit_of(torch.float64 if given.dtype == torch.float64 else torch.float32)
     if size * size > limit and _is_finite(_recomputed(operation)):
@@ -621,7 +631,7 @@ def _lgamma(operation: Operation, producers: dict[str, str]) -> Cause | None:
     value = _real(operation.element("self"))
     if value is not None and value <= 0 and value == int(value):
         return Cause(
-            f"{operation.name} at a pole", f"{operation.name}({number_text(value)}) is infinite", "keep what goes in above 0"
+            f"{operation.name} at a pole", f"{operation.name} at {number_text(value)} is infinite", "keep what goes in above 0"
         )
     return None
 

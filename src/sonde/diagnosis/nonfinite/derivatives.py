@@ -108,9 +108,8 @@ def _of_node(operation: Operation) -> Cause | None:
             return Cause("pow'(0)", sentence, "add an eps to the base")
     if name in _BORDERS and (unknown or (value is not None and abs(value) == 1)):
         shown = "±1" if value is None else number_text(value)
-        return Cause(
-            f"{name}'(±1)", f"the derivative of {name} at {shown} is infinite", "clamp what goes in to a little less than 1"
-        )
+        border = "above 1" if name == "acosh" else "inside of -1 and 1"
+        return Cause(f"{name}'(±1)", f"the derivative of {name} at {shown} is infinite", f"clamp what goes in a little {border}")
     if name in ("std", "var"):
         return _of_spread(operation, name)
     if name in ("svd", "eigh"):

@@ -299,6 +299,8 @@ def _blamed(bad: list[tuple[str, tuple[Origin, ...]]], behind: list[Origin], ori
     if blamed and blamed[0].source == "outside" and blamed[0].given == -math.inf and rows:
         return rows[0]  # a mask of the loss function
     blamed = blamed or [origin for origin in behind if not origin.is_intended]
+    if blamed and blamed[0].cause is not None and blamed[0].cause.name in _OF_INFINITIES:  # of a buffer that is no mask
+        blamed = [each for each in ancestors(blamed[:1]) if each.source == "buffer" and not each.is_mask] + blamed
     blamed = blamed or ancestors(origin for word, found in bad if word in _MATTERS for origin in found)
     blamed = blamed or [origin for origin in origins if origin.lost]
     return blamed[0] if blamed else None
