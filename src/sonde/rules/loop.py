@@ -105,7 +105,7 @@ def spike(
     "labels or rewards belong to which samples, and at how the metric is counted",
     needs=("loss|grad_norm",),
     window=Window(3, 5),
-    about=("loss", "large"),
+    about=("loss", "still"),
     unless=("in turns",),
 )
 def metric_falls(

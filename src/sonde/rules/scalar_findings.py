@@ -774,16 +774,20 @@ class _Metric:
 
     @property
     def has_risen(self) -> bool:
-        """Whether a reward of many values is higher in the last third than in the first, by more than by chance."""
-        early, late, _, error = self._thirds()
-        return late - early > _SURE * error
+        """Whether a reward is higher in the last third than in the first, or than at first, by more than by chance."""
+        early, late, around_late, error = self._thirds(METRIC_VALUES)
+        return late - early > _SURE * error or (late > early and late - fmean(self._first) > _SURE * self._scatter(around_late))
 
-    def _thirds(self) -> tuple[float, float, float, float]:
+    def _scatter(self, around_late: float) -> float:
+        """Return by how much the first values and the last third are apart by chance; *around_late*: the variance of the latter."""
+        return math.sqrt(pvariance(self._first) / METRIC_MEAN + around_late)
+
+    def _thirds(self, least: int) -> tuple[float, float, float, float]:
         """Return the means of the first and of the last third, the variance of that, and the error of their difference.
 
-        NaN of what is no reward, or has few values.
+        NaN of what is no reward, or has fewer values than *least*.
         """
-        if self._history is None or self._count < METRIC_LONG:
+        if self._history is None or self._count < least:
             return math.nan, math.nan, math.nan, math.nan
         (early, around), (late, around_late) = self._history.third(0), self._history.third(2)
         return early, late, around_late, math.sqrt(around + around_late)
@@ -792,9 +796,9 @@ class _Metric:
         """Return that a reward has not risen, since the first values nor the first third; one that never varies may be the best."""
         if self._history is None:
             return None
-        early, late, around_late, error = self._thirds()
+        early, late, around_late, error = self._thirds(METRIC_LONG)
         found = self._chosen.judge("metric_falls", late, early, error, is_level=True)
-        begun = math.sqrt(pvariance(self._first) / METRIC_MEAN + around_late)
+        begun = self._scatter(around_late)
         is_constant = self._history.least == self._history.highest >= 0
         return found if not is_constant and late - fmean(self._first) <= 2 * begun else None
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from sonde.engine import backward_calls, communicates, graph_nodes, raise_if_foreign, version_of, walk
 from sonde.inspector.batches.findings import TEMPERATURE
+from sonde.inspector.batches.layer_reading import dropped_numbers
 from sonde.inspector.batches.look import without_recomputing
 from sonde.inspector.batches.regression_targets import SHRUNK, beyond_numbers, range_of, scaled_by, width_of_cosines
 from sonde.inspector.batches.target_reading import BOUNDS, compared_in, errors_in
@@ -56,6 +57,8 @@ _SHORT = (
     "look at input_lengths and target_lengths: an input has to be as long as its labels, and one longer for each pair of equal "
     "neighbours (a network that makes time shorter, lengths of the inputs before it, times and samples exchanged)"
 )
+_BENT = "leave the activation behind the last layer out: of a class whose output is zero for all samples no gradient comes back"
+_OF_OUTPUTS = ("LogSoftmax", "BinaryCrossEntropyWithLogits", "BinaryCrossEntropy", "MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss")
 _MASKS = ("MaskedFill", "Where", "IndexPut", "FillDiagonal")
 _PICKS = ("Neg", "Mean", "Index", "Gather", "NllLoss", "NllLoss2D")  # what makes a cross-entropy of logarithms
 _CHOOSES = ("NllLoss", "NllLoss2D", "Gather", "Index", "Diagonal")  # what picks those of labels
@@ -116,6 +119,24 @@ _PLAIN: dict[str, tuple[str, tuple[float, ...], str, str]] = {
         "without end",
         "turn the sign of the log-determinant: of z = x * exp(s) the loss is z ** 2 / 2 - s, and of z = (x - t) * exp(-s) it is "
         "z ** 2 / 2 + s",
+    ),
+    "dropout": (
+        "dropped",
+        (1.0,),
+        "a dropout makes what the loss compares: {share} of the outputs are zero in training",
+        "leave it out behind the last layer; a dropout belongs to hidden features, in front of that",
+    ),
+    "spread": (
+        "loss_broadcast",
+        (1, 2),
+        "the loss multiplies each of {of} samples with each: one factor has the shape (N, 1) beside (N,)",
+        "give both the same shape, by squeeze(1) or unsqueeze(1): advantages, weights or masks as the outputs that they multiply",
+    ),
+    "overlapped": (
+        "loss_unbounded",
+        (math.nan,) * 4,
+        "the loss is an overlap of outputs and masks (Dice or IoU), and each step makes it small",
+        "subtract it from 1: the loss is 1 - dice",
     ),
     "cancelled": (
         "gradient_zero",
@@ -316,12 +337,8 @@ class LossGraph:
             is_distribution = (graph_nodes.normalised_by(node) or ("", 0))[0] == "LogSoftmax"
             source = _behind_moves(before[0]) if len(before) == 1 or is_distribution else None
             picked = None if source is None else _behind_moves(source, _PICKED)
-            made = "" if picked is None else graph_nodes.operation_of(picked)
-            if (is_distribution or name in _OF_LOGITS) and made in ("Softmax", "Sigmoid"):
-                what = "a distribution of logits" if is_distribution else _OF_LOGITS[name]
-                twice = self._chosen.judge("softmax_twice", math.prod(graph_nodes.shape_of(picked)[:1]), math.nan)
-                if twice is not None:
-                    yield replace(twice, message=f"{what} is given what a {made.lower()} has made, of shape {_of(picked)}")
+            if picked is not None and (is_distribution or name in _OF_LOGITS):
+                yield from self._logits("a distribution of logits" if is_distribution else _OF_LOGITS[name], picked)
             seen.add(name)
             is_sum = name == "Sub" and len(before) == 1 and seen.isdisjoint(_DISTANCES)
             is_divergence = is_sum and graph_nodes.operation_of(before[0]) == "Mul"
@@ -353,6 +370,17 @@ class LossGraph:
                 if mixed is not None:
                     message = f"the loss takes a softmax over axis 0 of {_of(rows)}: over the samples, and not over the classes"
                     yield replace(mixed, message=message, value=float(size[0]))
+
+    def _logits(self, function: str, picked: Node) -> Iterator[Finding]:
+        """Yield that a *function* of logits is given what a softmax, a sigmoid or a relu has made."""
+        made = graph_nodes.operation_of(picked)
+        given = f"{function} is given what a {made.lower()} has made, of shape {_of(picked)}"
+        if made in ("Softmax", "Sigmoid"):
+            found = self._chosen.judge("softmax_twice", math.prod(graph_nodes.shape_of(picked)[:1]), math.nan)
+            yield from () if found is None else (replace(found, message=given),)
+        elif made == "Relu" and function == _OF_LOGITS["LogSoftmax"]:
+            found = self._chosen.judge("target_beyond", 1.0, 0.0, math.inf)
+            yield from () if found is None else (replace(found, message=f"{given}: no output is below zero", advice=_BENT),)
 
     def _logarithms(self, function: str, taken: Node, *, only: bool) -> Iterator[Finding]:
         """Yield that a *function* of logarithms of probabilities has *taken* probabilities, or, but with *only*, logits."""
@@ -400,13 +428,13 @@ class LossGraph:
             yield replace(mixed, message=message, advice=_OVER)
 
     def _compared(self, name: str, source: Node, shape: tuple[int, ...]) -> Iterator[Finding]:
-        """Yield that outputs of shape ``(N, 1)`` are compared with targets of ``(N,)``."""
+        """Yield that outputs of shape ``(N, 1, ...)`` are compared with targets of ``(N, ...)``."""
         if graph_nodes.operation_of(source) == "Expand" and graph_nodes.sources_of(source):
             shape, (source, *_) = graph_nodes.shape_of(source), graph_nodes.sources_of(source)
         given = graph_nodes.shape_of(source)
-        if len(shape) == 2 and shape[0] == shape[1] >= _MANY and given in ((shape[0], 1), (1, shape[0]), (shape[0],)):
+        if _is_spread(shape, given):
             what = f"the loss ({name}) of outputs of shape {shape_text(given)}"
-            found = self._chosen.judge("loss_broadcast", shape[0], math.prod(shape), what=what)
+            found = self._chosen.judge("loss_broadcast", shape[0], shape[0] ** 2, what=what)
             yield from () if found is None else (found,)
 
     def _between(self, nodes: Sequence[Node]) -> list[Tensor]:
@@ -466,6 +494,13 @@ def _reached(following: dict[Node, list[Node]], begin: set[Node]) -> set[Node]:
             seen.add(node)
             waiting += following.get(node, ())
     return seen
+
+
+def _is_spread(made: Sequence[int], given: Sequence[int]) -> bool:
+    """Return whether ``(N, 1, ...)`` or ``(N, ...)`` was *given*, and each sample *made* beside each: ``(N, N, ...)``."""
+    (samples, *_), rest = made or (0,), tuple(made[2:])
+    is_square = len(made) > 1 and made[1] == samples >= _MANY
+    return is_square and tuple(given) in ((samples, 1, *rest), (1, samples, *rest), (samples, *rest))
 
 
 def _behind_moves(node: Node, moves: Sequence[str] = _MOVES) -> Node:
@@ -659,6 +694,9 @@ def _of_terms(loss: Tensor) -> Iterator[Read]:
         yield "errors", torch.stack([size, (loss.detach().double().abs().reshape(()) - beside) / beside]), 0
     for share in _smoothed_in(terms):
         yield "smoothed", share.to(loss.device), 0
+    for node, weight in terms:
+        if graph_nodes.operation_of(node) == "Div" and _masks_of(node, by_layer=False):
+            yield "overlapped", (weight > 0).to(loss.device), 0
     if ways := list(graph_nodes.scales_alike(loss.grad_fn, _OF_LOSS)):
         yield "volume", torch.stack([each.to(loss.device) for each in ways]).min(), 0
     weights = [weight.to(loss.device) for node, weight in terms if graph_nodes.is_entropy(node)]
@@ -690,6 +728,13 @@ def _constants_of(node: Node, device: torch.device, samples: Collection[int]) ->
         yield "blank", *blanks
     if name == "NllLoss":
         yield from _labels_of(node, samples)
+    if name in _OF_OUTPUTS and before:
+        yield from (
+            ("dropout", share, 0) for share in dropped_numbers([graph_nodes.behind(before[0], graph_nodes.KEEPS)], {}).values()
+        )
+    factor, made = graph_nodes.constant_factor_of(node), graph_nodes.shape_of(node)
+    if factor is not None and _is_spread(made, factor.shape) and _is_spread(made, graph_nodes.shape_of(before[0])):
+        yield "spread", torch.ones((), device=device), made[0]
     if name == "Div" and (mask := _overlap_of(node)) is not None:
         yield "overlap", ((mask == 0) | (mask == 1)).all(), 0
     sides = [graph_nodes.behind(each, (*graph_nodes.KEEPS, "Add")) for each in before]
@@ -709,8 +754,14 @@ def _constants_of(node: Node, device: torch.device, samples: Collection[int]) ->
 
 def _overlap_of(division: Node) -> Tensor | None:
     """Return the mask whose product with the outputs of a layer a *division* by their sum begins with; None of another one."""
+    return next(iter(_masks_of(division, by_layer=True)), None)
+
+
+def _masks_of(division: Node, *, by_layer: bool) -> list[Tensor]:
+    """Return the masks whose products with outputs, of a layer as they are or of anything, a *division* by their sum adds up."""
     sides = [list(graph_nodes.nodes_before(each, _OF_SUMS)) for each in graph_nodes.sources_of(division)]
     products = [each for each in sides[0] if graph_nodes.constant_factor_of(each) is not None] if len(sides) == 2 else []
+    found = []
     for each in products:
         made = graph_nodes.behind(graph_nodes.sources_of(each)[0], graph_nodes.KEEPS)
         is_summed = any(
@@ -718,9 +769,10 @@ def _overlap_of(division: Node) -> Tensor | None:
             for one in sides[1]
         )
         mask = graph_nodes.constant_factor_of(each)
-        if is_summed and mask is not None and mask.numel() > 1 and graph_nodes.operation_of(made) in _LINEAR:
-            return mask
-    return None
+        is_wanted = not by_layer or graph_nodes.operation_of(made) in _LINEAR
+        found += [mask] if is_summed and mask is not None and mask.numel() > 1 and is_wanted else []
+    is_rest = any(graph_nodes.operation_of(each) in ("Sub", "Rsub", "Neg") for each in sides[0]) if len(sides) == 2 else True
+    return [] if is_rest and not by_layer else found
 
 
 def _labels_of(node: Node, samples: Collection[int]) -> Iterator[Read]:
