@@ -16,7 +16,7 @@ from sonde.engine import SiteHook
 from sonde.rules import Chosen, Finding, among
 
 _LONG = 1000  # steps
-_WARM_UP, _SHORT, _FAR = 190, 90, 0.01  # steps of more than a trial, and of one whose rate is so far below the one that was given
+_WARM_UP, _SHORT, _FAR = 190, 60, 0.01  # steps of more than a trial, and of one whose rate is so far below the one that was given
 _RETURNS_RATE = "have the function of the schedule (LambdaLR) return a factor of the rate, which is 1 for the rate as it was given"
 _GIVE_RATE = (
     "give this group a learning rate in the optimizer, or freeze its parameters with requires_grad_(False), if that is meant"

@@ -15,6 +15,8 @@ import numpy as np
 from sonde.rules.chosen import Chosen
 from sonde.rules.finding import Finding
 from sonde.rules.loop import (
+    BY_HEART,
+    HELD_OUT,
     LOSS_VALUES,
     METRIC_FEW,
     METRIC_LONG,
@@ -196,6 +198,16 @@ class ScalarFindings:
         """
         known = self._cleared.get(model)
         return (math.nan, math.nan) if known is None else known.norms
+
+    def is_by_heart(self, model: str) -> bool:
+        """Return whether the last validation loss of a model is of the size of its first losses, and the training loss a hundredth.
+
+        >>> from sonde.rules import Chosen, ScalarFindings
+        >>> ScalarFindings(Chosen()).is_by_heart("")
+        False
+        """
+        loss, known = self.loss_of(model), self._held_out.get(f"{model}/val_loss".lstrip("/")) or self._held_out.get("val_loss")
+        return known is not None and known.last >= HELD_OUT * loss.begun > 0 and loss.smooth <= BY_HEART * loss.begun
 
     @property
     def has_risen(self) -> bool:
@@ -696,10 +708,12 @@ class _HeldOut:
 
     Attributes:
         found: the finding that the training overfits; None so far.
+        last: the last value; NaN so far.
     """
 
     def __init__(self, name: str, chosen: Chosen) -> None:
         self.found: Finding | None = None
+        self.last = math.nan
         self._name, self._chosen = name, chosen
         self._lowest, self._then, self._begin = math.inf, math.inf, math.nan
         self._count = self._passed = 0  # values, and those of the last that were no overfitting
@@ -709,7 +723,7 @@ class _HeldOut:
         """Compare *value* with its lowest, the training *loss* with what it was then, and both with that of a *guess*."""
         if not math.isfinite(value):
             return
-        self._count += 1
+        self._count, self.last = self._count + 1, value
         now = math.inf if math.isnan(loss.smooth) else loss.smooth
         self._begin = value if math.isnan(self._begin) else self._begin
         begin = max(self._begin, loss.begun) if math.isfinite(loss.begun) else self._begin  # evaluated late, it has fallen already

@@ -37,7 +37,7 @@ UNMOVED = 5
 """Logged steps in which a weight has a gradient, and no optimizer moves it."""
 RANDOM_FEATURES = 2
 """Frozen layers in a row that were never trained, and may be meant so."""
-DECAYED, DECAY = 0.05, 0.3
+DECAYED, DECAY, DIVIDED = 0.05, 0.3, 0.05
 """Learning rate x weight decay, the share of a weight that each step takes away, and the decay. Usual settings have 1e-3 and 0.3 at
 most."""
 LOW_RATE, WARMED, WITHIN = 1e-3, 0.01, 0.1
@@ -383,10 +383,10 @@ def held_twice(steps: float, *, least: float = UNMOVED) -> Judged:
 
 @entry(
     f"learning rate x weight decay is {DECAYED:g} or more, and the decay {DECAY:g}, of SGD, AdamW or another optimizer that "
-    "takes it off the weights; or of that size in one that adds it to gradients and divides by their size, as Adam does, where the "
-    "loss does not fall",
+    f"takes it off the weights; or of that size, or of {DIVIDED:g} where weights shrink, in one that adds it to gradients and "
+    "divides by their size, as Adam does, where the loss does not fall",
     "Loshchilov and Hutter, Decoupled weight decay regularization, 2019, equation 9: usual products are 1e-3 or less",
-    "lower the weight decay; the learning rate may be right",
+    "lower the weight decay, or use AdamW, which takes it off the weights themselves; the learning rate may be right",
     needs=("lr",),
     severity="bad",
     brings=(
@@ -405,7 +405,7 @@ def decay_large(rate: float, decay: float, *, most: float = DECAYED, is_divided:
 
     *is_divided*: it is added to the gradients, and divided by their size, as Adam does: then the rate is no matter.
     """
-    yield (decay >= DECAY) & ((rate * decay >= most) | is_divided)
+    yield (decay >= DIVIDED) if is_divided else (decay >= DECAY) & (rate * decay >= most)
     yield rate * decay
     if is_divided:
         yield f"weight_decay {decay:g} is added to gradients, and outweighs them: steps of one size take the weights to 0"
@@ -451,7 +451,7 @@ def rate_grown(rate: float, best: float, *, factor: float = GROWN_RATE) -> Judge
     f"half of the losses or more, of 90 steps, came at a learning rate of {LOW_RATE:g} of the largest or less that has moved the "
     f"weights by less than {percent(WARMED)}, or where the loss has not fallen by a fifth; or nor has it in a warm-up of 200 steps "
     f"that moves them no further; or a training of 200 steps ends at a rate that has risen in all of it, and is below "
-    f"{percent(WITHIN)} of the one that the optimizer was given (of 90 steps, {percent(WITHIN / 10)}), or its largest rate is the "
+    f"{percent(WITHIN)} of the one that the optimizer was given (of 60 steps, {percent(WITHIN / 10)}), or its largest rate is the "
     "square of that one; or a discriminator's outputs for what it is given and for what a generator makes are 2 x their deviations "
     "apart in six looks, up to step 100 or later, and steps have moved it 30 x as far as all other models",
     "our own: a schedule that is stepped too often, or for the wrong reason, leaves a rate that moves nothing",

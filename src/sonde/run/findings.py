@@ -40,6 +40,7 @@ Identity = tuple[str, str, int, bool]
 
 _GRAVEST = ("bad", "warn", "note")
 _HARMED = {"output", "loss", "gradient", "update", "weight"}  # what an input that is not scaled can do harm to
+_FAR_DECAY = 0.3  # that outweighs gradients, whether weights are seen to shrink or not
 _OF_DECAY = {"loss_stuck", "weight_shrinking", "update_small", "output_small"}  # what a decay does that outweighs gradients
 _TOO_FAR: set[object] = {("output", "large"), ("loss", "large"), ("gradient", "large"), ("update", "large"), ("weight", "large")}
 _OF_TARGETS: set[object] = {*_TOO_FAR, ("loss", "still")}  # what targets that are far larger than outputs can do
@@ -435,6 +436,10 @@ class _Judges:
             each.rule == "gradient_zero" and any(layers.has_come_again(each.site) for layers in self._layers.values())
         )
 
+    def is_by_heart(self, model: str) -> bool:
+        """Whether a *model* knows its samples by heart, and no others: see :meth:`ScalarFindings.is_by_heart`."""
+        return self._scalars.is_by_heart(model)
+
     def should_have_learnt(self, model: str) -> bool:
         """Whether the steps of a *model* have moved its weights far, behind a warm-up or within it."""
         return self._scalars.loss_of(model).has_gone_far
@@ -773,9 +778,10 @@ class Findings:
             return bool(harms & _TOO_FAR) and self._judges.is_left_scaled(each, divides=divides)
         if each.rule == "decay_large" and each.severity == "warn":
             told = {other.rule for other in self.judged() if other.severity != "note"}
-            return "loss_stuck" in told and told <= _OF_DECAY
+            is_sure = each.evidence.get("decay", 0.0) >= _FAR_DECAY or "weight_shrinking" in told
+            return "loss_stuck" in told and told <= _OF_DECAY and is_sure
         if "again" in each.evidence:
-            return any(other.rule == "overfitting" for other in self.judged())
+            return self._judges.is_by_heart(each.model) or any(other.rule == "overfitting" for other in self.judged())
         return each.rule != "label_seen" or self._judges.may_learn(each.model)
 
     def with_rate(self, each: Finding) -> Finding:

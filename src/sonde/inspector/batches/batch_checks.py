@@ -508,9 +508,8 @@ def _read_errors(look: Look, loss: Tensor) -> None:
                 arranged = arranged.transpose(0, 1) if is_turned else arranged
                 numbers = regression_numbers(output, arranged, look.ranges[at], is_plain=look.plain[at])
             look.add(_of_output(at, numbers))
-        for targets in binary_targets_in(loss, look.makers[0]) if not at and type(output) is Tensor else ():
-            made, along = look.made[0]
-            look.add(binary_numbers(targets, output, along if made == "Softmax" else None, is_chance=made == "Sigmoid"))
+        for targets, axis in binary_targets_in(loss, look.makers[0]) if not at and type(output) is Tensor else ():
+            look.add(binary_numbers(targets, output, axis, is_chance=look.made_by == "Sigmoid"))
 
 
 def _gradient_comes(

@@ -366,16 +366,20 @@ def _binary_numbers(made: Tensor, held: Tensor) -> dict[str, Tensor]:
     }
 
 
-def binary_targets_in(loss: Tensor, number: int) -> Iterator[Tensor]:
+def binary_targets_in(loss: Tensor, number: int) -> Iterator[tuple[Tensor, int | None]]:
     """Yield the targets of the binary cross-entropies in a *loss* of what the operation with this *number* has made.
 
-    Or of its sigmoid. The loss keeps them for its backward pass, which has not begun.
+    Or of its sigmoid or softmax, with the axis of that. The loss keeps them for its backward pass, which has not begun.
     """
     for node in graph_nodes.nodes_before(loss.grad_fn, NEAR):
         target = graph_nodes.target_of(node) if _is_logistic(node) else None
-        taken = [graph_nodes.behind(each, (*graph_nodes.KEEPS, "Sigmoid")) for each in graph_nodes.sources_of(node)]
-        if target is not None and any(is_picked_of(each, number) for each in taken):
-            yield target.detach().double()
+        for each in graph_nodes.sources_of(node) if target is not None else ():
+            made = graph_nodes.behind(each, graph_nodes.KEEPS)
+            is_softmax = graph_nodes.operation_of(made) == "Softmax"
+            taken = graph_nodes.behind(made, (*graph_nodes.KEEPS, "Sigmoid", "Softmax"))
+            if target is not None and (is_picked_of(made, number) or is_picked_of(taken, number)):
+                yield target.detach().double(), graph_nodes.axis_of(made) if is_softmax else None
+                break
 
 
 def binary_numbers(targets: Tensor, output: Tensor, axis: int | None, *, is_chance: bool = False) -> dict[str, Tensor]:
@@ -512,16 +516,19 @@ def _several_numbers(logs: Tensor, gradient: Tensor) -> dict[str, Tensor]:
     The gradient of one with k labels is k times the probabilities, less 1 at each of these, all of it times one number, which is
     that of a mean over samples where all have as many labels.
     """
-    chance, held = logs.exp(), gradient.double()
+    chance, held, every = logs.exp(), gradient.double(), logs.shape[-1]
+    is_full = ((every * chance - held * len(held) - 1).abs() <= BEYOND).all(-1, keepdim=True)  # every class is a label, in a mean
     weight = (held / chance).max(-1, keepdim=True).values  # of a class that is no label: k times the number
-    each = torch.where(weight > 0, weight, math.inf).min()
-    each = torch.where((weight <= (1 + BEYOND) * each).all(), 1 / len(held), each)
-    count = (weight / each).round()
+    each = torch.where((weight > 0) & ~is_full, weight, math.inf).min()
+    is_one = ((weight <= (1 + BEYOND) * each) | is_full).all()
+    each = torch.where(is_one | is_full.any(), 1 / len(held), each)
+    count = torch.where(is_full, every, (weight / each).round())
     labels = count * chance - held / each
-    fits = ((labels - labels.round()).abs() <= BEYOND).all(-1) & (labels.amax(-1) <= 1 + BEYOND) & (weight[:, 0] > 0)
+    fits = ((labels - labels.round()).abs() <= BEYOND).all(-1) & (labels.amax(-1) <= 1 + BEYOND) & (is_full | (weight > 0))[:, 0]
     is_judged = (held != 0).any(-1)
     is_so = (fits.sum() >= _MOST * is_judged.sum()) & ((count[:, 0] > 1) & fits).any()
-    return {"labels": torch.where(is_so, (labels.round() * fits[:, None]).sum() / is_judged.sum().clamp(min=1), 0.0)}
+    mean = (labels.round() * fits[:, None]).sum() / is_judged.sum().clamp(min=1)
+    return {"labels": torch.where(is_so & (mean > 1), mean, 0.0)}
 
 
 def _weight_numbers(likely: Tensor, gradient: Tensor, labels: Tensor, is_counted: Tensor) -> dict[str, Tensor]:
