@@ -45,11 +45,12 @@ class ForwardModes:
                 )
         self._modes.clear()
 
-    def finding(self, logged: int) -> Finding | None:
-        """Return the finding about such steps among *logged* ones, if there were enough."""
+    def finding(self, logged: int, model: nn.Module) -> Finding | None:
+        """Return the finding about such steps of a *model* among *logged* ones, if there were enough; a note if it is frozen."""
         found = rules.judge("no_training_forward", self._missed, logged)
         if found is None:
             return None
+        found = replace(found, severity="note") if _rests(model) else found
         since = f" The first without: step {self._first[0]:,}." if self._missed < logged else ""
         message = f"{self._model}: " * bool(self._model) + found.message + since
         return replace(found.at("", *self._last, message), first_step=self._first[0])
@@ -99,6 +100,14 @@ class EvaluationModes:
     def found(self) -> tuple[Finding, ...]:
         """Return the finding that validation losses come from passes in training mode, once there is one."""
         return self._found
+
+
+def _rests(model: nn.Module) -> bool:
+    """Return whether most of a *model* is frozen, and so is all of it that works otherwise in training, as below a new head."""
+    held = list(model.parameters())
+    trained = sum(each.numel() for each in held if each.requires_grad)
+    acting = [each for module in model.modules() if _has_modes(module) for each in module.parameters(recurse=False)]
+    return 2 * trained < sum(each.numel() for each in held) and not any(each.requires_grad for each in acting)
 
 
 def _has_modes(module: nn.Module) -> bool:

@@ -215,7 +215,7 @@ class LeftOut:
         if unmoved is not None and was_replaced:
             unmoved = replace(unmoved, advice=f"{_REPLACED}; else {unmoved.advice}")
         cleared = [each for each in left if 2 * each.had > each.steps]
-        grave = self._must_move(loose, raw, hooks, ran) if are_most and not was_replaced else "bad"
+        grave = self._must_move(loose, [*raw, *tables], hooks, ran) if are_most and not was_replaced else "bad"
         found = [unmoved and replace(unmoved, severity=grave)]
         found.append(self._judged("gradient_cleared", cleared, ran))
         out = {id(each.hook) for each in left}

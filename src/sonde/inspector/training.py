@@ -463,7 +463,7 @@ class WatchedTraining:
         have_ended = merging is not None and merging.all_have_ended
         if self._settings.rules.is_on("no_training_forward"):
             for watched in self.watched:
-                found = watched.rows.modes.finding(watched.logged)
+                found = watched.rows.modes.finding(watched.logged, watched.model)
                 if found is not None:
                     self._see(found, max(found.step, self._writer.findings.step))
         record = self._writer.record()

@@ -842,6 +842,12 @@ class LayerFindings:
         first, last = self._first[at], self.history.recent[-1:, at].ravel()
         return float(np.fmax.reduce(first, initial=math.nan)), float(np.fmax.reduce(last, initial=math.nan))
 
+    @property
+    def has_one_matrix(self) -> bool:
+        """Whether one layer of the model is trained, on what others make of the inputs, or on these."""
+        columns = np.flatnonzero(self.history.matrix & self.history.at("param")).tolist()
+        return sum(self.history.facts[each].trainable for each in columns) == 1
+
     def heaviest(self) -> str:
         """Return in words which weight or bias begins largest beside torch's own initialisation; ``""`` where none is much larger.
 

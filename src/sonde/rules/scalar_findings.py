@@ -69,6 +69,7 @@ _NEVER_ABOVE = (
     "look at how it is counted (a threshold, a column, an index), and whether the outputs are all of what is most frequent: weigh "
     "what is rare (pos_weight, class weights), or draw it more often"
 )
+_EVEN = 0.02  # of ln(2), by which a guess of two may be off
 _GUESSED = 0.9  # of the cross-entropy of a guess, from which on nothing has been learnt, before this training either
 _MANY_MEDIANS = 60  # values, whose medians of five are so many that the smallest and the largest lie far apart by chance
 _CONVERGED = 0.01  # loss, of the first ones, from which on there is little left to learn
@@ -388,7 +389,8 @@ class _Scalar:
         if found is None:
             return None
         first, last = loss.steps
-        is_guess = loss.first >= _GUESSED * rest[0] and loss.rate <= SLOW_RATE / 2
+        is_even = abs(loss.first / math.log(2) - 1) <= _EVEN
+        is_guess = (loss.first >= _GUESSED * rest[0] or is_even) and loss.rate <= SLOW_RATE / 2
         message = f"{self.name}: {found.message}, from step {first:,} to {last:,}"
         return replace(
             found, message=message, epoch=epoch, step=last, first_step=first,

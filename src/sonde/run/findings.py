@@ -390,6 +390,9 @@ class _Judges:
         if each.rule == "gradient_zero" and each.begun and "lost" not in each.evidence:
             is_solved = self._scalars.loss_of(each.model).is_low or self._scalars.has_risen
             return replace(each, severity="note") if is_solved else each  # as of batches whose samples are all beyond a margin
+        if each.rule == "weight_growth" and not self._scalars.loss_of(each.model).count:
+            is_one = any(held.has_one_matrix for (_, of), held in self._layers.items() if of == each.model)
+            return replace(each, severity="note") if is_one else each  # a linear model, which grows as it learns
         if each.rule == "loss_unbounded" and self._crosses_zero(each):
             grown = (RULES[other.rule].about for other in found if other.severity != "note" and related(each, other))
             return each if any(about in _GROWN for about in grown) else None

@@ -80,10 +80,13 @@ def numbers_of(
         "loose": scales["loose"],
         "compares": torch.full((), float(any(graph_nodes.operation_of(each) in _COMPARES for each in nodes)), device=output.device),
     }
+    names = {graph_nodes.operation_of(each) for each in nodes}
     for axis in axes:
         logs, slopes = output.movedim(axis, -1).double().log_softmax(-1), gradient.movedim(axis, -1)
         found |= _label_numbers(logs, slopes, axis, tokens, looked_at)
-        if gradient.shape[axis] > 2 and not {graph_nodes.operation_of(each) for each in nodes}.isdisjoint(_SOFTMAX):
+        if names and names.isdisjoint(_SOFTMAX):  # the two coordinates of a point may be pushed as two logits are
+            del found[f"sure {axis}"]
+        if gradient.shape[axis] > 2 and not names.isdisjoint(_SOFTMAX):
             found |= _distribution_numbers(logs, slopes, axis)
     return found | _binary_numbers(made[:_BINARY], held[:_BINARY])
 
@@ -518,6 +521,7 @@ def _several_numbers(logs: Tensor, gradient: Tensor) -> dict[str, Tensor]:
     """
     chance, held, every = logs.exp(), gradient.double(), logs.shape[-1]
     is_full = ((every * chance - held * len(held) - 1).abs() <= BEYOND).all(-1, keepdim=True)  # every class is a label, in a mean
+    is_full &= every > 2  # of two, the slope of both is that of the other one alone, where that is sure
     weight = (held / chance).max(-1, keepdim=True).values  # of a class that is no label: k times the number
     each = torch.where((weight > 0) & ~is_full, weight, math.inf).min()
     is_one = ((weight <= (1 + BEYOND) * each) | is_full).all()
