@@ -14,6 +14,8 @@ from sonde.rules import Chosen, Finding
 from sonde.stats import HostCopy
 
 _ONCE = "call optimizer.zero_grad() once before the passes of a step, not before each of them"
+_MIXED = "a pass whose gradients another optimizer steps leaves some here, too, and the own pass adds to them"
+_BEHIND = "clear these gradients right before the backward pass of their own loss: its optimizer.zero_grad() stands too early"
 _MOST = 8  # logged steps
 _SAME = 0.999  # cosine of the gradient of the last pass and of the step, however it was clipped
 
@@ -29,6 +31,9 @@ class _Watch:
         was_cleared: one of them found no gradient, another one, or one that had been written into.
         wasted: passes since the last step whose gradient the next one did not find.
         last: how often the parameter had been written into at the last pass, and a copy of what that one brought.
+        others: how many steps other optimizers have made, as the last pass of the model began; *left*: as the last gradient came
+            that was not cleared since, -1 without one.
+        is_mixed: a pass has added to the gradient of another one, behind one such step.
     """
 
     parameter: Tensor
@@ -38,6 +43,9 @@ class _Watch:
     was_cleared: bool = False
     wasted: int = 0
     last: tuple[int, Tensor] | None = None
+    others: int = 0
+    left: int = -1
+    is_mixed: bool = False
     handle: hooks.Handle | None = field(default=None, repr=False)
 
     def arrives(self, brought: Tensor) -> None:
@@ -50,6 +58,8 @@ class _Watch:
         is_empty = gradient is None or (is_on_host and not bool(gradient.any()))
         self.wasted = self.wasted + 1 if is_empty and self.last is not None and self.last[0] == written else 0
         self.last = written, brought.detach().clone()
+        self.is_mixed |= not is_empty and self.left >= 0 and self.others == self.left + 1
+        self.left = self.others
         if gradient is None or gradient is not self.gradient:
             self.was_cleared = True
         elif not self.was_cleared:
@@ -89,15 +99,23 @@ class KeptGradients:
         self._first = (0, 0)  # epoch and step of the first look
         self._looks = 0  # logged steps that were looked at, but for the first
         self._kept = 0  # logged steps before which the gradient was kept
+        self._mixed = 0  # those of them that added to what a pass for another optimizer had left
         self._last: list[HostCopy] = []  # of steps with passes that were for nothing: see stepped_by_last()
         self._passes = 0  # of such passes, the fewest before one step
         self._found: tuple[Finding, ...] = ()
         self.looks = chosen.is_on("gradient_kept") or chosen.is_on("gradient_cleared")
         self.is_alone = True
 
-    def look_at_pass(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Look no more if what a pass is given takes a gradient: one for an attack, or a penalty, which is thrown away."""
-        if any(each.requires_grad for _, each in walk([list(args), dict(kwargs)])):
+    def look_at_pass(self, args: Sequence[Any], kwargs: Mapping[str, Any], others: int) -> None:
+        """Look no more if what a pass is given takes a gradient itself: one for an attack, or a penalty, which is thrown away.
+
+        Args:
+            args, kwargs: what it is given.
+            others: how many steps optimizers have made that hold no parameter of the model.
+        """
+        if self._watch is not None:
+            self._watch.others = others
+        if any(each.requires_grad and each.is_leaf for _, each in walk([list(args), dict(kwargs)])):
             self.end()
 
     def check(self, at: Sequence[SiteHook], held: frozenset[int] | None, epoch: int, step: int) -> None:
@@ -113,8 +131,9 @@ class KeptGradients:
             return
         if watch is None:
             self._first = epoch, step
-        elif watch.end():
+        elif watch.end() or watch.is_mixed:
             self._kept += 1
+            self._mixed += watch.is_mixed
         elif self.is_alone and (last := watch.stepped_by_last()) is not None:
             self._passes = watch.wasted if not self._last else min(self._passes, watch.wasted)
             self._last.append(last)
@@ -141,7 +160,8 @@ class KeptGradients:
         """Return what is found of the looks so far."""
         cleared = self._chosen.judge("gradient_cleared", float(len(self._last)))
         if cleared is None or not self.is_alone:
-            return self._chosen.judge("gradient_kept", float(self._kept))
+            found = self._chosen.judge("gradient_kept", float(self._kept))
+            return found if found is None or self._mixed < self._kept else replace(found, message=_MIXED, advice=_BEHIND)
         if any(not float(each) >= _SAME for copy in self._last for each in copy.unpack()):
             return None
         message = (

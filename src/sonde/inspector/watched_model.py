@@ -270,7 +270,7 @@ class WatchedModel:
         if former in (None, step) and self.rows.same.looks and self._pass_number < _SAME_PASSES:
             self.rows.same.look(args, kwargs, *self.next_moment)
         if self.rows.kept.looks:
-            self.rows.kept.look_at_pass(args, kwargs)
+            self.rows.kept.look_at_pass(args, kwargs, self.clock.step_counter.foreign)
         if looks and not self.clock.forward_counter.is_compiled:
             self._arguments = args, kwargs
             self.clock.forward_counter.take_outputs(self._pass_ends)  # for this call alone: compiled code is guarded by hooks
