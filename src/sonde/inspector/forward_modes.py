@@ -83,7 +83,7 @@ class EvaluationModes:
     def take_loss(self, model: nn.Module, epoch: int, step: int) -> bool:
         """Note that a validation loss was given behind *step*; return whether further passes matter."""
         if self._acting is None:
-            self._acting = {name: each for name, each in model.named_modules() if _has_modes(each)}
+            self._acting = {name: each for name, each in model.named_modules() if acts_by_mode(each)}
         passes, self._passes = [acts for at, acts in self._passes if at == step + 1], []
         if passes and all(passes):
             self._waiting = passes[0], epoch, step
@@ -106,12 +106,12 @@ def _rests(model: nn.Module) -> bool:
     """Return whether most of a *model* is frozen, and so is all of it that works otherwise in training, as below a new head."""
     held = list(model.parameters())
     trained = sum(each.numel() for each in held if each.requires_grad)
-    acting = [each for module in model.modules() if _has_modes(module) for each in module.parameters(recurse=False)]
+    acting = [each for module in model.modules() if acts_by_mode(module) for each in module.parameters(recurse=False)]
     return 2 * trained < sum(each.numel() for each in held) and not any(each.requires_grad for each in acting)
 
 
-def _has_modes(module: nn.Module) -> bool:
-    """Return whether a dropout drops anything, or a normalisation has running statistics."""
+def acts_by_mode(module: nn.Module) -> bool:
+    """Return whether a module works otherwise in training: a dropout that drops anything, a normalisation with statistics."""
     if isinstance(module, nn.RNNBase | nn.MultiheadAttention):
         return float(module.dropout) > 0
     rate = getattr(module, "p", 0) if "Dropout" in type(module).__name__ else 0

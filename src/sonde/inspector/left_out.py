@@ -15,9 +15,11 @@ from torch.nn.parameter import is_lazy
 
 from sonde.diagnosis import written_at
 from sonde.engine import SiteHook, parameters_of, raise_if_foreign, version_of
+from sonde.inspector.forward_modes import acts_by_mode
 from sonde.inspector.measurement.execution_order import Ran
 from sonde.rules import RULES, Chosen, Finding, Severity, among
 from sonde.stats import HostCopy, in_memory
+from sonde.words import percent
 
 _LOOKS = 2 * int(RULES["unmoved"].thresholds["least"])  # logged steps, from the first on
 _NEAR = 0.7  # distance of a copy, of its size: initial weights are 1.4 of their size apart
@@ -44,6 +46,11 @@ _NOT_USED = (
     "overwritten or taken from another place, or for what cuts it off (a detach(), no_grad(), an argmax); freeze it with "
     "requires_grad_(False) if that is meant"
 )
+_RESTING = (
+    "call eval() on what is frozen after each model.train(): statistics of its normalisations go over to the new data, and its "
+    "dropouts make noise of features that nothing adapts any more"
+)
+_NOISY = 0.3  # rate of a dropout that is a warning where it is frozen
 _MOST = 0.5  # share of the layers without an optimizer; if so many are, the others may be what is meant to be trained: a note
 
 
@@ -145,6 +152,7 @@ class LeftOut:
         self._left: list[_Left] | None = None
         self._frozen: list[SiteHook] = []  # of parameters that are not trained so far
         self._raw: _NeverTrained | None = None  # what was frozen at the first look
+        self._acting: dict[str, tuple[nn.Module, list[int]]] = {}  # frozen parts that act as in training, and versions of weights
         self._blank: list[tuple[SiteHook, HostCopy]] = []  # frozen weights: their largest magnitude, and that of a gradient before
         self._looks = 0
         self._first = (0, 0)  # epoch and step of the first look
@@ -206,6 +214,7 @@ class LeftOut:
         tables = [] if self._raw is None else self._raw.tables
         self._raw = None
         self._found = (*self._found, *self._never_trained(raw, tables, hooks, ran), *self._frozen_at_zero())
+        self._found += () if (acting := self._told_acting()) is None else (acting,)
         if not left:
             return
         loose = [each for each in left if not each.is_held and not each.hook.was_stepped()]
@@ -256,10 +265,45 @@ class LeftOut:
         """Copy numbers of the weights that are frozen, or in no optimizer, if these are plain."""
         still = [*self._frozen, *[each.hook for each in self._left or () if not each.is_held]]
         try:
+            self._acting = dict(self._frozen_in_training(hooks, ran)) if self._chosen.is_on("norm_setting") else {}
             self._raw = _NeverTrained(still) if still and self._chosen.is_on("frozen_raw") else None
             self._blank = list(_sizes_around(self._frozen, hooks, ran)) if self._chosen.is_on("constant_weight") else []
         except Exception as error:
             raise_if_foreign(error)
+
+    def _frozen_in_training(
+        self, hooks: Sequence[SiteHook], ran: Mapping[str, Ran]
+    ) -> Iterator[tuple[str, tuple[nn.Module, list[int]]]]:
+        """Yield what runs without a graph before all that is trained, as in training, and how often it was written into."""
+        layers = [(seen, hook) for hook in hooks if (seen := ran.get(hook.name.rpartition(".")[0])) is not None]
+        begins = min((seen.place for seen, hook in layers if seen.has_graph and _is_trained(hook.target)), default=-1)
+        first = min((seen.place for seen, _ in layers if not seen.has_graph), default=begins)
+        for name, module in self._model.named_modules():
+            seen = ran.get(name)
+            if seen is not None and first < seen.place < begins and not seen.has_graph and module.training and acts_by_mode(module):
+                moves = getattr(module, "momentum", 1.0) != 0
+                if moves:
+                    yield name, (module, [version_of(each) for each in module.parameters()])
+
+    def _told_acting(self) -> Finding | None:
+        """Return the finding that frozen parts still work as in training: nothing else has written into them."""
+        held, self._acting = self._acting, {}
+        still = {
+            name: module
+            for name, (module, versions) in held.items()
+            if module.training and versions == [version_of(each) for each in module.parameters()]
+        }
+        norms = [name for name, module in still.items() if hasattr(module, "running_mean")]
+        rates = [rate for name, module in still.items() if name not in norms and isinstance(rate := getattr(module, "p", 0), float)]
+        found = self._chosen.judge("norm_setting", math.nan, 0.0) if still else None
+        if found is None:
+            return None
+        names = [*norms, *[name for name in still if name not in norms]]
+        does = "its statistics move" if norms else f"it drops {percent(max(rates, default=0.0))}"
+        message = among(names, f"frozen, and in training mode: {does}")
+        severity: Severity = "warn" if norms or max(rates, default=0.0) >= _NOISY else "note"
+        told = found.at(f"{names[0]}:output", *self._first, message)
+        return replace(told, first_step=self._first[1], severity=severity, advice=_RESTING, places=tuple(names))
 
     def _never_trained(
         self, raw: Sequence[SiteHook], tables: Sequence[SiteHook], hooks: Sequence[SiteHook], ran: Mapping[str, Ran]
