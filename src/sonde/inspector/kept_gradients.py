@@ -15,7 +15,7 @@ from sonde.stats import HostCopy
 
 _ONCE = "call optimizer.zero_grad() once before the passes of a step, not before each of them"
 _MIXED = "a pass whose gradients another optimizer steps leaves some here, too, and the own pass adds to them"
-_BEHIND = "clear these gradients right before the backward pass of their own loss: its optimizer.zero_grad() stands too early"
+_BEHIND = "clear these gradients right before the backward pass of their own loss: optimizer.zero_grad() is missing, or too early"
 _MOST = 8  # logged steps
 _SAME = 0.999  # cosine of the gradient of the last pass and of the step, however it was clipped
 

@@ -11,6 +11,7 @@ import torch
 
 from sonde import rules
 from sonde.answer import Check
+from sonde.diagnosis.preflight.sample_checks import DROPOUTS
 from sonde.diagnosis.preflight.subject import Subject, UnjudgedError, distance_of
 from sonde.engine import Trial, graph_nodes, parameters, walk
 from sonde.keep import Layer
@@ -85,11 +86,20 @@ def alive(subject: Subject) -> Check:
         )
         same = {each.rule: each for each in again.get(layer.name, layer).findings}
         found += [
-            replace(same[each.rule], site=f"{layer.name}:output")
+            _of_dropout(subject, layer.name, replace(same[each.rule], site=f"{layer.name}:output"))
             for each in layer.findings
             if each.rule in same and each.rule in _SHOWN and not (each.rule != "saturated" and (begins_at_zero or each.call >= 0))
         ]
     return Check("alive", f"{counted:,} layers looked at", tuple(found))
+
+
+def _of_dropout(subject: Subject, name: str, found: Finding) -> Finding:
+    """Return what was *found* of a layer, with the rate of a dropout that leaves out everything."""
+    module = dict(subject.model.named_modules()).get(name)
+    if not (isinstance(module, DROPOUTS) and module.p >= 1):
+        return found
+    advice = "lower its rate, p=1, which is the share that is left out and not that which is kept"
+    return replace(found, message=f"{found.message}: a dropout that leaves out all", advice=advice)
 
 
 def _with_other_numbers(subject: Subject) -> dict[str, Layer]:

@@ -109,6 +109,13 @@ class LossCall:
         return kept if kept.numel() else None
 
     @property
+    def added_up(self) -> Tensor | None:
+        """What the targets of a cross-entropy add up to for each sample; None where they are class indices."""
+        if self.name != "cross_entropy" or not self.target.is_floating_point() or not self.target.numel():
+            return None
+        return self.target.double().sum(1 if self.target.dim() > 1 else 0)
+
+    @property
     def ignores_all(self) -> bool:
         """Whether the target of a cross-entropy holds nothing but the number that is ignored."""
         is_index = self.name in ("cross_entropy", "nll_loss") and not self.target.is_floating_point() and self.target.numel()

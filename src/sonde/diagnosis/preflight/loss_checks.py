@@ -65,6 +65,9 @@ def labels(subject: Subject) -> Check:
         advice = "look at how the labels are made: at masks, at truncation, and at ignore_index"
         return Check("labels", "", (Finding("labels_ignored", f"{words}, which it ignores", severity="bad", advice=advice),))
     binary = [call for call in calls if call.name.startswith("binary") and call.target.numel()]
+    others = _some(each for call in calls for each in (_several(call), _beyond(call)))
+    if others:
+        return Check("labels", "", others)
     if not judged and not binary:
         raise UnjudgedError("no loss function with class indices was seen")
     found = [rules.judge("labels_outside", int(indices.min()), int(indices.max()), call.classes) for call, indices in judged]
@@ -85,6 +88,30 @@ def labels(subject: Subject) -> Check:
     call, indices = judged[0]
     said = f"{len(torch.unique(indices)):,} different labels of {call.classes:,} classes"
     return Check("labels", said, _some(found))
+
+
+def _several(call: LossCall) -> Finding | None:
+    """Return the finding that targets of a cross-entropy, which are no class indices, add up to other numbers than 1."""
+    sums = call.added_up
+    if sums is None or float((sums - 1).abs().max()) <= _OFF:
+        return None
+    low, high = short(float(sums.min())), short(float(sums.max()))
+    words = f"the targets of {call.name} add up to {low} to {high} for each sample, and one softmax to 1"
+    advice = "use binary_cross_entropy_with_logits for several labels of one sample; else divide the targets by their sum"
+    return Finding("labels_several", words, value=float(sums.mean()), severity="warn", advice=advice)
+
+
+def _beyond(call: LossCall) -> Finding | None:
+    """Return the finding that targets of a regression lie beyond what the activation in front of the loss returns."""
+    ends = _RANGES.get(call.made_by) if call.name in REGRESSION and call.target.shape == call.input.shape else None
+    if ends is None or not call.target.numel():
+        return None
+    share = float(((call.target < ends[0]) | (call.target > ends[1])).double().mean())
+    return rules.judge("target_beyond", share, float(call.target.min()), float(call.target.max()), what=call.made_by)
+
+
+_OFF = 0.05  # what targets add up to, beside 1
+_RANGES = {"Tanh": (-1.0, 1.0), "Sigmoid": (0.0, 1.0)}
 
 
 def _absent(call: LossCall, indices: torch.Tensor) -> Finding | None:
@@ -163,6 +190,7 @@ def _of_input(call: LossCall) -> Finding | None:
 
 
 _CUT = 0.05
+_FAR_TARGETS = 100.0  # times the size of outputs, or 1, that targets are off them
 _SHARP = 100.0
 _CUTS = ("Relu", "Clamp", "ClampMin", "Maximum", "Hardtanh", "Threshold", "Where")
 
@@ -185,6 +213,7 @@ def _of_first(call: LossCall) -> tuple[Finding | None, str] | None:
     """Return the finding about the value of a call, and the value beside that of a guess in words; None if no guess is known."""
     if call.name in ("cross_entropy", "nll_loss"):
         loss, guess = call.mean(call.input), math.log(max(call.classes, 1))
+        guess *= 1.0 if call.added_up is None else max(float(call.added_up.mean()), 0.0)
         if call.classes > 1 and math.isfinite(loss):
             said = f"{short(loss)}; a guess among {call.classes:,} classes has {short(guess)}"
             is_sharp = call.of_cosines and float(call.input.abs().max()) <= _SHARP  # a scale, as of pairs or margins, is meant
@@ -198,7 +227,9 @@ def _of_first(call: LossCall) -> tuple[Finding | None, str] | None:
         middle = target.mean() if call.name == "mse_loss" else target.median()
         loss, constant = call.mean(call.input), call.mean(torch.full_like(call.input, float(middle)))
         said = f"{short(loss)}; the mean of the targets alone has {short(constant)}"
-        return rules.judge("initial_error", loss, constant), said
+        count, size = call.target.numel(), float(call.input.square().mean().sqrt())
+        far = rules.judge("target_large", loss * count, size, count, factor=_FAR_TARGETS) if call.name == "mse_loss" else None
+        return rules.judge("initial_error", loss, constant) or far, said
     return None
 
 

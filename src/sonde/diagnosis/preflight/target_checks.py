@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sonde import rules
 from sonde.answer import Check
-from sonde.diagnosis.preflight.loss_calls import LossCall, LossCalls
+from sonde.diagnosis.preflight.loss_calls import REGRESSION, LossCall, LossCalls
 from sonde.diagnosis.preflight.sample_checks import inputs_of, normalise_apart
 from sonde.diagnosis.preflight.subject import Subject, UnjudgedError, distance_of, rounding_of
 from sonde.engine import Trial, holds_graph, is_floating, parameters, remap, walk
@@ -95,6 +95,9 @@ def targets_used(subject: Subject) -> Check:
     outputs = [tensor for tensor in subject.outputs() if tensor.dim() and tensor.shape[0] > 1]
     if not any(distance_of(tensor, tensor.roll(1, 0)) > rounding_of(tensor) for tensor in outputs):
         raise UnjudgedError("the outputs of all samples are equal: a layer begins at zero, or nothing of the samples reaches them")
+    calls = [call for call in subject.first.calls if call.name in REGRESSION and call.target.numel()]
+    if any(float(call.input.abs().max()) <= _ROUNDING * float(call.target.abs().max()) for call in calls):
+        raise UnjudgedError("the targets are so large that rounding hides what the outputs do to the loss")
     after = subject.loss_after(exchange)
     if abs(after - before) <= _ROUNDING * abs(before) and _is_hidden(subject, exchange):
         raise UnjudgedError("where the targets are exchanged the loss stays with these weights alone, and changes with random ones")

@@ -136,6 +136,7 @@ def overfit(subject: Subject) -> Check:
         advice = (
             _maximized(subject)
             or _summed(subject)
+            or _of_eps(subject)
             or frozen_end(subject)
             or "look at the learning rate of the optimizer, and at the parameters that it holds"
         )
@@ -181,6 +182,16 @@ def _maximized(subject: Subject) -> str:
     with subject.trial() as trial:
         is_up = any(group.get("maximize") for group in trial.make_optimizer(subject.optimizer).param_groups)
     return "leave maximize=True out of the optimizer: it makes the loss larger" if is_up else ""
+
+
+def _of_eps(subject: Subject) -> str:
+    """Return the advice about an optimizer whose eps is far larger than usual; ``""`` of another one."""
+    with subject.trial() as trial:
+        held = [float(group.get("eps") or 0.0) for group in trial.make_optimizer(subject.optimizer).param_groups]
+    return f"its eps is {max(held):g}, and gradients are divided by it: 1e-8 is usual" if max(held) >= _EPS else ""
+
+
+_EPS = 1e-3
 
 
 def _summed(subject: Subject) -> str:
