@@ -300,7 +300,7 @@ def _of_module(scene: Scene) -> Iterator[Suspect]:
             result, what = made[0] if side == "a" else of[0], f"{kept.site.path} ({kept.type})"
             yield scene.suspect(
                 "module_missing",
-                f"{what} is not called in {lacking}: {side} goes on with its output, the other with its input",
+                f"{what} is not called here in {lacking}: {side} goes on with its output, the other with its input",
                 Undo(made=lambda _, result=result: result),  # type: ignore[misc]  # a tensor
                 f"call it here in {lacking}, or leave it out in {side}",
             )
@@ -315,7 +315,8 @@ def _of_sum(scene: Scene) -> Iterator[Suspect]:
     here = _sum_of(scene, common[0], scene.tensors[0])  # a sum that can be made of the tensors of b too
     there = _sum_of(scene, common[1], scene.tensors[1])
     alone = {} if here else _sum_of(scene, scene.made_of[0], scene.tensors[0])
-    if len(alone) > 1 or (alone and [*there.values()] == [1.0] and not _is_made_alone(scene)):
+    is_other = [*there.values()] == [1.0] and not _is_made_alone(scene) and next(_of_module(scene), None) is None
+    if len(alone) > 1 or (alone and is_other):
         here = alone  # of one that b does not have, that of a stands in
     there = there or _sum_of(scene, scene.made_of[1], scene.tensors[1])
     if not here or not there or here == there:
@@ -722,7 +723,7 @@ def _is_large_enough(scene: Scene) -> bool:
     return scene.tensors is not None and scene.tensors[0].numel() >= _LEAST
 
 
-FORMULAS: tuple[Callable[[Scene], Iterator[Suspect]], ...] = (_of_normalisation, _of_activation, _of_module, _of_sum, _of_selection)
+FORMULAS: tuple[Callable[[Scene], Iterator[Suspect]], ...] = (_of_normalisation, _of_activation, _of_sum, _of_module, _of_selection)
 """What is looked for in the tensors of a place where the formulas of both sides are recognised, the most certain first."""
 RELATIONS: tuple[Callable[[Scene], Iterator[Suspect]], ...] = (
     _of_factor,

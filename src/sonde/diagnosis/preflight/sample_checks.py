@@ -15,7 +15,19 @@ from torch import Tensor, nn
 from sonde import rules
 from sonde.answer import Check
 from sonde.diagnosis.preflight.subject import Subject, UnjudgedError, distance_of, rounding_of
-from sonde.engine import BatchNorm, Trial, as_arguments, holds_graph, is_floating, members, remap, roughness_by_order, unwrap, walk
+from sonde.engine import (
+    BatchNorm,
+    RandomState,
+    Trial,
+    as_arguments,
+    holds_graph,
+    is_floating,
+    members,
+    remap,
+    roughness_by_order,
+    unwrap,
+    walk,
+)
 from sonde.graph import named_inputs
 from sonde.rules import Finding, Severity
 from sonde.words import names_text, shape_text
@@ -53,9 +65,9 @@ def deterministic(subject: Subject) -> Check:
 def _next_apart(subject: Subject) -> tuple[float, float]:
     """Return how far the outputs of two calls of one copy are apart, and what rounding explains; 0 where buffers have changed."""
     with subject.trial() as trial, torch.no_grad():
-        state, before = torch.get_rng_state(), [each.clone() for each in trial.model.buffers()]
+        state, before = RandomState.now(trial.model.parameters()), [each.clone() for each in trial.model.buffers()]
         one = [tensor.clone() for _, tensor in walk(trial.output()) if is_floating(tensor)]
-        torch.set_rng_state(state)
+        state.restore()
         is_kept = all(torch.equal(held, each) for held, each in zip(before, trial.model.buffers(), strict=True))
         other = [tensor for _, tensor in walk(trial.output()) if is_floating(tensor)] if is_kept else []
     pairs = zip(one, other, strict=False)

@@ -41,6 +41,7 @@ from sonde.inspector.batches.layer_reading import (
     dropped_numbers,
     narrow_layer,
     norm_numbers,
+    repeated_norm,
     shut_numbers,
     sum_numbers,
 )
@@ -272,7 +273,7 @@ class BatchChecks:
                 look.add(dropped_numbers(nodes, names))
             look.add(direction_numbers(nodes[::-1], names) if walks and self._may_walk else {})
             if self._depended == 1:
-                look.narrow = narrow_layer(nodes, names)
+                look.narrow, look.repeated = narrow_layer(nodes, names), repeated_norm(nodes, names)
                 look.add(attention_numbers(nodes, names, [each for each in given if _are_tokens(each, len(shown), [])]))
                 look.add(sum_numbers(nodes[::-1], dict(added_by(self._model))))
             look.is_linear, look.is_difference = _is_linear(nodes, given), graph_nodes.is_own_difference(output.grad_fn)

@@ -275,6 +275,19 @@ def _bias_numbers(name: str, held: Sequence[Tensor], given: Tensor | None) -> di
     return {f"bias {name}": biases[0].mean(), f"rest {name}": made}
 
 
+def repeated_norm(nodes: Sequence[Any], names: Mapping[int, str]) -> str:
+    """Return the name of a batch normalisation that is given what has gone through itself before; ``""`` for none."""
+    held: dict[str, list[Any]] = {}
+    for node in nodes if any(map(graph_nodes.is_batch_norm, nodes)) else ():
+        leaves = [graph_nodes.leaf_of(each) for each in graph_nodes.sources_of(node)] if graph_nodes.is_batch_norm(node) else []
+        if name := next((names[id(leaf)] for leaf in leaves if id(leaf) in names), ""):
+            held.setdefault(name.rpartition(".")[0], []).append(node)
+    for name, found in held.items():
+        if any(not {*found}.isdisjoint([*graph_nodes.nodes_before(each)][1:]) for each in found[: len(found) - 1]):
+            return name
+    return ""
+
+
 def norm_numbers(nodes: Sequence[Any], names: Mapping[int, str], slow: Collection[str]) -> dict[str, Tensor]:
     """Return of each batch normalisation the variance that goes in, of its eps, and of *slow* ones how far they are off."""
     found: dict[str, Tensor] = {}

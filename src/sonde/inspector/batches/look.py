@@ -76,6 +76,7 @@ class Look:
         is_difference: the first output is a difference of two things that the same parameters have made, as of scores in a pair.
         outputs: the names of those that are looked at; of further ones, whether their targets are in their range.
         narrow: the layer of one unit through which all goes that the last one is given; ``""`` for none.
+        repeated: the batch normalisation that is given what has gone through itself before; ``""`` for none.
         depends: what the output depends on, if that was measured.
         tokens: how many arguments are tokens; first those whose part in the output was measured.
         is_piecewise: nothing but linear operations and activations of straight pieces has made the first output.
@@ -110,6 +111,7 @@ class Look:
     is_linear: bool = False
     is_difference: bool = False
     narrow: str = ""
+    repeated: str = ""
     depends: Depends | None = None
     tokens: int = 0
     is_piecewise: bool = False

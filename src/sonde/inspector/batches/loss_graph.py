@@ -59,6 +59,10 @@ _SHORT = (
 )
 _BENT = "leave the activation behind the last layer out: of a class whose output is zero for all samples no gradient comes back"
 _OF_OUTPUTS = ("LogSoftmax", "BinaryCrossEntropyWithLogits", "BinaryCrossEntropy", "MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss")
+_FAR_SCORES = (
+    "look at what makes the scores: scale down initial weights or embeddings, normalise what is multiplied, or divide a product by "
+    "the square root of its length"
+)
 _MASKS = ("MaskedFill", "Where", "IndexPut", "FillDiagonal")
 _PICKS = ("Neg", "Mean", "Index", "Gather", "NllLoss", "NllLoss2D")  # what makes a cross-entropy of logarithms
 _CHOOSES = ("NllLoss", "NllLoss2D", "Gather", "Index", "Diagonal")  # what picks those of labels
@@ -285,6 +289,11 @@ class LossGraph:
         if kind == "lengths" and not any(numbers):
             found, advice = judge("gradient_zero", 0.0), _SHORT
             message = "ctc_loss returns 0 and no gradient: its inputs are shorter than their labels (zero_infinity=True)"
+        elif kind == "begun" and numbers[0] < _BEYOND * numbers[1]:
+            found, advice = judge("begins_large", numbers[0], numbers[1], math.inf), _FAR_SCORES
+            message = (
+                f"the first loss is {short(numbers[0])}, and a guess has {short(numbers[1])}: the scores in it begin far too large"
+            )
         elif len(numbers) < _LOOKS:
             return None
         elif kind in (_DISTANCE, _ENTROPY) and (min(numbers) > 0 if self.climbs else max(numbers) < 0 and kind == _DISTANCE):
@@ -692,6 +701,8 @@ def _of_terms(loss: Tensor) -> Iterator[Read]:
             torch.stack([each.double().square().mean().sqrt() for each in errors]).max(),
         )
         yield "errors", torch.stack([size, (loss.detach().double().abs().reshape(()) - beside) / beside]), 0
+    if (guess := _guess_of(terms, loss.device)) > 0:
+        yield "begun", torch.stack([loss.detach().double().reshape(()), torch.full((), guess, device=loss.device)]), 0
     for share in _smoothed_in(terms):
         yield "smoothed", share.to(loss.device), 0
     for node, weight in terms:
@@ -705,6 +716,26 @@ def _of_terms(loss: Tensor) -> Iterator[Read]:
     if held and not {"Gather", "Index"}.isdisjoint(map(graph_nodes.operation_of, nodes)):
         is_mask = torch.stack([((each == 0) | (each == 1)).all() for each in held]).all()
         yield "entropy", torch.where(is_mask, 0.0, torch.stack(weights).sum()), 0
+
+
+def _guess_of(terms: Sequence[tuple[Node, Tensor]], device: torch.device) -> float:
+    """Return what a guess has of a loss that is a mean cross-entropy, or several halves of one, by its *terms*; 0 of another one.
+
+    Nor is it known of cosines times a scale, or of labels that weigh more.
+    """
+    if not terms or abs(float(sum(weight for _, weight in terms)) - 1) > _SAME_LOSS:
+        return 0.0
+    guesses: set[float] = set()
+    for node, _ in terms:
+        name, before = graph_nodes.operation_of(node), graph_nodes.sources_of(node)
+        soft = graph_nodes.behind(before[0], graph_nodes.KEEPS) if before else node
+        if name == "NllLoss" and graph_nodes.operation_of(soft) == "LogSoftmax" and getattr(node, "_saved_weight", None) is None:
+            is_scaled = width_of_cosines(graph_nodes.sources_of(soft)[0], device, (*graph_nodes.MOVES, *_MASKS)) is not None
+            guesses.add(0.0 if is_scaled else math.log(graph_nodes.shape_of(soft)[-1]))
+        else:
+            is_plain = name == "BinaryCrossEntropyWithLogits" and getattr(node, "_saved_pos_weight", None) is None
+            guesses.add(math.log(2) if is_plain else 0.0)
+    return min(guesses)
 
 
 def _smoothed_in(terms: Sequence[tuple[Node, Tensor]]) -> Iterator[Tensor]:

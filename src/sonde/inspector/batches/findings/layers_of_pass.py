@@ -26,6 +26,8 @@ _AVERAGED = (
     "and so do many layers whose biases outweigh what goes in, as inputs that were scaled twice; take fewer of them, add what went "
     "in (a residual path), or normalise"
 )
+_AT_DEPTHS = "normalises at several depths of a network: its running statistics, which evaluation takes, are of none of them"
+_OWN_NORM = "give each place a batch normalisation of its own, or use a LayerNorm, which has no statistics of batches"
 _ALL_PADDING = 0.99  # of the weights of an attention
 _ONE_UNIT = "has one unit: all that outputs know of what goes in is one number"
 _WIDER = "give it more units, as many as what it stands for has independent numbers, or more"
@@ -53,6 +55,8 @@ class LayersOfPass(PassFindings):
         yield self._told_directions(numbers)
         found = self._chosen.judge("rank_collapse", 1.0) if look.narrow else None
         yield found and replace(found, message=f"{look.narrow} {_ONE_UNIT}", advice=_WIDER, site=f"{look.narrow}:output")
+        found = self._chosen.judge("running_off", math.inf, 1.0) if look.repeated else None
+        yield found and replace(found, message=f"{look.repeated} {_AT_DEPTHS}", advice=_OWN_NORM, site=f"{look.repeated}:output")
         yield from self._of_indices(numbers)
         yield from self._of_norms(numbers)
         yield from self._of_attention(numbers)
