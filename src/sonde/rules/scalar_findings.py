@@ -69,6 +69,13 @@ _NEVER_ABOVE = (
     "look at how it is counted (a threshold, a column, an index), and whether the outputs are all of what is most frequent: weigh "
     "what is rare (pos_weight, class weights), or draw it more often"
 )
+_OF_TRAINING = {"acc", "accuracy", "train", "training"}  # words of a name, if it has no other
+_OF_HELD_OUT = {"acc", "accuracy", "val", "valid", "validation", "test", "eval"}
+_MISCOUNTED, _HALF_OFF = 0.3, 0.5  # of an accuracy, too low; of the loss of a guess, by which the first one may be off
+_COUNTED = (
+    "the accuracy is counted wrongly: look at the axis of its argmax, at shapes (N, 1) beside (N,), at what it is divided by, and "
+    "at which labels it is given"
+)
 _EVEN = 0.02  # of ln(2), by which a guess of two may be off
 _GUESSED = 0.9  # of the cross-entropy of a guess, from which on nothing has been learnt, before this training either
 _MANY_MEDIANS = 60  # values, whose medians of five are so many that the smallest and the largest lie far apart by chance
@@ -251,8 +258,25 @@ class ScalarFindings:
             *(self._metrics.values() if not at_end else ()),
         )
         told = [*(each.found for each in watched), *(each.at_end() for each in self._metrics.values() if at_end)]
+        told += [self._miscounted(name, each) for name, each in self._metrics.items()] if at_end else []
         yield from (each for each in told if each is not None)
         yield from (each.added for each in self._cleared.values() if each.added is not None)
+
+
+    def _miscounted(self, name: str, metric: _Metric) -> Finding | None:
+        """Return the finding of an accuracy far below what a cross-entropy leaves: each wrong label costs ln 2 or more."""
+        model, _, kind = name.rpartition("/")
+        words, loss, chance = _words_of(kind), self.loss_of(model), self._chance_of(model)
+        is_of_two = math.isnan(chance) and abs(loss.begun / math.log(2) - 1) <= 2 * _EVEN
+        chance, held_out = math.log(2) if is_of_two else chance, self._held_out.get(f"{model}/val_loss".lstrip("/"))
+        now = loss.smooth if words <= _OF_TRAINING else held_out.last if words <= _OF_HELD_OUT and held_out else math.nan
+        least, last = 1 - now / math.log(2), metric.last_mean
+        is_known = abs(loss.begun - chance) <= _HALF_OFF * chance and last <= 1 and metric.found is None
+        found = self._chosen.judge("metric_falls", last, least, 0.0) if is_known and last < least - _MISCOUNTED else None
+        if found is None:
+            return None
+        message = f"{name} is {short(last)}, and a cross-entropy of {short(now)} leaves {short(least)} or more"
+        return replace(found, message=message, advice=_COUNTED, step=loss.steps[1], first_step=loss.steps[0])
 
 
 @dataclass
@@ -755,7 +779,12 @@ class _HeldOut:
 @cache
 def _is_to_rise(kind: str, names: frozenset[str] = _RISING_NAMES) -> bool:
     """Return whether a metric is to rise, by the words of its name."""
-    return not names.isdisjoint(re.split(r"[^a-z0-9]+|(?<=[a-z])(?=[0-9])", kind.lower()))
+    return not names.isdisjoint(_words_of(kind))
+
+
+def _words_of(kind: str) -> set[str]:
+    """Return the words of a name."""
+    return {*re.split(r"[^a-z0-9]+|(?<=[a-z])(?=[0-9])", kind.lower())}
 
 
 class _Metric:
@@ -787,6 +816,11 @@ class _Metric:
             found, advice = self._level(), _NOT_LEARNT
             message = f"{self._name} {found.message}, at step {end:,}" if found is not None else ""
         return found and replace(found, message=message, advice=advice, step=end, first_step=self._begun)
+
+    @property
+    def last_mean(self) -> float:
+        """The mean of the last values; NaN of few."""
+        return fmean(self._last) if self._count >= METRIC_FEW else math.nan
 
     @property
     def has_risen(self) -> bool:

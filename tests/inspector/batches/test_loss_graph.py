@@ -104,6 +104,7 @@ VOLUME = (
     "without end"
 )
 CANCELLED = "the loss subtracts what was made of the same outputs by the same operations: nothing is left of it"
+DROPPED = "a dropout makes what the loss compares: 50 % of the outputs are zero in training"
 MIXED = "a view between the model and a softmax of 18×2 mixes classes with the other axes"
 LOSSES: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor], str, str]] = {
     "a divergence of probabilities": (
@@ -243,6 +244,26 @@ LOSSES: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor], str, str]] = {
     "negatives that are the positives": (
         8, lambda y, x: functional.triplet_margin_loss(y[:4], y[4:8], y[4:8].clone()), "gradient_zero", CANCELLED
     ),
+    "a dropout of what the loss compares": (
+        8, lambda y, x: functional.cross_entropy(functional.dropout(y), classes(x)), "dropped", DROPPED
+    ),
+    "a dropout of numbers": (8, lambda y, x: functional.mse_loss(functional.dropout(y), x), "dropped", DROPPED),
+    "a relu of logits": (
+        3, lambda y, x: functional.cross_entropy(y.relu(), classes(x)), "target_beyond",
+        "cross_entropy is given what a relu has made, of shape 12×3: no output is below zero",
+    ),
+    "an overlap as loss": (
+        3, lambda y, x: 2 * (y.sigmoid() * (x[:, :3] > 0)).sum() / (y.sigmoid().sum() + (x[:, :3] > 0).sum()), "loss_unbounded",
+        "the loss is an overlap of outputs and masks (Dice or IoU), and each step makes it small",
+    ),
+    "a factor of another shape": (
+        1, lambda y, x: (y.exp() * x[:, 0]).mean(), "loss_broadcast",
+        "the loss multiplies each of 12 samples with each: one factor has the shape (N, 1) beside (N,)",
+    ),
+    "images of another shape": (
+        4, lambda y, x: (y.reshape(12, 1, 2, 2) - x[:, :4].reshape(12, 2, 2)).square().mean(), "loss_broadcast",
+        "the loss (Sub) of outputs of shape 12×1×2×2 compares each output with each target: 144 pairs of 12 samples",
+    ),
     "targets of another shape": (
         1, lambda y, x: (y - x[:, 0]).square().mean(), "loss_broadcast",
         "the loss (Sub) of outputs of shape 12×1 compares each output with each target: 144 pairs of 12 samples",
@@ -313,6 +334,16 @@ SOUND: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor]]] = {
     "the flow of data, of a distribution": (8, flow(1.0, is_normal=True)),
     "negatives of other samples": (8, lambda y, x: functional.triplet_margin_loss(y[:4], y[4:8], y[8:])),
     "the same shape": (1, lambda y, x: functional.mse_loss(y, x[:, :1])),
+    "a dropout of features, and a mask of outputs": (
+        3, lambda y, x: functional.mse_loss(y * (x[:, :3] > 0), functional.dropout(x[:, :3]) * (x[:, :3] > 0))
+    ),
+    "a relu of numbers": (1, lambda y, x: functional.mse_loss(y.relu(), x[:, :1].abs())),
+    "weights of samples": (3, lambda y, x: (functional.cross_entropy(y, classes(x), reduction="none") * x[:, 0].abs()).mean()),
+    "pairs that are told from each other": (1, lambda y, x: (y * (x[:, 0] > x[:, :1]).float()).mean()),
+    "a distance of masks": (
+        3, lambda y, x: (y.sigmoid().sum() + (x[:, :3] > 0).sum() - 2 * (y.sigmoid() * (x[:, :3] > 0)).sum())
+        / (y.sigmoid().sum() + (x[:, :3] > 0).sum())
+    ),
     "several labels": (3, lambda y, x: functional.multilabel_soft_margin_loss(y, (x[:, :3] > 0).float())),
     "pairs in an order": (1, lambda y, x: -functional.logsigmoid((y[:6] - y[6:]) * (x[:6, :1] - x[6:, :1]).sign()).mean()),
     "distillation": (3, lambda y, x: functional.kl_div(y.log_softmax(-1), x[:, :3].softmax(-1), reduction="batchmean")),
@@ -678,3 +709,19 @@ def test_labels_of_ctc_that_are_its_blank_are_found(blank: int, least: int, coun
     found = {each.rule: each.message for each in inspector.findings}
     assert ("target_beyond" in found) is is_told
     assert not is_told or f"of the labels of ctc_loss are its blank, {blank}" in found["target_beyond"]
+
+
+@pytest.mark.parametrize(
+    ("times", "is_binary", "is_told"), [(1.0, False, False), (300.0, False, True), (300.0, True, True), (1.0, True, False)]
+)
+def test_scores_that_begin_far_too_large_are_found_by_the_loss(times: float, is_binary: bool, is_told: bool) -> None:
+    """Those of products, of which no layer makes the logits."""
+
+    def loss(y: Tensor, x: Tensor) -> Tensor:
+        if is_binary:
+            return functional.binary_cross_entropy_with_logits(times * (y * x).sum(1), (x[:, 0] > 0).float())
+        return functional.cross_entropy(times * (y @ x.T), torch.arange(12))
+
+    found = trained(mlp(8), loss).get("begins_large")
+    assert (found is not None) is is_told
+    assert found is None or "its scores begin far too large" in found.message

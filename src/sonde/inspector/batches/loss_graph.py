@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -63,6 +64,8 @@ _FAR_SCORES = (
     "look at what makes the scores: scale down initial weights or embeddings, normalise what is multiplied, or divide a product by "
     "the square root of its length"
 )
+_OF_ALL = "what is pushed as the loss is the sum of all so far: it grows by the loss of each step, whatever is learnt"
+_OF_STEP = "push the loss of the step, loss.item(), or its mean over the steps since the last value; set a sum to 0 in each epoch"
 _MASKS = ("MaskedFill", "Where", "IndexPut", "FillDiagonal")
 _PICKS = ("Neg", "Mean", "Index", "Gather", "NllLoss", "NllLoss2D")  # what makes a cross-entropy of logarithms
 _CHOOSES = ("NllLoss", "NllLoss2D", "Gather", "Index", "Diagonal")  # what picks those of labels
@@ -74,6 +77,7 @@ _UNMASKED = (
 _SCALED = ("LogSoftmax", "Div", "Mul", "Neg", *_VIEWS)  # what is done to similarities
 _AS_MANY = 3.0  # labels of one class, as a multiple of an equal share
 _OF_SUMS = 12  # operations between a division and the sums that it divides
+_LEFT_OUT = 0.3  # of labels
 _SMOOTHED = 0.8  # of a target, what a label smoothing takes
 _AS_NUMBER = "look for what makes a number of it: item(), float(), detach(), .data, numpy(), torch.tensor(), or no_grad() around it"
 _CHANGES, _PART = 2e-3, 0.1  # of what a loss adds up, its deviation from pass to pass; and its share of the loss
@@ -109,6 +113,12 @@ _PLAIN: dict[str, tuple[str, tuple[float, ...], str, str]] = {
         "{share} of the labels, one of each sample, are {of}, which cross_entropy leaves out (ignore_index={of}): this class is "
         "never learnt",
         "leave ignore_index out where no label stands for padding, or give it a number that is no class (-100)",
+    ),
+    "alone": (
+        "labels_alike",
+        (math.inf, math.inf, 1.0),
+        "all labels that cross_entropy counts are one class, and it leaves out the others, of class {of} (ignore_index={of})",
+        "leave ignore_index out where this class is to be learnt, too; what does not count has a number that is no class (-100)",
     ),
     "alike": (
         "labels_alike",
@@ -257,6 +267,14 @@ class LossGraph:
     def _of_factor(self) -> None:
         """Judge how many times the losses that the loop gives those are which are sent backward."""
         numbers = [[float(number) for number in copy.unpack()] for copy, *_ in self._pushed]
+        pairs = itertools.pairwise(numbers)
+        is_sum = len(numbers) >= _LOOKS and all(
+            abs(now - before - sent) <= _SAME_LOSS * abs(sent) < abs(before) for (_, before), (sent, now) in pairs
+        )
+        found = self._chosen.judge("loss_rising", math.inf, 1.0, 1.0, 0.0, math.nan, 0.0, math.inf) if is_sum else None
+        if found is not None:
+            told = found.at("", *self._pushed[0][1:], self._prefix + _OF_ALL)
+            self._found["loss_rising"] = replace(told, first_step=self._pushed[0][2], severity="warn", advice=_OF_STEP)
         times = [sent / given if given > 0 else 0.0 for sent, given in numbers if math.isfinite(sent + given)]
         is_one = bool(times) and max(times) <= _ONE_FACTOR * min(times)
         known = [self._passes[step] for *_, step in self._pushed if step in self._passes]
@@ -292,7 +310,7 @@ class LossGraph:
         elif kind == "begun" and numbers[0] < _BEYOND * numbers[1]:
             found, advice = judge("begins_large", numbers[0], numbers[1], math.inf), _FAR_SCORES
             message = (
-                f"the first loss is {short(numbers[0])}, and a guess has {short(numbers[1])}: the scores in it begin far too large"
+                f"the first loss is {short(numbers[0])}, and a guess has {short(numbers[1])}: its scores begin far too large"
             )
         elif len(numbers) < _LOOKS:
             return None
@@ -706,8 +724,10 @@ def _of_terms(loss: Tensor) -> Iterator[Read]:
     for share in _smoothed_in(terms):
         yield "smoothed", share.to(loss.device), 0
     for node, weight in terms:
-        if graph_nodes.operation_of(node) == "Div" and _masks_of(node, by_layer=False):
-            yield "overlapped", (weight > 0).to(loss.device), 0
+        masks = _masks_of(node, by_layer=False) if graph_nodes.operation_of(node) == "Div" else []
+        if masks:
+            is_mask = torch.stack([((each == 0) | (each == 1)).all() for each in masks]).all()
+            yield "overlapped", is_mask & (weight > 0).to(is_mask.device), 0
     if ways := list(graph_nodes.scales_alike(loss.grad_fn, _OF_LOSS)):
         yield "volume", torch.stack([each.to(loss.device) for each in ways]).min(), 0
     weights = [weight.to(loss.device) for node, weight in terms if graph_nodes.is_entropy(node)]
@@ -759,6 +779,12 @@ def _constants_of(node: Node, device: torch.device, samples: Collection[int]) ->
         yield "blank", *blanks
     if name == "NllLoss":
         yield from _labels_of(node, samples)
+    if (labels := graph_nodes.target_of(node)) is not None and name in _CLASSES:
+        left_out, counted = graph_nodes.left_out_of(node), labels != graph_nodes.left_out_of(node)
+        one = torch.where(counted, labels, -1).max()
+        is_class = left_out in range(graph_nodes.shape_of(before[0])[1])
+        alone = ((labels == one) | ~counted).all() & (one >= 0) & ((~counted).double().mean() >= _LEFT_OUT)
+        yield from (("alone", alone, left_out),) if is_class else ()
     if name in _OF_OUTPUTS and before:
         yield from (
             ("dropout", share, 0) for share in dropped_numbers([graph_nodes.behind(before[0], graph_nodes.KEEPS)], {}).values()
@@ -795,10 +821,9 @@ def _masks_of(division: Node, *, by_layer: bool) -> list[Tensor]:
     found = []
     for each in products:
         made = graph_nodes.behind(graph_nodes.sources_of(each)[0], graph_nodes.KEEPS)
-        is_summed = any(
-            graph_nodes.operation_of(one) == "Sum" and made is graph_nodes.behind(one, ("Sum", *graph_nodes.KEEPS))
-            for one in sides[1]
-        )
+        sums = [one for one in sides[1] if graph_nodes.operation_of(one) == "Sum"]
+        summed = (graph_nodes.behind(one, ("Sum", *graph_nodes.KEEPS)) for one in sums)
+        is_summed = any(made is one or graph_nodes.are_equal(made, one) for one in summed)
         mask = graph_nodes.constant_factor_of(each)
         is_wanted = not by_layer or graph_nodes.operation_of(made) in _LINEAR
         found += [mask] if is_summed and mask is not None and mask.numel() > 1 and is_wanted else []
