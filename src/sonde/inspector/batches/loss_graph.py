@@ -58,7 +58,7 @@ _SHORT = (
     "look at input_lengths and target_lengths: an input has to be as long as its labels, and one longer for each pair of equal "
     "neighbours (a network that makes time shorter, lengths of the inputs before it, times and samples exchanged)"
 )
-_BENT = "leave the activation behind the last layer out: of a class whose output is zero for all samples no gradient comes back"
+_BENT = "it takes logits: leave the activation out behind the last layer; no gradient comes to a class whose output is zero"
 _OF_OUTPUTS = ("LogSoftmax", "BinaryCrossEntropyWithLogits", "BinaryCrossEntropy", "MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss")
 _FAR_SCORES = (
     "look at what makes the scores: scale down initial weights or embeddings, normalise what is multiplied, or divide a product by "
@@ -719,7 +719,7 @@ def _of_terms(loss: Tensor) -> Iterator[Read]:
             torch.stack([each.double().square().mean().sqrt() for each in errors]).max(),
         )
         yield "errors", torch.stack([size, (loss.detach().double().abs().reshape(()) - beside) / beside]), 0
-    if (guess := _guess_of(terms, loss.device)) > 0:
+    if (guess := _guess_of(terms)) > 0:
         yield "begun", torch.stack([loss.detach().double().reshape(()), torch.full((), guess, device=loss.device)]), 0
     for share in _smoothed_in(terms):
         yield "smoothed", share.to(loss.device), 0
@@ -738,7 +738,7 @@ def _of_terms(loss: Tensor) -> Iterator[Read]:
         yield "entropy", torch.where(is_mask, 0.0, torch.stack(weights).sum()), 0
 
 
-def _guess_of(terms: Sequence[tuple[Node, Tensor]], device: torch.device) -> float:
+def _guess_of(terms: Sequence[tuple[Node, Tensor]]) -> float:
     """Return what a guess has of a loss that is a mean cross-entropy, or several halves of one, by its *terms*; 0 of another one.
 
     Nor is it known of cosines times a scale, or of labels that weigh more.
@@ -750,7 +750,8 @@ def _guess_of(terms: Sequence[tuple[Node, Tensor]], device: torch.device) -> flo
         name, before = graph_nodes.operation_of(node), graph_nodes.sources_of(node)
         soft = graph_nodes.behind(before[0], graph_nodes.KEEPS) if before else node
         if name == "NllLoss" and graph_nodes.operation_of(soft) == "LogSoftmax" and getattr(node, "_saved_weight", None) is None:
-            is_scaled = width_of_cosines(graph_nodes.sources_of(soft)[0], device, (*graph_nodes.MOVES, *_MASKS)) is not None
+            near = graph_nodes.nodes_before(graph_nodes.sources_of(soft)[0], _OF_LOSS)
+            is_scaled = any(map(graph_nodes.is_unit, near))  # cosines, with a margin or without
             guesses.add(0.0 if is_scaled else math.log(graph_nodes.shape_of(soft)[-1]))
         else:
             is_plain = name == "BinaryCrossEntropyWithLogits" and getattr(node, "_saved_pos_weight", None) is None

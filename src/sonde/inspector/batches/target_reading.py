@@ -86,6 +86,7 @@ def numbers_of(
         found |= _label_numbers(logs, slopes, axis, tokens, looked_at)
         if names and names.isdisjoint(_SOFTMAX):  # the two coordinates of a point may be pushed as two logits are
             del found[f"sure {axis}"]
+            found.pop(f"labels {axis}", None)
         if gradient.shape[axis] > 2 and not names.isdisjoint(_SOFTMAX):
             found |= _distribution_numbers(logs, slopes, axis)
     return found | _binary_numbers(made[:_BINARY], held[:_BINARY])
@@ -513,6 +514,9 @@ def _distribution_numbers(logs: Tensor, gradient: Tensor, axis: int) -> dict[str
     }
 
 
+_SLIGHT = 0.15  # of the largest gradient of a sample, one that says nothing of its labels
+
+
 def _several_numbers(logs: Tensor, gradient: Tensor) -> dict[str, Tensor]:
     """Return how many labels a sample has on average (*labels*), where one softmax judges several; 0 where that is not known.
 
@@ -520,8 +524,10 @@ def _several_numbers(logs: Tensor, gradient: Tensor) -> dict[str, Tensor]:
     that of a mean over samples where all have as many labels.
     """
     chance, held, every = logs.exp(), gradient.double(), logs.shape[-1]
+    size = held.abs().amax(-1, keepdim=True)
+    is_judged = size > _SLIGHT * size.max()
     is_full = ((every * chance - held * len(held) - 1).abs() <= BEYOND).all(-1, keepdim=True)  # every class is a label, in a mean
-    is_full &= every > 2  # of two, the slope of both is that of the other one alone, where that is sure
+    is_full &= is_judged & (every > 2)  # of two, the slope of both is that of the other one alone, where that is sure
     weight = (held / chance).max(-1, keepdim=True).values  # of a class that is no label: k times the number
     each = torch.where((weight > 0) & ~is_full, weight, math.inf).min()
     is_one = ((weight <= (1 + BEYOND) * each) | is_full).all()
@@ -529,9 +535,9 @@ def _several_numbers(logs: Tensor, gradient: Tensor) -> dict[str, Tensor]:
     count = torch.where(is_full, every, (weight / each).round())
     labels = count * chance - held / each
     fits = ((labels - labels.round()).abs() <= BEYOND).all(-1) & (labels.amax(-1) <= 1 + BEYOND) & (is_full | (weight > 0))[:, 0]
-    is_judged = (held != 0).any(-1)
-    is_so = (fits.sum() >= _MOST * is_judged.sum()) & ((count[:, 0] > 1) & fits).any()
-    mean = (labels.round() * fits[:, None]).sum() / is_judged.sum().clamp(min=1)
+    fits, judged = fits & is_judged[:, 0], is_judged.sum()
+    is_so = (fits.sum() >= _MOST * judged) & ((count[:, 0] > 1) & fits).any()
+    mean = (labels.round() * fits[:, None]).sum() / judged.clamp(min=1)
     return {"labels": torch.where(is_so & (mean > 1), mean, 0.0)}
 
 
