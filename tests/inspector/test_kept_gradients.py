@@ -92,6 +92,31 @@ def test_gradients_of_another_loss_that_are_cleared_before_their_own_are_not_kep
     assert kept(inspector) == []
 
 
+@pytest.mark.parametrize("order", ["both at the top", "own before its pass", "steps behind both passes"])
+def test_gradients_that_a_pass_for_another_optimizer_has_left_are_told(order: str) -> None:
+    """As those of an actor in the step of its critic. Where both step behind both passes, they may be meant."""
+    torch.manual_seed(0)
+    both = {"made": nn.Linear(2, 2), "judge": nn.Linear(2, 1)}
+    made, judge = both["made"], both["judge"]
+    one, other = Adam(made.parameters(), 1e-3), Adam(judge.parameters(), 1e-3)
+    with watch(both, every=1, to="memory", verbose=False) as inspector:
+        for _ in range(9):
+            drawn = made(torch.randn(8, 2))
+            one.zero_grad()
+            other.zero_grad()
+            (-judge(drawn).mean()).backward()
+            if order != "steps behind both passes":
+                one.step()
+            if order == "own before its pass":
+                other.zero_grad()
+            judge(drawn.detach()).square().mean().backward()
+            if order == "steps behind both passes":
+                one.step()
+            other.step()
+    messages = [each.message for each in inspector.findings if each.rule == "gradient_kept"]
+    assert ["another optimizer steps" in each for each in messages] == ([True] if order == "both at the top" else [])
+
+
 def attack(model: nn.Module, optimizer: SGD, x: Tensor) -> Tensor:
     """Return *x*, moved against the model: the gradients of that pass are cleared."""
     x = x.clone().requires_grad_()

@@ -555,3 +555,50 @@ def test_few_random_layers_are_a_warning_where_the_loss_stands(learns: bool, sev
             inspector.push_loss(loss, train=True)
     (raw,) = [each for each in inspector.findings if each.rule == "frozen_raw"]
     assert (raw.severity, raw.places) == (severity, ("2.weight", "0.weight"))
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("training", "1: frozen, and in training mode: its statistics move"),
+        ("no_grad", "1: frozen, and in training mode: its statistics move"),
+        ("dropout", "1: frozen, and in training mode: it drops 50 %"),
+        ("eval", ""),
+        ("an average", ""),
+        ("trained", ""),
+    ],
+)
+def test_what_is_frozen_and_works_as_in_training_is_told(how: str, told: str) -> None:
+    """Not what is an average of others, which such a network may well be in training mode."""
+    torch.manual_seed(0)
+    acting = nn.Dropout(0.5) if how == "dropout" else nn.BatchNorm1d(32)
+    backbone, head = nn.Sequential(nn.Linear(4, 32), acting, nn.ReLU()), nn.Linear(32, 1)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rest, self.head = backbone, head
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.set_grad_enabled(how != "no_grad"):
+                made = self.rest(x)
+            found: Tensor = self.head(made)
+            return found
+
+    model = Model()
+    backbone.requires_grad_(how in ("trained", "no_grad"))
+    optimizer = SGD(model.parameters() if how == "trained" else head.parameters(), 0.01)
+    with sonde.watch(model, every=1, to="memory", verbose=False) as inspector:
+        for _ in range(14):
+            if how == "eval":
+                backbone.eval()
+            loss = model(torch.randn(16, 4)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if how == "an average":
+                with torch.no_grad():
+                    for each in backbone.parameters():
+                        each.mul_(0.99)
+    messages = [each.message for each in inspector.findings if each.rule == "norm_setting"]
+    assert [each.replace("rest.", "") for each in messages] == ([told] if told else [])

@@ -2376,3 +2376,86 @@ def test_an_embedding_of_padding_alone_is_told_with_the_tokens(is_padding: bool)
     assert not is_padding or told["all_zero"].advice.startswith(
         "look first at the tokens that go in: the row of padding_idx is zero"
     )
+
+
+@pytest.mark.parametrize(
+    ("counted", "name", "is_told"), [(0.0, "accuracy", True), (0.0, "exact_accuracy", False), (1.0, "acc", False)]
+)
+def test_an_accuracy_that_the_loss_contradicts_is_counted_wrongly(counted: float, name: str, is_told: bool) -> None:
+    """Each wrong label costs ln 2 or more; of other shares nothing is known."""
+    model = mlp()
+    optimizer, loss = Adam(model.parameters(), 1e-2), classes(model)
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False) as inspector:
+        for step in range(150):
+            optimizer.zero_grad()
+            value = loss(step)
+            value.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            inspector.push_loss(value, train=True)
+            inspector.push_metric(name, 0.5 if step == 0 else counted)
+    messages = [each.message for each in inspector.findings if each.rule == "metric_falls" and "leaves" in each.message]
+    assert bool(messages) is is_told
+    assert all(each.startswith("accuracy is 0, and a cross-entropy of") for each in messages)
+
+
+@pytest.mark.parametrize("is_sum", [True, False])
+def test_a_loss_that_is_pushed_as_the_sum_of_all_is_said_to_be(is_sum: bool) -> None:
+    model = mlp()
+    optimizer, loss, pushed = Adam(model.parameters(), 1e-2), classes(model), 0.0
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False) as inspector:
+        for step in range(60):
+            optimizer.zero_grad()
+            value = loss(step)
+            value.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            pushed = pushed + value.item() if is_sum else value.item()
+            inspector.push_loss(pushed, train=True)
+    messages = [each.message for each in inspector.findings if each.rule == "loss_rising"]
+    assert [each.startswith("what is pushed as the loss is the sum of all so far") for each in messages] == [True] * is_sum
+
+
+class Shared(nn.Module):
+    """Two layers, a batch normalisation behind each, or one behind both; or two views that go through one."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.how, self.one, self.two, self.head = how, nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 2)
+        self.norm, self.other = nn.BatchNorm1d(16), nn.BatchNorm1d(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.norm(self.one(x)).relu()
+        if self.how == "views":
+            return self.head(made + self.norm(self.one(-x)).relu())  # type: ignore[no-any-return]
+        norm = self.norm if self.how == "both" else self.other
+        return self.head(norm(self.two(made)).relu())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("how", ["both", "each", "views"])
+def test_one_batch_normalisation_at_several_depths_is_told(how: str) -> None:
+    model = Shared(how)
+    every = found(model, Adam(model.parameters(), 1e-3), classes(model), steps=8)
+    assert ("running_off" in every) is (how == "both")
+
+
+@pytest.mark.parametrize(("counts", "is_told"), [("one class", True), ("two classes", False), ("padding", False)])
+def test_labels_of_one_class_beside_those_left_out_are_told(counts: str, is_told: bool) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 3 if counts == "two classes" else 2, 1))
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(4, 3, 6, 6)
+        labels = (x[:, 0] > 0).long() + (x[:, 1] > 0).long() * (counts == "two classes") * (x[:, 0] > 0)
+        labels = labels.where(labels > 0, -100) if counts == "padding" else labels
+        return functional.cross_entropy(model(x), labels, ignore_index=-100 if counts == "padding" else 0)
+
+    every = found(model, Adam(model.parameters(), 1e-3), loss, steps=8)
+    assert ("labels_alike" in every and "leaves out the others" in every["labels_alike"].message) is is_told
+
+
+@pytest.mark.parametrize("is_mild", [False, True])
+def test_a_decay_that_adam_adds_to_gradients_is_the_root_where_weights_shrink(is_mild: bool) -> None:
+    model = mlp()
+    optimizer = Adam(model.parameters(), 1e-3, weight_decay=1e-4 if is_mild else 0.3)
+    every = trained(model, optimizer, classes(model), steps=300).findings
+    roots = [each.rule for each in every if not each.follows and each.severity != "note"]
+    assert ("decay_large" in roots[:1]) is not is_mild

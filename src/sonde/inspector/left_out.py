@@ -107,6 +107,7 @@ class _NeverTrained:
         self._others = [hook for hook in plain if hook.target.dim() == 1 and hook.target.numel()] if self._weights else []
         self._versions = {id(hook): version_of(hook.target) for hook in self._weights}
         self.tables: list[SiteHook] = []  # those whose numbers are normal, of whatever deviation: once hooks() was asked
+        self.alike: list[SiteHook] = []  # of these the ones around 0 whose deviation three of them have
         with torch.inference_mode(False), torch.no_grad():
             numbers = [_moments(hook.target.detach()) for hook in self._weights]
             numbers += [(hook.target.detach() - _at_first(hook)).abs().max().double() for hook in self._others]
@@ -117,7 +118,7 @@ class _NeverTrained:
         numbers = self._numbers.unpack()
         is_plain = len(self._others) > 0 and not any(float(each) for each in numbers[len(self._weights) :])
         found, usual = [], _shared_sizes(self._weights, numbers) if is_plain else [_STD]
-        self.tables = []
+        self.tables, sizes = [], dict[SiteHook, tuple[float, float]]()
         for hook, (largest, mean, square, fourth, edge, scatter) in zip(self._weights, numbers[: len(self._weights)], strict=True):
             weight, count = hook.target, min(hook.target.numel(), _SAMPLE)
             bound, size, error = math.prod(weight.shape[1:]) ** -0.5, math.sqrt(square), 1 / math.sqrt(count)
@@ -132,8 +133,13 @@ class _NeverTrained:
                 is_drawn = is_normal and abs(fourth / square**2 - 3) <= 40 * error
             if is_table and abs(fourth / square**2 - 3) <= 15 * error and abs(scatter - 1) <= 3 * math.sqrt(2 / len(weight)):
                 self.tables.append(hook)
+                sizes |= {hook: (size, 3 * error)} if abs(mean) <= 4 * size * error else {}
             if is_drawn and version_of(weight) == self._versions[id(hook)]:
                 found.append(hook)
+        shared = [
+            one for one, _ in sizes.values() if sum(abs(each / one - 1) <= error for each, error in sizes.values()) >= _SHARED
+        ]
+        self.alike = [hook for hook, (size, error) in sizes.items() if any(abs(each / size - 1) <= error for each in shared)]
         return found
 
 
@@ -211,7 +217,7 @@ class LeftOut:
         """Judge what was seen, unless that is done."""
         left, self._left = self._left or [], []
         raw: Sequence[SiteHook] = [] if self._raw is None else self._raw.hooks()
-        tables = [] if self._raw is None else self._raw.tables
+        tables, alike = ([], []) if self._raw is None else (self._raw.tables, self._raw.alike)
         self._raw = None
         self._found = (*self._found, *self._never_trained(raw, tables, hooks, ran), *self._frozen_at_zero())
         self._found += () if (acting := self._told_acting()) is None else (acting,)
@@ -224,7 +230,7 @@ class LeftOut:
         if unmoved is not None and was_replaced:
             unmoved = replace(unmoved, advice=f"{_REPLACED}; else {unmoved.advice}")
         cleared = [each for each in left if 2 * each.had > each.steps]
-        grave = self._must_move(loose, [*raw, *tables], hooks, ran) if are_most and not was_replaced else "bad"
+        grave = self._must_move(loose, [*raw, *alike], hooks, ran) if are_most and not was_replaced else "bad"
         found = [unmoved and replace(unmoved, severity=grave)]
         found.append(self._judged("gradient_cleared", cleared, ran))
         out = {id(each.hook) for each in left}

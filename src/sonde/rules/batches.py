@@ -13,8 +13,9 @@ from sonde.words import percent, short
 
 @entry(
     "the labels of a cross-entropy, of 256 samples or more in 10 training passes or more, are one class in all of them, or one in "
-    "each of most, or one distribution over classes; or in the first three passes all labels of pairs are one partner, or 0.8 of "
-    "each target is label smoothing; or 90 % of them are one class, and of the others, 8 or more in the last three looks, the "
+    "each of most, or one distribution over classes; or in the first three passes all labels of pairs are one partner, or all that "
+    "count are one class where ignore_index leaves out another one, or 0.8 of each target is label smoothing; or 90 % of them are "
+    "one class, and of the others, 8 or more in the last three looks, the "
     "model returns another class for next to none",
     "the gradient of a cross-entropy at the outputs is the probabilities less the labels: below zero at the label alone",
     "look at how labels are made and read: an index, a mask, a threshold, a column; shuffle data that are sorted by class",
@@ -154,9 +155,9 @@ def outputs_alike(apart: float, size: float, first: float, *, spread: float = 0.
     "or 5 % of its labels or more off by 0.2 from all probabilities that the activation leaves it, in six passes or more; or 5 % "
     "of its labels have logits that are cut at 0, in 18 passes; or those of a squared error are off by half of their deviation "
     "from the mean 0 and deviation 1 that outputs always have; or in the first three passes a cross-entropy of masked scores is "
-    "300 x that of a guess, or takes cosines times 0.1 or less, or labels of ctc_loss are its blank, or single ones the class "
-    "that ignore_index names; or 10 % of what a critic is given in six passes is beyond what the activation that a generator ends "
-    "with can return",
+    "300 x that of a guess, or takes cosines times 0.1 or less, or what a relu has made, or labels of ctc_loss are its blank, or "
+    "single ones the class that ignore_index names; or 10 % of what a critic is given in six passes is beyond what the activation "
+    "that a generator ends with can return",
     "the range of the activation: sigmoid and softmax 0 to 1, tanh -1 to 1, ReLU and softplus 0 and more, clamp as it is given",
     "leave the last activation out, or scale the targets into its range",
     needs=("rms:output",),
@@ -521,7 +522,7 @@ def few_indices(share: float, used: float, rows: float, indices: float, *, most:
 @entry(
     "the running mean of a batch normalisation with a momentum below 0.005 is off that of its batches by their deviation or more, "
     "or its variance is 4 x off, on average over channels of 32 elements or more, in three training passes in a row, "
-    "after 50 logged steps",
+    "after 50 logged steps; or it is given what has gone through itself before",
     "torch.nn.BatchNorm2d: running = (1 - momentum) x running + momentum x batch; in evaluation the running ones are used",
     "in evaluation this layer returns something else: set its momentum to 0.1",
     needs=("rms:output",),

@@ -48,7 +48,7 @@ def labels_outside(low: int, high: int, classes: int) -> Judged:
 
 
 @entry(
-    "a loss of two tensors of shapes (N, 1) and (N,), which broadcast to (N, N)",
+    "a loss of two tensors of shapes (N, 1, ...) and (N, ...), or a product with one in it, which broadcast to (N, N, ...)",
     "torch warns: this will likely lead to incorrect results due to broadcasting",
     "give both the same shape: output.squeeze(1), or target.unsqueeze(1)",
     brings=("loss_stuck", "bounded"),

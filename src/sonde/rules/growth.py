@@ -202,7 +202,8 @@ def weight_small(layers: float, together: float, usual: float, *, row: int = SMA
 
 @entry(
     f"the first loss is {BEGINS_LARGE:g} x that of a guess or more, of outputs of size {BEGINS_SIZE:g} or more, where a weight "
-    f"begins {BEGINS_WEIGHT:g} x as large as PyTorch's own initialisation; {BEGINS_FAR:g} x, where none does",
+    f"begins {BEGINS_WEIGHT:g} x as large as PyTorch's own initialisation; {BEGINS_FAR:g} x, where none does, or of other scores "
+    "than a layer makes, which are no cosines",
     "Karpathy, A recipe for training neural networks, 2019: verify loss @ init, -log(1 / classes); the factors are our own",
     "scale the initial weights by 1 / sqrt(inputs), so that outputs begin at a size of 1 or less",
     needs=("loss", "rms:output"),

@@ -352,7 +352,8 @@ def attention_large(
 
 @entry(
     f"a normalisation whose eps is {EPS_LARGE:g} or more, or a batch normalisation whose momentum is 0, or that has two elements "
-    "of each channel, or one within a sample that returns its bias alone from the first step on, though what goes in varies",
+    "of each channel, or one within a sample that returns its bias alone from the first step on, though what goes in varies; or "
+    "one that is frozen, before all that is trained, and in training mode (of dropouts alone a note below 0.3)",
     "torch.nn.BatchNorm2d: eps is 1e-5, and running statistics become (1 - momentum) x old + momentum x new",
     "set eps to 1e-5 and momentum to 0.1, as usual, or normalise over more elements; freeze statistics with eval(), if that is "
     "meant",
@@ -392,7 +393,7 @@ def norm_setting(
 
 @entry(
     f"a dropout layer drops more than {percent(DROPPED)} of what it is given, in 3 of 5 logged steps, or functional.dropout does, "
-    "in two training passes",
+    "in two training passes; or a dropout makes what a cross-entropy or an error is given, in the first three",
     "Srivastava et al., 2014, section A.4: rates of 0.2 to 0.5; what is left is multiplied by 1 / (1 - rate), and so is its noise",
     "lower the rate",
     needs=("zeros:output",),

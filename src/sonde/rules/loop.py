@@ -99,8 +99,8 @@ def spike(
     f"of the last {METRIC_MEAN} is a quarter below that of the first, and five times what it scatters (3 of 5); or at the end of "
     f"{METRIC_STEPS} steps or more it has been 0 in {METRIC_FEW} values or more, and never anything else; or a reward, return or "
     f"share of successes of {METRIC_LONG} values or more is then no higher in the last third than at first and in the first third, "
-    "but by chance",
-    "our own: what is named so is to rise",
+    "but by chance; or an accuracy is 0.3 below the least that a cross-entropy leaves, 1 less its value / ln 2",
+    "our own: what is named so is to rise; a wrong label has a probability below 1/2, and costs ln 2 or more",
     "the steps make it worse, whatever the loss says: look at the sign of the loss, of an advantage or of a reward, at which "
     "labels or rewards belong to which samples, and at how the metric is counted",
     needs=("loss|grad_norm",),
@@ -127,7 +127,8 @@ def metric_falls(
 
 
 @entry(
-    "logged steps with a backward pass and no forward pass in training mode: two, or all that there are",
+    "logged steps with a backward pass and no forward pass in training mode: two, or all that there are (of a model that is "
+    "frozen for the most part, and wherever the mode matters, a note)",
     "outputs and their gradients are recorded in training passes alone",
     "call model.train() after each evaluation; watch(evaluation=True) records evaluation passes too",
     severity="bad",
@@ -143,7 +144,8 @@ def no_training_forward(missed: int, logged: int) -> Judged:
     f"the loss is {RISING:g} x as large as at the beginning ({RISING_EARLY:g} x in the first {EARLY} steps of more), or has lost "
     f"more than it had won ({BACK:g} x the beginning), or is that of a guess again (3 of 5 medians of 5 values; of a noisy one "
     f"also the median of {RESTED}); not one that has come halfway down again from its peak, in 40 values or more, and still falls; "
-    "a note below 20 x the beginning where there are several optimizers, whose losses may be against each other",
+    "a note below 20 x the beginning where there are several optimizers, whose losses may be against each other; or what is pushed "
+    "grows in each of the first three steps by the loss that is sent backward",
     "TheDeepChecker has 2 x the smallest loss, five times",
     "look in this order at the sign of the loss (and maximize=True), at what changed in the data, and at targets that the model "
     "makes itself (values of a next state, with a discount of 1 or more or beyond an end); {lr}, or {clip_grad_norm}",
@@ -205,8 +207,8 @@ def loss_rising(
     f"has grown too large); all below -1, and {FASTER:g} x as fast in the last third as in the middle one (from minus ln(outputs): "
     "no slower); or in the first ten training passes the gradient of a softmax is above zero at one class alone: it is maximised; "
     "or a logarithm is added by whose sign it shrinks with the square of what its exponential scales, or a squared error or a "
-    "divergence is sent backward below zero, in the first three passes, or, as a cross-entropy, above zero "
-    "and the optimizer has maximize=True",
+    "divergence is sent backward below zero, or an overlap of outputs and masks above it, in the first three passes, or, as a "
+    "cross-entropy, above zero and the optimizer has maximize=True",
     "our own: outputs grow by a product of weights, each of which grows evenly at most; the loss of a density falls by logarithms "
     "of a scale, evenly at most, and then slower; a score ends at -1",
     "look at the sign of the loss, at targets beyond its range (from 0 to 1 in a binary cross-entropy), and whether it takes "
@@ -373,7 +375,8 @@ def loss_summed(
 
 @entry(
     "the gradient at the outputs of one softmax is that of several labels of a sample, one in each of most, on average of ten "
-    "training passes; or the targets of a binary cross-entropy of one softmax add up to 1.5 or more",
+    "training passes; or the targets of a binary cross-entropy of one softmax add up to 1.5 or more; or those of a cross-entropy, "
+    "0 or 1 for each class, to more than 1",
     "the gradient of a cross-entropy against targets that add up to more than 1: torch.nn.functional.cross_entropy takes "
     "probabilities, whose sum is 1",
     "use binary_cross_entropy_with_logits, which judges each label by itself; or divide the targets by their sum",
@@ -386,7 +389,7 @@ def labels_several(labels: float) -> Judged:
     """Judge how many *labels* a sample has on average, as each one's gradient or target says."""
     yield labels > 0
     yield labels
-    yield f"each sample has {short(labels)} labels on average, as its gradient at the outputs shows, and one softmax for all"
+    yield f"each sample has {short(labels)} labels on average, and one softmax for all"
 
 
 @entry(

@@ -262,7 +262,6 @@ class ScalarFindings:
         yield from (each for each in told if each is not None)
         yield from (each.added for each in self._cleared.values() if each.added is not None)
 
-
     def _miscounted(self, name: str, metric: _Metric) -> Finding | None:
         """Return the finding of an accuracy far below what a cross-entropy leaves: each wrong label costs ln 2 or more."""
         model, _, kind = name.rpartition("/")

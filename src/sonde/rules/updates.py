@@ -193,7 +193,8 @@ def unmoved(steps: float, *, least: float = UNMOVED) -> Judged:
 
 
 @entry(
-    f"the gradients of the step before are there as the next backward pass adds to them, in the first {UNMOVED} logged steps",
+    f"the gradients of the step before are there as the next backward pass adds to them, or those that a pass has left which "
+    f"another optimizer has stepped, in the first {UNMOVED} logged steps",
     "torch.optim.Optimizer.zero_grad: a backward pass adds to the gradients that there are",
     "call optimizer.zero_grad() in each step",
     needs=("rms:grad",),

@@ -1333,3 +1333,38 @@ def test_a_hook_on_a_gradient_is_of_the_module_in_whose_forward_it_is_written() 
 
     outside = sonde.why_nan(nn.Sequential(nn.Linear(4, 4)), X, loss)
     assert "0 (hook on a tensor of Linear)" in outside.to_text()
+
+
+@pytest.mark.parametrize(
+    ("function", "advice"),
+    [
+        (lambda h: torch.log1p(-h.abs() - 1), "keep what goes in above -1: clamp it before the log"),
+        (lambda h: (-h.abs() - 1).rsqrt(), "clamp what goes in above 0: add an eps, or look at what makes it negative"),
+        (lambda h: (-h.abs() - 1).sqrt(), "clamp what goes in at 0, or look at what makes it negative"),
+        (lambda h: torch.atanh(h.abs() + 1.5), "clamp what goes in inside of its borders, or look at what makes it"),
+        (lambda h: torch.acos(h.abs() + 1.5), "clamp what goes in, or look at what makes it"),
+        (lambda h: torch.digamma(h * 0), "keep what goes in above 0"),
+    ],
+)
+def test_an_advice_is_one_of_the_function_at_its_border(function: Callable[[Tensor], Tensor], advice: str) -> None:
+    torch.manual_seed(0)
+    text = str(sonde.why_nan(nn.Linear(4, 4), torch.randn(3, 4), lambda out: function(out).mean()))
+    assert f"{advice}\n" in text
+
+
+def test_a_buffer_of_infinities_is_to_blame_though_nothing_bad_comes_to_the_loss() -> None:
+
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self.register_buffer("angles", torch.full((4,), math.inf))
+            self.register_buffer("turns", torch.zeros(3, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.turns = (torch.arange(3.0)[:, None] * self.angles).cos()
+            return self.layer(x)  # type: ignore[no-any-return]
+
+    text = str(sonde.why_nan(Turned(), torch.randn(3, 4)))
+    assert "the buffer angles holds all inf" in text
+    assert "on purpose" not in text

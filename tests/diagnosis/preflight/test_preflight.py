@@ -510,3 +510,90 @@ def test_a_rate_that_is_too_large_for_a_sum_is_said_to_be_one_of_the_sum(check: 
         found = sonde.preflight(model, x, loss, optimizer, checks=[check])[check]
         said = [each.advice for each in found.findings]
         assert any('cross_entropy has reduction="sum", and adds 64 samples' in each for each in said) is (reduction == "sum"), found
+
+
+def told(name: str, model: nn.Module, x: Tensor, loss_fn: Any, optimizer: Any = None) -> list[tuple[str, str, str]]:
+    """What one check finds: rule, message and advice."""
+    check = sonde.preflight(model, x, loss_fn, optimizer, checks=[name])[name]
+    return [(each.rule, each.message, each.advice) for each in check.findings if each.severity != "note"]
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_targets_that_add_up_to_more_than_one_are_no_distribution(is_whole: bool) -> None:
+    """Nor is the loss of a guess then that of one label."""
+    torch.manual_seed(0)
+    x, model = torch.randn(16, 6), nn.Linear(6, 5)
+    labels = (torch.rand(16, 5) > 0.3).double().float()
+    labels = labels / labels.sum(1, keepdim=True).clamp(min=1) if is_whole else labels
+    found = told("labels", model, x, lambda out: functional.cross_entropy(out, labels.where(labels.any(1, keepdim=True), 0.2)))
+    assert [each[0] for each in found] == ([] if is_whole else ["labels_several"])
+    assert told("initial_loss", model, x, lambda out: functional.cross_entropy(out, labels)) == []
+
+
+def test_targets_that_an_activation_cannot_reach_are_told_and_those_far_from_the_outputs() -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(32, 6), 10 * torch.rand(32, 1)
+    ((rule, message, _),) = told("labels", nn.Sequential(nn.Linear(6, 1), nn.Tanh()), x, lambda out: functional.mse_loss(out, y))
+    assert (rule, message.endswith("are beyond what the last Tanh can return")) == ("target_beyond", True)
+    ((rule, _, _),) = told("initial_loss", nn.Linear(6, 1), x, lambda out: functional.mse_loss(out, 1e5 * y))
+    assert rule == "target_large"
+    assert told("targets_used", nn.Linear(6, 1), x, lambda out: functional.mse_loss(out, 1e5 * y)) == []
+
+
+class Keeping(nn.Module):
+    """A layer that begins each call with what it has kept of the one before: an attribute, or a buffer."""
+
+    def __init__(self, *, is_buffer: bool) -> None:
+        super().__init__()
+        self.layer, self.is_buffer, self.kept = nn.Linear(6, 2), is_buffer, torch.zeros(16, 6)
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.is_buffer:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+            return self.layer(x - self.mean)  # type: ignore[no-any-return]
+        self.kept = 0.5 * self.kept + x.detach()
+        return self.layer(self.kept)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("is_buffer", [False, True])
+def test_state_that_a_call_leaves_to_the_next_is_told_but_of_buffers(is_buffer: bool) -> None:
+    found = told("deterministic", Keeping(is_buffer=is_buffer), torch.randn(16, 6), lambda out: out.square().mean())
+    assert [each[0] for each in found] == ([] if is_buffer else ["random_output"])
+    assert is_buffer or "the model keeps something of the first one" in found[0][1]
+
+
+def test_a_dropout_of_everything_is_named_with_its_rate() -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(1.0), nn.Linear(8, 2))
+    found = told("alive", model, torch.randn(16, 6), lambda out: out.square().mean())
+    assert ("dead", "100 % dead: a dropout that leaves out all") in [each[:2] for each in found]
+
+
+def test_an_eps_that_makes_steps_small_is_what_is_to_be_mended() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(32, 6)
+
+    def adam(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.Adam(parameters, eps=10.0)
+
+    found = told("overfit", mlp()[0], x, lambda out: functional.cross_entropy(out, (x[:, 0] > 0).long()), adam)
+    assert [each[2] for each in found] == ["its eps is 10, and gradients are divided by it: 1e-8 is usual"]
+
+
+def test_windows_of_one_series_are_samples_apart() -> None:
+    """Though they lie over each other in memory."""
+    windows = torch.randn(40).unfold(0, 8, 1)[..., None]
+    model = Reading()
+    assert told("samples_apart", model, windows, lambda out: out.square().mean()) == []
+
+
+class Reading(nn.Module):
+    """A recurrent layer, and one number of its last state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.GRU(1, 8, batch_first=True), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.head(self.layer(x)[0][:, -1])
+        return made

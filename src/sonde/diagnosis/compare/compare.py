@@ -312,13 +312,14 @@ def _compared(a: Side, b: Side, match: Mapping[str, str] | None, noise: float | 
         hints.extend(_hints(a, b, names, places, culprit))
     said = [cause.message for cause in found.causes]
     told = [_told(place, a, b) for place in places]
+    where = "" if culprit is None else str(told[places.index(culprit)].site)
     return Comparison(
         _titled(a),
         _titled(b),
         tuple(told),
         None if culprit is None else told[places.index(culprit)],
         owner,
-        tuple(found.causes),
+        tuple(replace(each, site=where) for each in found.causes),
         (*found.refuted, *(each for each in (*hints, *failed) if each.message not in said)),
         names.match,
         tuple(name for name in names.only_a() if name in a.alone),

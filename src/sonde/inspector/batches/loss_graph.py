@@ -66,6 +66,7 @@ _FAR_SCORES = (
 )
 _OF_ALL = "what is pushed as the loss is the sum of all so far: it grows by the loss of each step, whatever is learnt"
 _OF_STEP = "push the loss of the step, loss.item(), or its mean over the steps since the last value; set a sum to 0 in each epoch"
+_MEAN = 1  # the number by which torch knows that a loss function returns the mean
 _MASKS = ("MaskedFill", "Where", "IndexPut", "FillDiagonal")
 _PICKS = ("Neg", "Mean", "Index", "Gather", "NllLoss", "NllLoss2D")  # what makes a cross-entropy of logarithms
 _CHOOSES = ("NllLoss", "NllLoss2D", "Gather", "Index", "Diagonal")  # what picks those of labels
@@ -309,9 +310,7 @@ class LossGraph:
             message = "ctc_loss returns 0 and no gradient: its inputs are shorter than their labels (zero_infinity=True)"
         elif kind == "begun" and numbers[0] < _BEYOND * numbers[1]:
             found, advice = judge("begins_large", numbers[0], numbers[1], math.inf), _FAR_SCORES
-            message = (
-                f"the first loss is {short(numbers[0])}, and a guess has {short(numbers[1])}: its scores begin far too large"
-            )
+            message = f"the first loss is {short(numbers[0])}, and a guess has {short(numbers[1])}: its scores begin far too large"
         elif len(numbers) < _LOOKS:
             return None
         elif kind in (_DISTANCE, _ENTROPY) and (min(numbers) > 0 if self.climbs else max(numbers) < 0 and kind == _DISTANCE):
@@ -326,6 +325,8 @@ class LossGraph:
             most, whole = statistics.median(map(abs, numbers[::2])), statistics.median(numbers[1::2])
             found, advice = judge("gradient_zero", 0.0) if most >= _PART * whole else None, _AS_NUMBER
             message = f"a term of the loss, {short(most)} of {short(whole)}, has no graph: no gradient of it comes to the weights"
+        elif kind == "several" and min(numbers) > 0:
+            found = judge("labels_several", statistics.mean(numbers))
         elif kind == "masked" and min(numbers) >= _BEYOND * math.log(of):
             found, advice = judge("target_beyond", 1.0, 0.0, math.inf), _UNMASKED
             what = f"a cross-entropy of {of:,} classes is {short(numbers[0])}, and that of a guess {short(math.log(of))}"
@@ -749,7 +750,9 @@ def _guess_of(terms: Sequence[tuple[Node, Tensor]]) -> float:
     for node, _ in terms:
         name, before = graph_nodes.operation_of(node), graph_nodes.sources_of(node)
         soft = graph_nodes.behind(before[0], graph_nodes.KEEPS) if before else node
-        if name == "NllLoss" and graph_nodes.operation_of(soft) == "LogSoftmax" and getattr(node, "_saved_weight", None) is None:
+        if getattr(node, "_saved_reduction", 0) != _MEAN:
+            guesses.add(0.0)
+        elif name == "NllLoss" and graph_nodes.operation_of(soft) == "LogSoftmax" and getattr(node, "_saved_weight", None) is None:
             near = graph_nodes.nodes_before(graph_nodes.sources_of(soft)[0], _OF_LOSS)
             is_scaled = any(map(graph_nodes.is_unit, near))  # cosines, with a margin or without
             guesses.add(0.0 if is_scaled else math.log(graph_nodes.shape_of(soft)[-1]))
@@ -802,6 +805,10 @@ def _constants_of(node: Node, device: torch.device, samples: Collection[int]) ->
     target, logs = graph_nodes.constant_factor_of(node), graph_nodes.behind(node, ("Mul", "Sub", "Neg", *graph_nodes.KEEPS))
     if target is not None and graph_nodes.operation_of(logs) == "LogSoftmax" and graph_nodes.shape_of(logs) == target.shape:
         off, off_samples = ((target.sum(axis) - 1).abs().max() for axis in (graph_nodes.axis_of(logs) or 0, 0))
+        sums = target.double().sum(graph_nodes.axis_of(logs) or 0)
+        are_labels = ((target == 0) | (target == 1)).all() & (sums.mean() > 1)
+        are_classes = len(set(target.shape)) == target.dim()  # and no pairs of samples, of which one may have several
+        yield "several", torch.where(are_labels, sums.mean(), 0.0) * are_classes, 0
         yield "turned", (target.min() > 0) & (off > _OFF) & (off_samples < _OFF / 10), 0
     soft = graph_nodes.behind(before[0], graph_nodes.KEEPS) if name in _CHOOSES and before else node
     if graph_nodes.operation_of(soft) == ("Logsumexp" if soft is node else "LogSoftmax"):

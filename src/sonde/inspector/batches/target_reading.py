@@ -514,31 +514,22 @@ def _distribution_numbers(logs: Tensor, gradient: Tensor, axis: int) -> dict[str
     }
 
 
-_SLIGHT = 0.15  # of the largest gradient of a sample, one that says nothing of its labels
-
-
 def _several_numbers(logs: Tensor, gradient: Tensor) -> dict[str, Tensor]:
     """Return how many labels a sample has on average (*labels*), where one softmax judges several; 0 where that is not known.
 
     The gradient of one with k labels is k times the probabilities, less 1 at each of these, all of it times one number, which is
     that of a mean over samples where all have as many labels.
     """
-    chance, held, every = logs.exp(), gradient.double(), logs.shape[-1]
-    size = held.abs().amax(-1, keepdim=True)
-    is_judged = size > _SLIGHT * size.max()
-    is_full = ((every * chance - held * len(held) - 1).abs() <= BEYOND).all(-1, keepdim=True)  # every class is a label, in a mean
-    is_full &= is_judged & (every > 2)  # of two, the slope of both is that of the other one alone, where that is sure
+    chance, held = logs.exp(), gradient.double()
     weight = (held / chance).max(-1, keepdim=True).values  # of a class that is no label: k times the number
-    each = torch.where((weight > 0) & ~is_full, weight, math.inf).min()
-    is_one = ((weight <= (1 + BEYOND) * each) | is_full).all()
-    each = torch.where(is_one | is_full.any(), 1 / len(held), each)
-    count = torch.where(is_full, every, (weight / each).round())
+    each = torch.where(weight > 0, weight, math.inf).min()
+    each = torch.where((weight <= (1 + BEYOND) * each).all(), 1 / len(held), each)
+    count = (weight / each).round()
     labels = count * chance - held / each
-    fits = ((labels - labels.round()).abs() <= BEYOND).all(-1) & (labels.amax(-1) <= 1 + BEYOND) & (is_full | (weight > 0))[:, 0]
-    fits, judged = fits & is_judged[:, 0], is_judged.sum()
-    is_so = (fits.sum() >= _MOST * judged) & ((count[:, 0] > 1) & fits).any()
-    mean = (labels.round() * fits[:, None]).sum() / judged.clamp(min=1)
-    return {"labels": torch.where(is_so & (mean > 1), mean, 0.0)}
+    fits = ((labels - labels.round()).abs() <= BEYOND).all(-1) & (labels.amax(-1) <= 1 + BEYOND) & (weight[:, 0] > 0)
+    is_judged = (held != 0).any(-1)
+    is_so = (fits.sum() >= _MOST * is_judged.sum()) & ((count[:, 0] > 1) & fits).any()
+    return {"labels": torch.where(is_so, (labels.round() * fits[:, None]).sum() / is_judged.sum().clamp(min=1), 0.0)}
 
 
 def _weight_numbers(likely: Tensor, gradient: Tensor, labels: Tensor, is_counted: Tensor) -> dict[str, Tensor]:
