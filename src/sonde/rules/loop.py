@@ -374,11 +374,9 @@ def loss_summed(
 
 
 @entry(
-    "the gradient at the outputs of one softmax is that of several labels of a sample, one in each of most, on average of ten "
-    "training passes; or the targets of a binary cross-entropy of one softmax add up to 1.5 or more; or those of a cross-entropy, "
-    "0 or 1 for each class, to more than 1",
-    "the gradient of a cross-entropy against targets that add up to more than 1: torch.nn.functional.cross_entropy takes "
-    "probabilities, whose sum is 1",
+    "the targets of a cross-entropy, 0 or 1 for each class, add up to more than 1 for a sample, in the first three training passes; "
+    "or those of a binary cross-entropy of one softmax to 1.5 or more, on average of ten",
+    "torch.nn.functional.cross_entropy takes probabilities, whose sum is 1",
     "use binary_cross_entropy_with_logits, which judges each label by itself; or divide the targets by their sum",
     needs=("rms:output",),
     evidence=("labels",),
@@ -386,7 +384,7 @@ def loss_summed(
     about=("setup", "still"),
 )
 def labels_several(labels: float) -> Judged:
-    """Judge how many *labels* a sample has on average, as each one's gradient or target says."""
+    """Judge how many *labels* a sample has on average, as its targets say."""
     yield labels > 0
     yield labels
     yield f"each sample has {short(labels)} labels on average, and one softmax for all"

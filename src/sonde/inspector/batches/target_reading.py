@@ -86,7 +86,6 @@ def numbers_of(
         found |= _label_numbers(logs, slopes, axis, tokens, looked_at)
         if names and names.isdisjoint(_SOFTMAX):  # the two coordinates of a point may be pushed as two logits are
             del found[f"sure {axis}"]
-            found.pop(f"labels {axis}", None)
         if gradient.shape[axis] > 2 and not names.isdisjoint(_SOFTMAX):
             found |= _distribution_numbers(logs, slopes, axis)
     return found | _binary_numbers(made[:_BINARY], held[:_BINARY])
@@ -460,8 +459,6 @@ def _label_numbers(
         "sure": torch.where(((known == first) | ~is_counted).all(), first, -1),
     } | _weight_numbers(likely, gradient, labels, is_counted)
     found |= _rare_numbers(torch.where(is_single, labels, -1), torch.where(is_counted, top, -1))
-    if gradient.dim() == 2:
-        found |= _several_numbers(logs, gradient)
     if labels.dim() == 2:
         if looked_at is not None:
             row, column = (each.reshape(1) for each in looked_at)
@@ -512,24 +509,6 @@ def _distribution_numbers(logs: Tensor, gradient: Tensor, axis: int) -> dict[str
         f"even {axis}": torch.where(is_one, targets.max(), math.nan),
         f"raised {axis}": (((held > 0).sum(-1) == 1) & ~is_sure).double().mean(),
     }
-
-
-def _several_numbers(logs: Tensor, gradient: Tensor) -> dict[str, Tensor]:
-    """Return how many labels a sample has on average (*labels*), where one softmax judges several; 0 where that is not known.
-
-    The gradient of one with k labels is k times the probabilities, less 1 at each of these, all of it times one number, which is
-    that of a mean over samples where all have as many labels.
-    """
-    chance, held = logs.exp(), gradient.double()
-    weight = (held / chance).max(-1, keepdim=True).values  # of a class that is no label: k times the number
-    each = torch.where(weight > 0, weight, math.inf).min()
-    each = torch.where((weight <= (1 + BEYOND) * each).all(), 1 / len(held), each)
-    count = (weight / each).round()
-    labels = count * chance - held / each
-    fits = ((labels - labels.round()).abs() <= BEYOND).all(-1) & (labels.amax(-1) <= 1 + BEYOND) & (weight[:, 0] > 0)
-    is_judged = (held != 0).any(-1)
-    is_so = (fits.sum() >= _MOST * is_judged.sum()) & ((count[:, 0] > 1) & fits).any()
-    return {"labels": torch.where(is_so, (labels.round() * fits[:, None]).sum() / is_judged.sum().clamp(min=1), 0.0)}
 
 
 def _weight_numbers(likely: Tensor, gradient: Tensor, labels: Tensor, is_counted: Tensor) -> dict[str, Tensor]:

@@ -66,9 +66,8 @@ class LabelFindings(PassFindings):
         kind = axis if axis is not None else "binary"
         rare = [numbers.get(f"{name} {kind}", math.nan) for name in ("usual", "usual share", "rare", "met")]
         self._so_far("rare", value=None if look.number or math.isnan(rare[0]) else rare)
-        is_number, labels = False, numbers.get(f"labels {len(look.shape) - 1}", 0.0)
-        shared = numbers.get("shared", 0.0)
-        several = self._so_far("several", value=labels or (shared if shared >= _SEVERAL else None))
+        is_number, shared = False, numbers.get("shared", 0.0)
+        several = self._so_far("several", value=shared if shared >= _SEVERAL else None)
         if len(several) >= OFTEN:
             yield self._chosen.judge("labels_several", statistics.mean(several))
         if axis is not None:
