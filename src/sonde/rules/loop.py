@@ -374,8 +374,8 @@ def loss_summed(
 
 
 @entry(
-    "the targets of a cross-entropy, 0 or 1 for each class, add up to more than 1 for a sample, in the first three training passes; "
-    "or those of a binary cross-entropy of one softmax to 1.5 or more, on average of ten",
+    "the targets of a cross-entropy, 0 or 1 for each class, add up to more than 1 for a sample, in the first three passes; or "
+    "those of a binary cross-entropy of one softmax to 1.5 or more, on average of ten",
     "torch.nn.functional.cross_entropy takes probabilities, whose sum is 1",
     "use binary_cross_entropy_with_logits, which judges each label by itself; or divide the targets by their sum",
     needs=("rms:output",),

@@ -272,8 +272,10 @@ def of_operation(scene: Scene) -> Iterator[Suspect]:
         prints = [*((-1 - place, each) for place, each in enumerate(step.given)), *enumerate(step.made)]
         for place, each in prints:
             in_b.setdefault(each, (step.number, place))
-    made = [source.b.to(_type_of(scene)) for source in scene.sources]  # as outputs of modules that the code of b lays aside
-    tensors = [*scene.b.tensors_of(scene.owner_b).values(), *made]
+    own_tensors = list(scene.b.tensors_of(scene.owner_b).values())
+    device = next((tensor.device for tensor in scene.b.model.parameters()), torch.device("cpu"))
+    made = [source.b.to(device, _type_of(scene)) for source in scene.sources]  # outputs that the code of b may lay aside
+    tensors = [*own_tensors, *made]
     held = {(-1, -1 - place): tensor.detach() for place, tensor in enumerate(tensors)}
     idle = {each: at for at, tensor in held.items() if not tensor.is_meta and (each := _Print.of(tensor)) not in in_b}
     ends, told = [_Print.of(tensor) for tensor in scene.tensors], set[str]()
