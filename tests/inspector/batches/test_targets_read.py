@@ -318,6 +318,24 @@ def test_a_window_that_holds_its_target_is_found(kind: str, is_told: bool, colum
     assert not is_told or "is the target" in found["label_seen"].message
 
 
+@pytest.mark.parametrize(("steps", "is_told"), [((-1,), True), ((-1, -3), False), ((-3, -1), False)])
+def test_a_window_that_is_made_again_place_by_place_holds_no_label(steps: tuple[int, ...], is_told: bool) -> None:
+    """A model which returns its losses is to make several places of what it is given, as one of states does."""
+
+    class Rebuilds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.reads, self.makes = nn.GRU(2, 16, batch_first=True), nn.Linear(16, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            held, _ = self.reads(x)
+            return torch.stack([functional.mse_loss(self.makes(held[:, each]), x[:, each]) for each in steps]).sum()
+
+    torch.manual_seed(0)
+    model = Rebuilds()
+    assert ("label_seen" in trained(model, lambda _: model(torch.randn(16, 8, 2)))) is is_told
+
+
 @pytest.mark.parametrize(("kind", "is_told"), [("own", False), ("rolled", True), ("next", False), ("shuffled", True)])
 def test_targets_that_are_other_samples_of_the_batch_are_found(kind: str, is_told: bool) -> None:
     torch.manual_seed(0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -189,6 +189,7 @@ class BatchChecks:
         try:
             returned = dict(sorted([two for two in walk(output) if _is_of_samples(two[1])], key=lambda two: _is_parameter(two[1])))
             given = [*walk(list(args)), *walk(dict(kwargs))]
+            rebuilt = set() if returned else _rebuilt(output)
             returned = returned or _compared(output, [each for _, each in given])
             if returned and not autograd_state.is_transformed():
                 held, *others = returned.values()
@@ -198,7 +199,7 @@ class BatchChecks:
                     is_turned = _are_places_first(arranged, [each for _, each in given])
                     shape = (arranged[1], arranged[0], *arranged[2:]) if is_turned else arranged
                     nodes = [graph_nodes.behind(each.grad_fn, graph_nodes.KEEPS) for each in (held, *others)][:_OUTPUTS]
-                    look = Look(*moment, shape, number, samples_of(shape), list(returned)[:_OUTPUTS])
+                    look = Look(*moment, shape, number, samples_of(shape), list(returned)[:_OUTPUTS], rebuilt=rebuilt)
                     look.makers = [autograd_state.sequence_of_node(each) for each in nodes]
                     look.made = [
                         graph_nodes.normalised_by(each) or (graph_nodes.operation_of(each), graph_nodes.axis_of(each))
@@ -299,7 +300,7 @@ class BatchChecks:
             return  # the labels of a positive in front of others, or of pairs, are alike
         kept = shown if look.samples == len(shown) else shown[: look.samples].clone()  # which lets go of the others
         look.results |= {0: kept} if kept is shown else {}
-        features = [one for each in given if (one := _features_of(each, len(shown))) is not None]
+        features = [one for each in given if (one := _features_of(each, len(shown))) is not None and not _is_in(look.rebuilt, each)]
         _read_inputs(look, features if look.number == 0 else (), walks=walks)
         place = None if depends is None else (depends.sample, depends.place)
         hooks.on_result(output, hooks.Bound(_gradient_comes, kept, self._findings.axes, tokens, features, place, reaches, look))
@@ -412,18 +413,35 @@ def _is_parameter(tensor: Tensor) -> bool:
     )
 
 
+def _losses_in(output: Any) -> dict[str, Tensor]:
+    """Return the losses that a model returns, by their names."""
+    return {name: each for name, each in walk(output) if type(each) is Tensor and each.numel() == 1 and each.grad_fn is not None}
+
+
 def _compared(output: Any, given: Sequence[Tensor]) -> dict[str, Tensor]:
     """Return what the losses compare with targets that a model returns alone, of as many samples as were *given*."""
-    losses = {name: each for name, each in walk(output) if type(each) is Tensor and each.numel() == 1 and each.grad_fn is not None}
     samples = {len(each) for each in given if each.dim() > 1}
     compared: dict[str, Tensor] = {}
     with without_recomputing():
-        for name, loss in losses.items():
+        for name, loss in _losses_in(output).items():
             for at, (each, _) in enumerate(compared_in(loss)):
                 is_new = all(each.grad_fn is not one.grad_fn for one in compared.values())
                 if is_new and _is_of_samples(each) and _arranged(each, given)[0] in samples:
                     compared[f"{name}{f'.{at}' * bool(at)}"] = each
     return compared
+
+
+def _rebuilt(output: Any) -> set[StorageWeakRef]:
+    """Return where that is held of which the losses that a model returns ask several parts: it is to be made again, in parts."""
+    with without_recomputing():
+        targets = [one for loss in _losses_in(output).values() for _, one in compared_in(loss) if one is not None]
+        held = [StorageWeakRef(each.untyped_storage()) for each in targets]  # type: ignore[no-untyped-call]
+    return {each for each in held if held.count(each) > 1}
+
+
+def _is_in(held: Collection[StorageWeakRef], tensor: Tensor) -> bool:
+    """Return whether a *tensor* is in one of the storages that are *held*."""
+    return bool(held) and StorageWeakRef(tensor.untyped_storage()) in held  # type: ignore[no-untyped-call]
 
 
 def _are_tokens(given: Tensor, samples: int, known: Sequence[Tensor]) -> bool:

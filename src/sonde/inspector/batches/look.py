@@ -67,6 +67,7 @@ class Look:
         arranged: the shape of the output as it is, but for samples and places in a row, which are apart.
         is_turned: samples are the second axis of that; *shape* has them first.
         taken: the first argument's storage, whether a gradient comes to it, and whether a model that is watched has made it.
+        rebuilt: where that is held of which the model is to make several parts again, by the losses that it returns.
         generated: the activation that a generator of what this model is given beside ends with; "" for none.
         volumes: which of the outputs add up logarithms of what the first was multiplied by.
         is_heard: a gradient has come to the first of them, where there are such ones.
@@ -103,6 +104,7 @@ class Look:
     arranged: tuple[int, ...] = ()
     is_turned: bool = False
     taken: tuple[StorageWeakRef, bool, bool] | None = None
+    rebuilt: set[StorageWeakRef] = field(default_factory=set)
     generated: str = ""
     volumes: list[bool] = field(default_factory=list)
     is_heard: bool = False
