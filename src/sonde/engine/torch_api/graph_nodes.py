@@ -232,6 +232,11 @@ def left_out_of(node: Node) -> int:
     return _signed(getattr(node, "_saved_ignore_index", -1))
 
 
+def is_weighed(node: Node) -> bool:
+    """Return whether a cross-entropy was given weights, of classes or of elements."""
+    return any(getattr(node, name, None) is not None for name in ("_saved_weight", "_saved_pos_weight"))
+
+
 def blanks_of(node: Node) -> tuple[Tensor, int] | None:
     """Return which share of the labels that ``ctc_loss`` was given is its blank, and that; None for another operation.
 

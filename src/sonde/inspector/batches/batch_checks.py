@@ -432,7 +432,7 @@ def _compared(output: Any, given: Sequence[Tensor]) -> dict[str, Tensor]:
 
 
 def _rebuilt(output: Any) -> set[StorageWeakRef]:
-    """Return where that is held of which the losses that a model returns ask several parts: it is to be made again, in parts."""
+    """Return the storages of what the losses that a model returns compare with in several parts: it is made again, in parts."""
     with without_recomputing():
         targets = [one for loss in _losses_in(output).values() for _, one in compared_in(loss) if one is not None]
         held = [StorageWeakRef(each.untyped_storage()) for each in targets]  # type: ignore[no-untyped-call]

@@ -67,7 +67,7 @@ class Look:
         arranged: the shape of the output as it is, but for samples and places in a row, which are apart.
         is_turned: samples are the second axis of that; *shape* has them first.
         taken: the first argument's storage, whether a gradient comes to it, and whether a model that is watched has made it.
-        rebuilt: where that is held of which the model is to make several parts again, by the losses that it returns.
+        rebuilt: storages of what the losses that a model returns compare with in several parts: it is made again, in parts.
         generated: the activation that a generator of what this model is given beside ends with; "" for none.
         volumes: which of the outputs add up logarithms of what the first was multiplied by.
         is_heard: a gradient has come to the first of them, where there are such ones.

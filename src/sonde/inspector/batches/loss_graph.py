@@ -61,8 +61,8 @@ _SHORT = (
 _BENT = "it takes logits: leave the activation out behind the last layer; no gradient comes to a class whose output is zero"
 _OF_OUTPUTS = ("LogSoftmax", "BinaryCrossEntropyWithLogits", "BinaryCrossEntropy", "MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss")
 _FAR_SCORES = (
-    "look at what makes the scores: scale down initial weights or embeddings, normalise what is multiplied, or divide a product by "
-    "the square root of its length"
+    "look at what makes the scores: scale down initial weights or embeddings that are large, or inputs; normalise what is "
+    "multiplied, or divide a product by the square root of its length"
 )
 _OF_ALL = "what is pushed as the loss is the sum of all so far: it grows by the loss of each step, whatever is learnt"
 _OF_STEP = "push the loss of the step, loss.item(), or its mean over the steps since the last value; set a sum to 0 in each epoch"
@@ -311,6 +311,7 @@ class LossGraph:
         elif kind == "begun" and numbers[0] < _BEYOND * numbers[1]:
             found, advice = judge("begins_large", numbers[0], numbers[1], math.inf), _FAR_SCORES
             message = f"the first loss is {short(numbers[0])}, and a guess has {short(numbers[1])}: its scores begin far too large"
+            found = found and replace(found, quantity="output")
         elif len(numbers) < _LOOKS:
             return None
         elif kind in (_DISTANCE, _ENTROPY) and (min(numbers) > 0 if self.climbs else max(numbers) < 0 and kind == _DISTANCE):
@@ -742,23 +743,26 @@ def _of_terms(loss: Tensor) -> Iterator[Read]:
 def _guess_of(terms: Sequence[tuple[Node, Tensor]]) -> float:
     """Return what a guess has of a loss that is a mean cross-entropy, or several halves of one, by its *terms*; 0 of another one.
 
-    Nor is it known of cosines times a scale, or of labels that weigh more.
+    Nor is it known of cosines times a scale, or of labels that weigh more; logits that a layer makes are judged by its outputs.
     """
     if not terms or abs(float(sum(weight for _, weight in terms)) - 1) > _SAME_LOSS:
         return 0.0
     guesses: set[float] = set()
     for node, _ in terms:
-        name, before = graph_nodes.operation_of(node), graph_nodes.sources_of(node)
-        soft = graph_nodes.behind(before[0], graph_nodes.KEEPS) if before else node
-        if getattr(node, "_saved_reduction", 0) != _MEAN:
+        soft = graph_nodes.behind(next(iter(graph_nodes.sources_of(node)), node), graph_nodes.KEEPS)
+        is_soft = graph_nodes.operation_of(node) == "NllLoss" and graph_nodes.operation_of(soft) == "LogSoftmax"
+        scores = graph_nodes.behind(graph_nodes.sources_of(soft)[0], graph_nodes.KEEPS) if is_soft else soft
+        is_mean = getattr(node, "_saved_reduction", 0) == _MEAN and not graph_nodes.is_weighed(node)
+        is_layer = graph_nodes.operation_of(scores) in graph_nodes.WEIGHTED and graph_nodes.takes_leaf(scores)
+        if not is_mean or (is_soft and is_layer):
             guesses.add(0.0)
-        elif name == "NllLoss" and graph_nodes.operation_of(soft) == "LogSoftmax" and getattr(node, "_saved_weight", None) is None:
-            near = graph_nodes.nodes_before(graph_nodes.sources_of(soft)[0], _OF_LOSS)
-            is_scaled = any(map(graph_nodes.is_unit, near))  # cosines, with a margin or without
+        elif is_soft:
+            is_scaled = any(
+                map(graph_nodes.is_unit, graph_nodes.nodes_before(scores, _OF_LOSS))
+            )  # cosines, with a margin or without
             guesses.add(0.0 if is_scaled else math.log(graph_nodes.shape_of(soft)[-1]))
         else:
-            is_plain = name == "BinaryCrossEntropyWithLogits" and getattr(node, "_saved_pos_weight", None) is None
-            guesses.add(math.log(2) if is_plain else 0.0)
+            guesses.add(math.log(2) if graph_nodes.operation_of(node) == "BinaryCrossEntropyWithLogits" else 0.0)
     return min(guesses)
 
 
