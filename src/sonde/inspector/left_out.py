@@ -50,7 +50,6 @@ _RESTING = (
     "call eval() on what is frozen after each model.train(): statistics of its normalisations go over to the new data, and its "
     "dropouts make noise of features that nothing adapts any more"
 )
-_NOISY = 0.3  # rate of a dropout that is a warning where it is frozen
 _MOST = 0.5  # share of the layers without an optimizer; if so many are, the others may be what is meant to be trained: a note
 
 
@@ -292,7 +291,7 @@ class LeftOut:
                     yield name, (module, [version_of(each) for each in module.parameters()])
 
     def _told_acting(self) -> Finding | None:
-        """Return the finding that frozen parts still work as in training: nothing else has written into them."""
+        """Return the note that frozen parts, which nothing else has written into, work as in training, as of many fine-tunings."""
         held, self._acting = self._acting, {}
         still = {
             name: module
@@ -307,9 +306,8 @@ class LeftOut:
         names = [*norms, *[name for name in still if name not in norms]]
         does = "its statistics move" if norms else f"it drops {percent(max(rates, default=0.0))}"
         message = among(names, f"frozen, and in training mode: {does}")
-        severity: Severity = "warn" if norms or max(rates, default=0.0) >= _NOISY else "note"
         told = found.at(f"{names[0]}:output", *self._first, message)
-        return replace(told, first_step=self._first[1], severity=severity, advice=_RESTING, places=tuple(names))
+        return replace(told, first_step=self._first[1], severity="note", advice=_RESTING, places=tuple(names))
 
     def _never_trained(
         self, raw: Sequence[SiteHook], tables: Sequence[SiteHook], hooks: Sequence[SiteHook], ran: Mapping[str, Ran]
