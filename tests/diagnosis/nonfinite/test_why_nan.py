@@ -976,7 +976,7 @@ def test_a_nan_that_the_code_writes_is_said_to_be_written(function: Any, called:
     found = sonde.why_nan(Calls(function), X, lambda output: output.sum())
     assert found.cause is not None
     assert (found.origin.source, found.operation, found.cause.name) == ("constant", called, "NaN in the code")
-    assert found.cause.sentence.startswith(f"{called} was given ")
+    assert found.cause.sentence.removeprefix("masked_fill in ").startswith(f"{called} was given ")  # as torch 2.15 writes by a mask
 
 
 def test_a_tensor_of_the_code_that_is_written_by_an_index_keeps_its_name() -> None:
@@ -1102,7 +1102,8 @@ def test_what_a_derivative_computes_of_the_numbers_of_the_forward_is_not_laid_to
     assert (found.phase, found.operation, found.kind) == ("backward", "truediv", "NaN")
     assert found.cause is not None
     assert found.cause.name == "0 / 0 behind where"
-    assert found.cause.sentence.startswith(f"in the derivative of div: 0 / 0, whatever gradient arrives; {by} (")
+    _, _, behind = found.cause.sentence.partition("in the derivative of div: 0 / 0, whatever gradient arrives; ")
+    assert behind.startswith((f"{by} (", "masked_fill (" if by == "index_put" else f"{by} ("))  # as torch 2.15 writes by a mask
     assert "f(torch.where(ok, x, 1.0))" in found.cause.advice
     assert found.others == found.harmless == []
     safe = sonde.why_nan(Calls(lambda h: torch.where(h <= 0, 1.0, ratio(h.clamp(min=0.1)))), X, lambda output: output.sum())
