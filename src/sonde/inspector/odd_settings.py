@@ -16,6 +16,7 @@ from sonde.engine import SiteHook
 from sonde.rules import Chosen, Finding, among
 
 _LONG = 1000  # steps
+_DECOUPLED = "lower the weight decay, or use AdamW, which takes it off the weights themselves; the learning rate may be right"
 _WARM_UP, _SHORT, _FAR = 190, 60, 0.01  # steps of more than a trial, and of one whose rate is so far below the one that was given
 _RETURNS_RATE = "have the function of the schedule (LambdaLR) return a factor of the rate, which is 1 for the rate as it was given"
 _GIVE_RATE = (
@@ -143,7 +144,8 @@ class OddSettings:
         if "dampening" in group or group.get("decoupled_weight_decay"):
             yield self._chosen.judge("decay_large", rate, decay)
         elif group.get("decoupled_weight_decay") is False:
-            yield self._chosen.judge("decay_large", rate, decay, is_divided=True)
+            found = self._chosen.judge("decay_large", rate, decay, is_divided=True)
+            yield found and replace(found, advice=_DECOUPLED)
 
     def found(self) -> tuple[Finding, ...]:
         """Return the findings so far."""

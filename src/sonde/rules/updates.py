@@ -387,7 +387,7 @@ def held_twice(steps: float, *, least: float = UNMOVED) -> Judged:
     f"takes it off the weights; or of that size, or of {DIVIDED:g} where weights shrink, in one that adds it to gradients and "
     "divides by their size, as Adam does, where the loss does not fall",
     "Loshchilov and Hutter, Decoupled weight decay regularization, 2019, equation 9: usual products are 1e-3 or less",
-    "lower the weight decay, or use AdamW, which takes it off the weights themselves; the learning rate may be right",
+    "lower the weight decay; the learning rate may be right",
     needs=("lr",),
     severity="bad",
     brings=(
