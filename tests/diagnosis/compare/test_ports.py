@@ -174,3 +174,50 @@ def test_the_parameters_are_named_with_which_one_operation_is_done() -> None:
     assert found.cause is not None, found
     assert "mm of head.weight in a" in found.cause.message
     assert "of table.weight in b" in found.cause.message
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(self.query(x), self.key(x), self.value(x))
+
+
+class Block(nn.Module):
+    """A block of an encoder that normalises behind each path around layers, with the weights *of* a block of torch."""
+
+    def __init__(self, of: nn.TransformerEncoderLayer) -> None:
+        super().__init__()
+        self.attention, self.dense, self.first = Attention(), nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
+        self.up, self.down, self.second = nn.Linear(WIDTH, 16), nn.Linear(16, WIDTH), nn.LayerNorm(WIDTH)
+        attention = of.self_attn
+        thirds = zip(attention.in_proj_weight.chunk(3), attention.in_proj_bias.chunk(3), strict=True)
+        for layer, (weight, bias) in zip(self.attention.children(), thirds, strict=True):
+            layer.load_state_dict({"weight": weight.detach(), "bias": bias.detach()})
+        for own, held in (
+            (self.dense, attention.out_proj),
+            (self.first, of.norm1),
+            (self.up, of.linear1),
+            (self.down, of.linear2),
+            (self.second, of.norm2),
+        ):
+            own.load_state_dict(held.state_dict())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x + self.dense(self.attention(x)))
+        made: Tensor = self.second(x + self.down(self.up(x).relu()))
+        return made
+
+
+def test_a_module_that_the_other_side_calls_later_is_named() -> None:
+    torch.manual_seed(0)
+    theirs = nn.TransformerEncoderLayer(WIDTH, 1, 16, dropout=0.0, batch_first=True, norm_first=True)
+    for each in theirs.parameters():
+        nn.init.normal_(each, std=0.3)
+    found = sonde.compare(Block(theirs), theirs, torch.randn(SAMPLES, LENGTH, WIDTH), verbose=False)
+    assert found.cause is not None, found
+    assert found.cause.message.startswith("norm1 (LayerNorm) is not called here in a: b goes on with its output"), (
+        found.cause.message
+    )

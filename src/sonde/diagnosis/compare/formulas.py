@@ -281,12 +281,14 @@ def _of_limit(scene: Scene) -> Iterator[Suspect]:
 
 
 def _of_module(scene: Scene) -> Iterator[Suspect]:
-    """A module that ran in one side alone made the tensor there of the tensor that the other side has."""
+    """A module that the other side does not run, or runs later, made the tensor of the tensor that the other side has."""
     if scene.tensors is None or not _is_large_enough(scene):
         return
     for side, lacking, (own, beside) in (("a", "b", scene.tensors), ("b", "a", scene.tensors[::-1])):
-        held = scene.a if side == "a" else scene.b
-        alone = set(scene.names.only_a() if side == "a" else scene.names.only_b())
+        held, other, key = (scene.a, scene.b, scene.place.other_key) if side == "a" else (scene.b, scene.a, scene.place.key)
+        ran = {kept.site.path for kept in itertools.takewhile(lambda kept: kept.key != key, other.forward)}  # noqa: B023
+        met = {two[side == "b"] for two in scene.names.pairs() if two[side == "a"] in ran}
+        alone = {kept.site.path for kept in held.forward} - met
         inputs = {
             (kept.site.path, kept.call): kept for kept in held.forward if kept.site.port == "input" and kept.site.path in alone
         }
