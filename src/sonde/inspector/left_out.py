@@ -285,10 +285,9 @@ class LeftOut:
         first = min((seen.place for seen, _ in layers if not seen.has_graph), default=begins)
         for name, module in self._model.named_modules():
             seen = ran.get(name)
-            if seen is not None and first < seen.place < begins and not seen.has_graph and module.training and acts_by_mode(module):
-                moves = getattr(module, "momentum", 1.0) != 0
-                if moves:
-                    yield name, (module, [version_of(each) for each in module.parameters()])
+            acts = module.training and acts_by_mode(module) and getattr(module, "momentum", 1.0) != 0  # a momentum of 0 moves none
+            if acts and seen is not None and first < seen.place < begins and not seen.has_graph:
+                yield name, (module, [version_of(each) for each in module.parameters()])
 
     def _told_acting(self) -> Finding | None:
         """Return the note that frozen parts, which nothing else has written into, work as in training, as of many fine-tunings."""

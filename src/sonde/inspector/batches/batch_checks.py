@@ -189,8 +189,9 @@ class BatchChecks:
         try:
             returned = dict(sorted([two for two in walk(output) if _is_of_samples(two[1])], key=lambda two: _is_parameter(two[1])))
             given = [*walk(list(args)), *walk(dict(kwargs))]
-            rebuilt = set() if returned else _rebuilt(output)
-            returned = returned or _compared(output, [each for _, each in given])
+            rebuilt: set[StorageWeakRef] = set()
+            if not returned:
+                returned, rebuilt = _compared(output, [each for _, each in given])
             if returned and not autograd_state.is_transformed():
                 held, *others = returned.values()
                 device = held.device.type
@@ -413,30 +414,24 @@ def _is_parameter(tensor: Tensor) -> bool:
     )
 
 
-def _losses_in(output: Any) -> dict[str, Tensor]:
-    """Return the losses that a model returns, by their names."""
-    return {name: each for name, each in walk(output) if type(each) is Tensor and each.numel() == 1 and each.grad_fn is not None}
+def _compared(output: Any, given: Sequence[Tensor]) -> tuple[dict[str, Tensor], set[StorageWeakRef]]:
+    """Return what the losses compare with targets that a model returns alone, of as many samples as were *given*.
 
-
-def _compared(output: Any, given: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Return what the losses compare with targets that a model returns alone, of as many samples as were *given*."""
+    And the storages of what they compare with in several parts: it is made again, in parts.
+    """
+    losses = {name: each for name, each in walk(output) if type(each) is Tensor and each.numel() == 1 and each.grad_fn is not None}
     samples = {len(each) for each in given if each.dim() > 1}
     compared: dict[str, Tensor] = {}
+    held: list[StorageWeakRef] = []
     with without_recomputing():
-        for name, loss in _losses_in(output).items():
-            for at, (each, _) in enumerate(compared_in(loss)):
+        for name, loss in losses.items():
+            for at, (each, target) in enumerate(compared_in(loss)):
                 is_new = all(each.grad_fn is not one.grad_fn for one in compared.values())
                 if is_new and _is_of_samples(each) and _arranged(each, given)[0] in samples:
                     compared[f"{name}{f'.{at}' * bool(at)}"] = each
-    return compared
-
-
-def _rebuilt(output: Any) -> set[StorageWeakRef]:
-    """Return the storages of what the losses that a model returns compare with in several parts: it is made again, in parts."""
-    with without_recomputing():
-        targets = [one for loss in _losses_in(output).values() for _, one in compared_in(loss) if one is not None]
-        held = [StorageWeakRef(each.untyped_storage()) for each in targets]  # type: ignore[no-untyped-call]
-    return {each for each in held if held.count(each) > 1}
+                if target is not None:
+                    held.append(StorageWeakRef(target.untyped_storage()))  # type: ignore[no-untyped-call]
+    return compared, {each for each in held if held.count(each) > 1}
 
 
 def _is_in(held: Collection[StorageWeakRef], tensor: Tensor) -> bool:
