@@ -285,6 +285,25 @@ def test_inputs_that_are_next_to_zero_are_looked_at_first(kind: Any, rate: float
     assert any(advice.startswith("what goes into the first layer is of size ") for advice in told) is (scale < 1)
 
 
+@pytest.mark.parametrize(("kind", "limit", "is_told"), [(SGD, 1e-3, True), (SGD, 1.0, False), (Adam, 1e-3, False)])
+def test_clipping_that_leaves_next_to_nothing_of_gradients_is_told(kind: Any, limit: float, is_told: bool) -> None:
+    """Where steps are multiples of them: Adam divides by their size."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+    optimizer = kind(model.parameters(), 0.05)
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False) as inspector:
+        for _ in range(120):
+            x = torch.randn(32, 8)
+            loss = functional.cross_entropy(3 * model(x), (x[:, 0] > 0).long())
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(model.parameters(), limit)
+            optimizer.step()
+            inspector.push_loss(loss, train=True)
+    told = [each.message for each in inspector.findings if each.rule == "rate_small"]
+    assert [each[:62] for each in told] == ["steps hardly move the weights: gradients are clipped to 0.001 "] * is_told
+
+
 @pytest.mark.parametrize(("decay", "is_told"), [(10.0, True), (1e-3, False), (0.0, False)])
 def test_a_decay_of_the_rate_that_leaves_nothing_is_told(decay: float, is_told: bool) -> None:
     found = {each.rule: each for each in trained(lambda model: Adagrad(model.parameters(), 0.01, lr_decay=decay))}

@@ -279,9 +279,10 @@ def terms_uneven(times: float, *, most: float = 3e3, one: str = "one output", ot
 @entry(
     "a further output, or that of a part, has shrunk to 0.15 of its first size or less, in the last two of 16 training passes or "
     "more, and most of its gradient is a multiple of it, as that of a penalty (or to half of a size of 1 or less, and next to all "
-    "of its gradient is, or that of a divergence, in each pass); or 90 % of the gradient at the outputs, of the first ten passes "
-    "(by their median), is that of the entropy of their softmax, or has that at one weight of 2 or more in three; or the loss adds "
-    "an entropy to a policy gradient, and so lowers it",
+    "of its gradient is, or that of a divergence, in each pass; or two further outputs whose first gradient is a divergence's have "
+    "come to a size of 0.1 or less after 100 steps); or 90 % of the gradient at the outputs, of the first ten passes "
+    "(by their median), is that of the entropy of their softmax; or the loss adds an entropy to a policy gradient, and so lowers "
+    "it, or subtracts one of a weight of 0.5, and 2 x the size of the advantages, or more",
     "Bowman et al., Generating sentences from a continuous space, 2016: a posterior that is the prior; the numbers are our own",
     "lower the weight of the penalty (a KL term, an entropy), or let it grow; look whether anything else reads this output, or is "
     "cut off it by a detach(), and whether its targets are zero throughout",

@@ -198,11 +198,12 @@ def input_unused(inputs: int, unused: int, *, name: str = "", has_layers: bool =
 @entry(
     "the outputs of a sample change where another sample of the batch is exchanged, or those of a token where one of another "
     "row and column is; a recurrent layer has as many steps as there are samples, and another number of samples; or a loss is "
-    "given a softmax over another axis than its classes, or targets that add up to 1 over the samples; or in three passes "
+    "given a softmax over another axis than its classes, or targets that add up to 1 over the samples; or the softmax of an "
+    "attention is over another axis than the one over which its values are added up; or in three passes "
     "neighbours of an input differ 0.7 x as much or less in one other order of axes, whose numbers a view has taken in a row",
     "Karpathy, A recipe for training neural networks, 2019: use backprop to chart dependencies",
     "look for a view or reshape where a transpose is meant, a softmax or mean over the batch axis, batch_first=False",
-    brings=("loss_stuck", "bounded", "gradient_zero", "outputs_alike", "input_unused"),
+    brings=("loss_stuck", "bounded", "gradient_zero", "outputs_alike", "input_unused", "future_seen"),
     about=("setup", "lost"),
 )
 def samples_mixed(distance: float, limit: float, *, is_sure: bool = True, order: str = "", smoother: float = 0.7) -> Judged:

@@ -91,6 +91,12 @@ _ADDED = (
     "look at what is done to gradients between backward() and step(): noise that is added (its norm is its deviation times the "
     "root of the number of parameters), a factor, a sum over ranks"
 )
+_UNMOVED = 3e-4  # of the norm of all weights, what a usual step moves them by at least
+_CLIPPED, _MOSTLY = 100.0, 0.9  # times as large as what is left at the step gradients were, and the share of steps
+_UNCLIPPED = (
+    "raise the limit of the norm first (0.5 to 10 is usual), and under a GradScaler clip behind scaler.unscale_(optimizer); else "
+    "look at what divides gradients between backward() and step()"
+)
 _SURE = 4.0  # times what two thirds are apart by chance, from which on a reward has risen
 _COIN = math.log(2)  # the cross-entropy of a guess of two classes
 _DOWN = 40  # values behind its peak, from which on a loss that has risen comes down again
@@ -183,10 +189,21 @@ class ScalarFindings:
             if loss.stands(_SLOWLY) or loss.idles
             else None
         )
+        found = found or self._of_clipping(model, loss)
         yield from (replace(each, step=loss.steps[1], first_step=loss.steps[0]) for each in (found,) if each is not None)
         for step, rate in self._rates.get(model, [])[-1:]:
             found = self._chosen.judge("momentum_large", rate, self.added_up(model))
             yield from (replace(each, step=step, first_step=0) for each in (found,) if each is not None)
+
+    def _of_clipping(self, model: str, loss: _Loss) -> Finding | None:
+        """Return the finding that clipping has left next to nothing of the gradients in most steps, which are small by that."""
+        cleared, steps = self._cleared.get(model), loss.steps[1] - loss.steps[0]
+        if cleared is None or not cleared.is_cut or not loss.stands(_SLOWLY) or not loss.moved < _UNMOVED * steps:
+            return None
+        norm, raw = cleared.norms
+        found = self._chosen.judge("rate_small", loss.rate * norm / raw, math.inf, 1.0, math.nan)
+        message = f"steps hardly move the weights: gradients are clipped to {short(norm)} from a norm of {short(raw)}"
+        return found and replace(found, message=message, advice=_UNCLIPPED, evidence={"grad_norm": norm, "grad_norm_raw": raw})
 
     def added_up(self, model: str) -> float:
         """Return how many steps the momentum of a model adds up, where these are many; 0 where they are not.
@@ -206,6 +223,15 @@ class ScalarFindings:
         """
         known = self._cleared.get(model)
         return (math.nan, math.nan) if known is None else known.norms
+
+    def is_clipped(self, model: str) -> bool:
+        """Return whether at the last step of a model next to nothing was left of its gradients.
+
+        >>> from sonde.rules import Chosen, ScalarFindings
+        >>> ScalarFindings(Chosen()).is_clipped("")
+        False
+        """
+        return model in self._cleared and self._cleared[model].is_clipped
 
     def is_by_heart(self, model: str) -> bool:
         """Return whether the last validation loss of a model is of the size of its first losses, and the training loss a hundredth.
@@ -889,7 +915,7 @@ class _Cleared:
         self.norms = (math.nan, math.nan)
         self._model, self._chosen = model, chosen
         self._latest: dict[str, tuple[int, float]] = {}
-        self._steps = self._cleared = self._compared = 0
+        self._steps = self._cleared = self._compared = self._cut = 0
         self._first = self._begun = -1
         self._least = (math.inf, 0.0)  # how many times as large the norm at the step was, at least; and the norm then
 
@@ -911,10 +937,22 @@ class _Cleared:
             message = f"{self._model}: " * bool(self._model) + found.message
             self.found = replace(found, message=message, epoch=epoch, step=step, first_step=self._first)
 
+    @property
+    def is_clipped(self) -> bool:
+        """Whether next to nothing of the gradients was left at the last step."""
+        norm, raw = self.norms
+        return 0 < _CLIPPED * norm <= raw
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether next to nothing of the gradients is left at the step, in most steps, and in the last one."""
+        return self._cut > _MOSTLY * self._compared and self.is_clipped
+
     def _compare(self, norm: float, raw: float, epoch: int, step: int) -> None:
         """Judge by how much gradients have grown between backward pass and step, in the step in which it was least."""
         self._begun = step if self._begun < 0 else self._begun
         self._compared += 1
+        self._cut += self.is_clipped
         self._least = min(self._least, (norm / raw if raw > 0 else 0.0, norm))
         times, size = self._least
         is_known = self._compared >= _OFTEN and times > 0

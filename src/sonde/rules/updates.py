@@ -454,7 +454,9 @@ def rate_grown(rate: float, best: float, *, factor: float = GROWN_RATE) -> Judge
     f"that moves them no further; or a training of 200 steps ends at a rate that has risen in all of it, and is below "
     f"{percent(WITHIN)} of the one that the optimizer was given (of 60 steps, {percent(WITHIN / 10)}), or its largest rate is the "
     "square of that one; or a discriminator's outputs for what it is given and for what a generator makes are 2 x their deviations "
-    "apart in six looks, up to step 100 or later, and steps have moved it 30 x as far as all other models",
+    "apart in six looks, up to step 100 or later, and steps have moved it 30 x as far as all other models; or 0.01 of the norm "
+    "of gradients or less is left at 0.9 of the steps, which move less than 0.0003 of the norm of all weights, and the loss has "
+    "not fallen by a fifth in 90 of them",
     "our own: a schedule that is stepped too often, or for the wrong reason, leaves a rate that moves nothing",
     "look at the schedule: how often its step() is called, its length and unit (steps or epochs), the mode of ReduceLROnPlateau",
     needs=("lr", "loss"),

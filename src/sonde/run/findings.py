@@ -74,7 +74,6 @@ _FAR_LOSS = 100.0  # a first loss, of the squares of the first outputs, or 1: ta
 _LARGE_LOSS = 1000.0  # that of outputs around 0 whose targets are of size 30
 _EARLY = 20  # steps in which a loss that is too large by itself does harm, beside what may do it later
 _USUAL_STEPS = 10  # that a momentum of 0.9 adds up
-_CLIPPED = 100  # times as large as what clipping leaves, gradients are not merely clipped
 _CAUSES = ("setup", "input", "initialisation")
 _USUAL_PACE = 3e-4  # update / weight of half of the weights, from which on a learning rate is not too small
 _SMALL_PACE = 1e-4  # update / weight that a learning rate of 1 would come to, where a smaller one of plain SGD is too small
@@ -208,8 +207,8 @@ class _Judges:
             return self._of_lost_gradient(each)
         if each.rule != "loss_stuck" and each.rule in RULES and RULES[each.rule].about in _TOO_FAR:
             each = self._of_first_loss(each)
-        norm, raw = self._scalars.clipped(each.model)
-        if each.rule in ("update_small", "loss_stuck") and _CLIPPED * norm <= raw > 0 and not self._pace(each.model) >= _USUAL_PACE:
+        (norm, raw), is_clipped = self._scalars.clipped(each.model), self._scalars.is_clipped(each.model)
+        if each.rule in ("update_small", "loss_stuck") and is_clipped and not self._pace(each.model) >= _USUAL_PACE:
             clipped = f"gradients are clipped to {short(norm)} from a norm of {short(raw)}"
             first = "raise that limit first, and under a GradScaler clip behind scaler.unscale_(optimizer)"
             advice = f"{clipped}: {first}; else {each.advice}"

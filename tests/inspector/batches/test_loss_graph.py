@@ -56,6 +56,12 @@ def policy(weight: float) -> Callable[[Tensor, Tensor], Tensor]:
     return loss
 
 
+def valued(y: Tensor, x: Tensor, advantage: Tensor) -> Tensor:
+    """A policy gradient of choices among three, and the error of a value."""
+    chances = y[:, :3].log_softmax(1).gather(1, classes(x)[:, None])[:, 0]
+    return (y[:, 3] - x[:, 0]).square().mean() - (chances * advantage).mean()
+
+
 def ctc(*, is_view: bool) -> Callable[[Tensor, Tensor], Tensor]:
     """A CTC loss of three steps of samples, which the model returns first."""
 
@@ -98,6 +104,10 @@ BOTH = "all that the loss compares is trained on both sides: the target moves to
 LOGARITHMS = "and takes logarithms of probabilities"
 LARGE = "errors, of size 8,000, make "
 TURNED = "the probabilities that are the target of a cross-entropy or kl_div add up to 1 over the samples, not the classes"
+VALUED = (
+    "the loss multiplies log-probabilities of choices by a difference that is trained, too: it moves the values, to where choices "
+    "are likely"
+)
 OVERLAP = "a Dice or IoU loss is given the outputs of a layer as they are, and takes probabilities"
 VOLUME = (
     "the loss adds the logarithm of a scale with the sign by which it falls as the square of what is scaled does: both shrink, "
@@ -200,6 +210,16 @@ LOSSES: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor], str, str]] = {
     "an entropy that is added": (
         3, policy(-0.1), "penalty_alone",
         "the loss lowers the entropy of the outputs, at a weight of 0.1, beside a policy gradient",
+    ),
+    "an entropy of a large weight": (
+        3, policy(4.0), "penalty_alone",
+        "the loss raises the entropy of the outputs, at a weight of 4: other terms are drowned by it",
+    ),
+    "an advantage that is trained": (
+        4, lambda y, x: valued(y, x, x[:, 0] - y[:, 3]), "target_trained", VALUED,
+    ),
+    "an advantage that is trained, of deviation 1": (
+        4, lambda y, x: valued(y, x, (x[:, 0] - y[:, 3]) / (x[:, 0] - y[:, 3]).std()), "target_trained", VALUED,
     ),
     "numbers beyond an activation of the loss alone": (
         1, lambda y, x: functional.mse_loss(y.sigmoid(), 9 * x[:, :1].sign()) + y.square().mean(), "target_beyond",
@@ -308,6 +328,11 @@ SOUND: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor]]] = {
         4, lambda y, x: functional.cross_entropy(y[:, :3], classes(x)) + 1e-6 * (y[:, 3] - 8e3).square().mean()
     ),
     "an entropy that is subtracted": (3, policy(0.1)),
+    "an advantage of values": (4, lambda y, x: valued(y, x, x[:, 0] - y[:, 3].detach())),
+    "a loss that weighs what is sure less": (
+        3, lambda y, x: ((y.softmax(1) - 1) * y.log_softmax(1)).gather(1, classes(x)[:, None]).mean()
+        - ((1 - y.softmax(1)[:, 0]) * y.log_softmax(1).gather(1, classes(x)[:, None])[:, 0]).mean()
+    ),
     "an entropy that is lowered beside labels": (
         3, lambda y, x: functional.cross_entropy(y, classes(x)) - 0.1 * (y.softmax(-1) * y.log_softmax(-1)).sum(-1).mean()
     ),

@@ -361,8 +361,43 @@ def test_a_part_that_is_compiled_is_not_compiled_again(in_place: bool) -> None:
 @pytest.mark.parametrize(("act", "is_told"), [(nn.ReLU, False), (nn.Identity, True)])
 def test_layers_without_an_activation_are_found(act: Callable[[], nn.Module], is_told: bool) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 16), act(), nn.Linear(16, 16), nn.BatchNorm1d(16), act(), nn.Linear(16, 3))
+    hidden = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), act(), nn.Dropout(0.2))
+    model = nn.Sequential(nn.Linear(8, 16), act(), hidden, nn.Linear(16, 3))
     assert ("all_linear" in trained(model, classes(model))) is is_told
+
+
+class Attention(nn.Module):
+    """Attention of two heads over twelve places, whose scores a softmax takes over an axis."""
+
+    def __init__(self, axis: int, *, turns: bool = False) -> None:
+        super().__init__()
+        self.first, self.values, self.last = nn.Linear(8, 24), nn.Linear(8, 12), nn.Linear(12, 3)
+        self.axis, self.turns = axis, turns
+
+    def forward(self, places: Tensor) -> Tensor:
+        queries, keys = (each.reshape(len(places), -1, 2, 6).transpose(1, 2) for each in self.first(places).split(12, -1))
+        values = self.values(places).reshape(len(places), -1, 2, 6).transpose(1, 2)
+        scores = queries @ keys.transpose(-1, -2)
+        weights = scores.transpose(-1, -2).softmax(self.axis).transpose(-1, -2) if self.turns else scores.softmax(self.axis)
+        made: Tensor = self.last((weights @ values).transpose(1, 2).flatten(2).mean(1))
+        return made
+
+
+@pytest.mark.parametrize(
+    ("axis", "turns", "told"),
+    [(-1, False, ""), (-2, True, ""), (-2, False, "that of the queries"), (1, False, "not that of queries")],
+)
+def test_a_softmax_of_attention_over_another_axis_than_its_keys_is_found(axis: int, turns: bool, told: str) -> None:
+    torch.manual_seed(0)
+    model = Attention(axis, turns=turns)
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(16, 12, 8)
+        return functional.cross_entropy(model(x), x[:, 0, :3].argmax(1))
+
+    found = trained(model, loss)
+    assert ("samples_mixed" in found) is bool(told)
+    assert told in (found["samples_mixed"].message if told else "")
 
 
 @pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])

@@ -51,7 +51,7 @@ def _is_linear(subject: Subject) -> bool:
     """Return whether no activation stands between three layers or more, which are all that the model runs."""
     with subject.trial() as trial:
         made = [tensor.grad_fn for _, tensor in walk(trial.output()) if tensor.grad_fn is not None]
-        return bool(made) and graph_nodes.layers_in_a_row(list(graph_nodes.nodes_before(made[0]))) >= _FLAT
+        return bool(made) and graph_nodes.layers_in_a_row(list(graph_nodes.nodes_before(made[0])), subject.model) >= _FLAT
 
 
 def per_layer(sizes: list[float]) -> float:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 Node: TypeAlias = Any
 """A node of autograd's graph, which keeps its place behind a backward pass."""
@@ -30,7 +31,7 @@ LINEAR = frozenset(
     (
         "AccumulateGrad", "Embedding", *WEIGHTED, "Add", "Sub", "Neg", "T", "Transpose", "Permute", "View",
         "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Expand", "Clone", "ToCopy", "Slice", "Select", "Cat", "Stack",
-        "Mean", "Sum", "AvgPool2D", "NativeBatchNorm", "CudnnBatchNorm", "ConstantPadNd",
+        "Mean", "Sum", "AvgPool2D", "NativeBatchNorm", "CudnnBatchNorm", "ConstantPadNd", "NativeDropout",
     )
 )  # fmt: skip
 """Operations that are linear in what they take."""
@@ -130,9 +131,14 @@ def nodes_before(node: Node, most: float = math.inf, ends: Collection[Node] = ()
         waiting += dict.fromkeys(new)
 
 
-def layers_in_a_row(nodes: Sequence[Node]) -> int:
-    """Return how many layers with weights stand in a row, if there is nothing else among *nodes* than what is linear; else 0."""
-    if any(operation_of(each) not in LINEAR for each in nodes):
+def layers_in_a_row(nodes: Sequence[Node], model: nn.Module) -> int:
+    """Return how many layers with weights stand in a row, if there is nothing else among *nodes* than what is linear; else 0.
+
+    Products with a tensor without a graph are those of dropouts, as many as the *model* has: others may mask what they take.
+    """
+    others = [each for each in nodes if operation_of(each) not in LINEAR]
+    dropouts = sum(isinstance(each, _DropoutNd) and each.training for each in model.modules())
+    if len(others) > dropouts or any(constant_factor_of(each) is None for each in others):
         return 0
     depths: dict[Node, int] = {}
     waiting = [nodes[0]]
@@ -274,14 +280,18 @@ def terms_of(node: Node) -> Iterator[Node]:
 
 
 def weighed_in(node: Node) -> Iterator[tuple[Node, Tensor]]:
-    """Yield the operations whose results a loss adds up, and with which number each of them, but for means."""
+    """Yield the operations whose results a loss adds up, and with which number each of them, but for means.
+
+    What is put together, as the losses of several moments, counts by its share.
+    """
     waiting, left = [(node, torch.ones((), dtype=torch.float64, device="cpu"))], _PATHS
     while waiting and (left := left - 1):
         node, weight = waiting.pop()
         name, factor = operation_of(node), factor_of(node) if len(sources_of(node)) == 1 else None
-        if factor is None and name not in ("Add", "Sub", "Rsub", "Neg", "Mean", "Sum", *KEEPS):
+        if factor is None and name not in ("Add", "Sub", "Rsub", "Neg", "Mean", "Sum", "Cat", "Stack", *KEEPS):
             yield node, weight
             continue
+        weight = weight / len(node.next_functions) if name in ("Cat", "Stack") else weight
         for place, (each, _) in enumerate(node.next_functions):
             is_other = name == "Neg" or (name, place) in (("Sub", 1), ("Rsub", 0))
             times = (-1 if is_other else 1) * (getattr(node, "_saved_alpha", 1) if place else 1)

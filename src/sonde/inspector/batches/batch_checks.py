@@ -278,7 +278,10 @@ class BatchChecks:
                 look.narrow, look.repeated = narrow_layer(nodes, names), repeated_norm(nodes, names)
                 look.add(attention_numbers(nodes, names, [each for each in given if _are_tokens(each, len(shown), [])]))
                 look.add(sum_numbers(nodes[::-1], dict(added_by(self._model))))
-            look.is_linear, look.is_difference = _is_linear(nodes, given), graph_nodes.is_own_difference(output.grad_fn)
+            look.is_linear, look.is_difference = (
+                _is_linear(nodes, given, self._model),
+                graph_nodes.is_own_difference(output.grad_fn),
+            )
             ends = [each.grad_fn for each in given if each.requires_grad]
             inside = graph_nodes.nodes_before(output.grad_fn, NODES, ends) if ends else ()
             look.is_piecewise = is_piecewise_linear([each for each in inside if each not in ends])
@@ -380,9 +383,9 @@ class BatchChecks:
             self._found.setdefault(found.rule, replace(placed, first_step=since))
 
 
-def _is_linear(nodes: Sequence[Any], given: Sequence[Tensor]) -> bool:
+def _is_linear(nodes: Sequence[Any], given: Sequence[Tensor], model: nn.Module) -> bool:
     """Return whether nothing but layers with weights has made an output: three or more in a row, or two that one could be."""
-    rows = graph_nodes.layers_in_a_row(nodes)
+    rows = graph_nodes.layers_in_a_row(nodes, model)
     return rows >= _LINEAR or (rows > 1 and _is_wide(nodes, given))
 
 

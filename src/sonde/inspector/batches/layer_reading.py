@@ -36,9 +36,11 @@ def attention_numbers(nodes: Sequence[Any], names: Mapping[int, str], tokens: Se
     """Return how large the largest weight of each attention is on average (*sharp*), and of how many (*attended*).
 
     It is 0 where most rows have it at one place. *on padding*: which share the padding of *tokens* has, of samples that have some.
+    *over*: the axis over which weights add up to 1, from the last, where that is not the one over which they weigh something.
     """
     found: dict[str, Tensor] = {}
     for node in nodes:
+        found |= _other_axis(node, names) if graph_nodes.operation_of(node) in ("Bmm", "Mm") else {}
         weights = graph_nodes.attention_of(node)
         if weights is None and graph_nodes.operation_of(node) == "Softmax":
             scores = [graph_nodes.behind(each, _SCORES) for each in graph_nodes.sources_of(node)]
@@ -48,8 +50,7 @@ def attention_numbers(nodes: Sequence[Any], names: Mapping[int, str], tokens: Se
         if weights is not None and weights.numel() <= _FEATURES:
             largest, place = weights.detach().double().max(-1)
             usual = (place == place.flatten().mode().values).double().mean()
-            leaves = (graph_nodes.leaf_of(each) for each in graph_nodes.nodes_before(node, _NEAR))
-            name = next((names[id(each)].rpartition(".")[0] for each in leaves if id(each) in names), "")
+            name = _layer_near(node, names)
             found[f"sharp {name}"] = torch.where(usual < _HALF, largest.mean(), 0.0)
             found[f"attended {name}"] = usual.new_full((), weights.shape[-1])
             own = [each for each in tokens if each.shape[1] == weights.shape[-1] and not weights.shape[0] % len(each)]
@@ -59,6 +60,24 @@ def attention_numbers(nodes: Sequence[Any], names: Mapping[int, str], tokens: Se
                 share = (shares * padding.amax(1)).sum() / padding.amax(1).sum().clamp(min=1)
                 found[f"on padding {name}"] = torch.maximum(share, found.get(f"on padding {name}", share))
     return found
+
+
+def _other_axis(product: Any, names: Mapping[int, str]) -> dict[str, Tensor]:
+    """Return the axis of the softmax whose result a *product* adds up over the last axis, where that is another one."""
+    left, _ = product.next_functions[0]
+    soft = product if left is None else graph_nodes.behind(left, (*BEHIND, "Expand", "NativeDropout"))
+    axis = graph_nodes.axis_of(soft) if graph_nodes.operation_of(soft) == "Softmax" else None
+    scores = product if axis is None else graph_nodes.behind(graph_nodes.sources_of(soft)[0], _SCORES)
+    if axis is None or graph_nodes.operation_of(scores) not in ("Bmm", "Mm") or graph_nodes.takes_leaf(scores):
+        return {}
+    off = axis - len(graph_nodes.shape_of(soft))
+    return {} if off == -1 else {f"over {_layer_near(soft, names)}": torch.full((), off, device="cpu")}
+
+
+def _layer_near(node: Any, names: Mapping[int, str]) -> str:
+    """Return the name of the layer that is nearest before a *node*; ``""`` for none."""
+    leaves = (graph_nodes.leaf_of(each) for each in graph_nodes.nodes_before(node, _NEAR))
+    return next((names[id(each)].rpartition(".")[0] for each in leaves if id(each) in names), "")
 
 
 def narrow_layer(nodes: Sequence[Any], names: Mapping[int, str]) -> str:
@@ -183,8 +202,7 @@ def dropped_numbers(nodes: Iterable[Any], names: Mapping[int, str]) -> dict[str,
             share = torch.where(is_mask, 1 - 1 / top, 0.0)
         else:
             continue
-        leaves = (graph_nodes.leaf_of(each) for each in graph_nodes.nodes_before(node, _NEAR))
-        name = next((names[id(each)].rpartition(".")[0] for each in leaves if id(each) in names), "")
+        name = _layer_near(node, names)
         found[f"dropped {name}"] = torch.maximum(found.get(f"dropped {name}", share), share)
     return found
 

@@ -50,6 +50,7 @@ _OF_LOGITS = {
 _CLASSES = {"NllLoss": 1, "NllLoss2D": 1, "CtcLoss": -1}  # their axis
 _OVER = "take the softmax over the classes: axis 1 for nll_loss and cross_entropy, the last one for ctc_loss"
 _OF_LABELS = ("NllLoss", "NllLoss2D", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits")
+_HEAVY, _OUTWEIGHS = 0.5, 2.0  # weight of an entropy, by itself (0.01 is usual), and beside advantages
 _DROWNS = 1e3  # times as much of a loss as a cross-entropy is
 _LOWERED = "subtract the entropy: loss - 0.01 * entropy; added to a loss, it is made small, and one choice is all that is tried"
 _ELEMENTS = 1 << 20  # of what a softmax is given, whose places are followed
@@ -66,6 +67,13 @@ _FAR_SCORES = (
 )
 _OF_ALL = "what is pushed as the loss is the sum of all so far: it grows by the loss of each step, whatever is learnt"
 _OF_STEP = "push the loss of the step, loss.item(), or its mean over the steps since the last value; set a sum to 0 in each epoch"
+_VALUED = (
+    "the loss multiplies log-probabilities of choices by a difference that is trained, too: it moves the values, to where choices "
+    "are likely"
+)
+_APART = (
+    "detach() the advantage in the loss of the policy: (log_prob * advantage.detach()).mean(); values have an error of their own"
+)
 _MEAN = 1  # the number by which torch knows that a loss function returns the mean
 _MASKS = ("MaskedFill", "Where", "IndexPut", "FillDiagonal")
 _PICKS = ("Neg", "Mean", "Index", "Gather", "NllLoss", "NllLoss2D")  # what makes a cross-entropy of logarithms
@@ -342,7 +350,9 @@ class LossGraph:
             found = judge("target_large", numbers[0] ** 2, 1.0, 1.0)
             what = f"errors, of size {short(numbers[0])}, make {short(min(numbers[1::2]))} x as much of the loss"
             message = f"{what} as the cross-entropy beside them: the loss hears one term alone"
-        elif kind == "entropy" and max(numbers) < 0:
+        elif kind == "entropy" and len(numbers) >= 2 * _LOOKS and _raises(numbers[::2], numbers[1::2]):
+            found = judge("penalty_alone", 0.0, 0.0, numbers[0], is_entropy=True)
+        elif kind == "entropy" and max(numbers[::2]) < 0:
             found, advice = judge("penalty_alone", 0.0, 0.0, numbers[0], is_entropy=True), _LOWERED
             message = f"the loss lowers the entropy of the outputs, at a weight of {short(-numbers[0])}, beside a policy gradient"
         elif kind == "width" and max(numbers) <= SHRUNK:
@@ -388,6 +398,8 @@ class LossGraph:
                         f"ctc_loss is given {_of(before[0])}, times first, by a view of samples first: it mixes samples and times"
                     )
                     yield replace(stirred, message=message, advice="exchange these axes: transpose(0, 1) in the place of a view")
+            valued = self._chosen.judge("target_trained", 2.0) if _trains_advantage(node) else None
+            yield from () if valued is None else (replace(valued, message=_VALUED, advice=_APART),)
             if name == "LogSoftmax" and _holds_itself(node):
                 itself = self._chosen.judge("target_own", math.inf)
                 if itself is not None:
@@ -606,6 +618,26 @@ def _moved(moves: Sequence[Node], places: Tensor | None) -> Tensor | None:
     return places
 
 
+def _trains_advantage(product: Node) -> bool:
+    """Return whether a *product* is of log-probabilities of choices and of a difference that layers make, which is trained, too."""
+    sides = graph_nodes.sources_of(product)
+    if graph_nodes.operation_of(product) != "Mul" or len(sides) != 2 or graph_nodes.shape_of(product) == ():
+        return False
+    for likely, other in (sides, sides[::-1]):
+        picks = [each for each in graph_nodes.nodes_before(likely, _OF_SUMS) if graph_nodes.operation_of(each) in _CHOOSES]
+        soft = {graph_nodes.behind(graph_nodes.sources_of(each)[0], graph_nodes.KEEPS) for each in picks}
+        logits = {one for each in soft for one in graph_nodes.sources_of(each)}
+        held = [*graph_nodes.nodes_before(other, _OF_LOSS)]
+        layers = [each for each in held if graph_nodes.operation_of(each) in graph_nodes.WEIGHTED]
+        near = {graph_nodes.operation_of(each) for each in graph_nodes.nodes_before(other, _OF_LOSS, layers)}
+        is_chance = any(
+            (graph_nodes.normalised_by(each) or (graph_nodes.operation_of(each), 0))[0] == "LogSoftmax" for each in soft
+        )
+        if is_chance and layers and not near.isdisjoint(("Sub", "Rsub")) and logits.isdisjoint(held):
+            return True
+    return False
+
+
 def _holds_itself(softmax: Node) -> bool:
     """Return whether a *softmax* is that of the products of all outputs with all outputs, and nothing leaves out any."""
     node = graph_nodes.behind(softmax, _SCALED, _but_numbers)
@@ -709,7 +741,8 @@ def _scaled_in(loss: Tensor) -> Iterator[tuple[Tensor, str, Tensor, Tensor]]:
 def _of_terms(loss: Tensor) -> Iterator[Read]:
     """Yield what stands beside each other in a *loss*: an entropy and a policy gradient, errors and a cross-entropy.
 
-    Of the entropy it is the weight of p log(p); of errors their size, and how many times as much of the loss they make.
+    Of the entropy it is the weight of p log(p), and the size of what the policy gradient weighs choices with; of errors their size,
+    and how many times as much of the loss they make.
     """
     terms = list(graph_nodes.weighed_in(loss.grad_fn))
     labelled = [(node, weight) for node, weight in terms if graph_nodes.operation_of(node) in _OF_LABELS]
@@ -736,8 +769,14 @@ def _of_terms(loss: Tensor) -> Iterator[Read]:
     nodes = [one for each, _ in terms for one in graph_nodes.nodes_before(each, _OF_LOSS)] if weights else ()
     held = [each for each in map(graph_nodes.constant_factor_of, nodes) if each is not None and each.numel() > 1]
     if held and not {"Gather", "Index"}.isdisjoint(map(graph_nodes.operation_of, nodes)):
-        is_mask = torch.stack([((each == 0) | (each == 1)).all() for each in held]).all()
-        yield "entropy", torch.where(is_mask, 0.0, torch.stack(weights).sum()), 0
+        sizes = [torch.where(((each == 0) | (each == 1)).all(), 0.0, each.double().square().mean().sqrt()) for each in held]
+        size = torch.stack(sizes).max()
+        yield "entropy", torch.stack([torch.where(size == 0, 0.0, torch.stack(weights).sum()), size]), 0
+
+
+def _raises(weights: Sequence[float], sizes: Sequence[float]) -> bool:
+    """Return whether an entropy of these *weights* drowns what a policy gradient weighs choices with, of these *sizes*."""
+    return min(weights) >= _HEAVY and all(weight >= _OUTWEIGHS * size for weight, size in zip(weights, sizes, strict=True))
 
 
 def _guess_of(terms: Sequence[tuple[Node, Tensor]]) -> float:

@@ -286,9 +286,7 @@ def column_gradients(output: Tensor, gradient: Tensor, nodes: Loss) -> dict[str,
     """Return which column of an *output*, of two to sixteen, is *idle*: the one without a *gradient*, or -1; or *alone* has one.
 
     Of one output for each sample, its gradient, if that is the *same gradient* for all of them, or 0; of logits that differ, whose
-    loss takes a softmax times what else they make, which share of it is not that of the *entropy* of that softmax, the weight of
-    that in a mean (*entropy weight*), over several passes too, and by how much this is off, as far as all else is noise (*entropy
-    error*).
+    loss takes a softmax times what else they make, which share of it is not that of the *entropy* of that softmax.
     """
     columns = output.numel() // len(output)
     made, held = (each.reshape(len(output), -1).double() for each in (output, gradient))
@@ -306,22 +304,12 @@ def column_gradients(output: Tensor, gradient: Tensor, nodes: Loss) -> dict[str,
     names = {graph_nodes.operation_of(each) for each in nodes}
     if names.isdisjoint(_SOFTMAX) or not any(_is_product(each) for each in nodes):
         return idle
-    means = [
-        math.prod(graph_nodes.shape_of(*graph_nodes.sources_of(each))) for each in nodes if graph_nodes.operation_of(each) == "Mean"
-    ]
     logs = made.log_softmax(1)
     slope = logs.exp() * (logs - (logs.exp() * logs).sum(1, keepdim=True))
     across = 1 - (slope * held).sum().square() / (slope.square().sum() * held.square().sum()).clamp(min=1e-300)
     is_open = logs.exp().amax(1).mean() <= _SURE  # of what is sure, the slopes of an entropy and of a label are alike
     is_own = (slope - slope.mean(0)).square().sum() > _VARIES * slope.square().sum()  # rows that are equal fit many a loss
-    count = min((each for each in means if each % len(made) == 0), default=len(made))  # of the samples of all passes
-    weight = count * (slope * held).sum() / slope.square().sum().clamp(min=1e-300)
-    return {
-        **idle,
-        "entropy": torch.where(is_open & is_own, across, 1.0),
-        "entropy weight": torch.where(is_open & is_own, weight, 0.0),
-        "entropy error": (weight.square() * across / ((1 - across) * made.numel()).clamp(min=1e-300)).sqrt(),
-    }
+    return {**idle, "entropy": torch.where(is_open & is_own, across, 1.0)}
 
 
 def places_read(gradient: Tensor, nodes: Loss) -> dict[str, Tensor]:

@@ -6,18 +6,19 @@ import itertools
 import math
 import re
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from sonde.inspector.batches.findings.pass_history import HALF, KEPT, LAST, OFTEN, SEEN, PassFindings, has_room, weighed
+from sonde.inspector.batches.findings.pass_history import KEPT, LAST, OFTEN, SEEN, PassFindings, has_room, weighed
 from sonde.inspector.batches.look import EACH, Look, label_axis
 from sonde.rules import Finding
 from sonde.words import short
 
 _BOUNDED = ("Sigmoid", "Tanh")
 _DOMINATES = 100.0  # times as large as at another output is a gradient of targets that are not scaled
-_DROWNS, _STEADY = 2.0, 0.1  # weight of an entropy, beside rewards of size 1; by which it differs from pass to pass
-_SURELY = 3.0  # errors of a number that is read off a gradient with noise
+_LATE, _PULLED = 100, 0.7  # steps; share of a first gradient that is not a divergence's
+_GONE, _LESS = 0.1, 0.7  # size of what is as good as 0, and of its first one
+_COLLAPSED = "pulled by a divergence: they say nothing of the sample (a posterior that is the prior)"
 _VOLUME = "subtract the log-determinant of a flow from the loss that its outputs have: without it all outputs shrink to one point"
 _ENTROPY = 0.1  # of a gradient that is no entropy's
 _IDLE = (
@@ -87,19 +88,17 @@ class GradientFindings(PassFindings):
                     self._chosen.judge("penalty_alone", size / fades[0][0], own, what=what, at_most=most) for size, *_ in fades[-2:]
                 ]
                 yield judged[-1] if all(judged) else None
+        gone = [at for at in range(1, len(look.outputs)) if look.step >= _LATE and _is_gone(self._so_far("fading", at))]
+        found = self._chosen.judge("penalty_alone", 0.0, 0.0, at_most=0.0) if len(gone) > 1 else None
+        if found is not None:
+            names, sizes = ([look.outputs[at].strip(".[]") for at in gone], [short(numbers[f"size {at}"]) for at in gone])
+            message = f"outputs {' and '.join(names)} have come to 0 (of size {', '.join(sizes)}), {_COLLAPSED}"
+            yield replace(found, message=message, site=f"{self._part}:output{look.outputs[gone[0]]}")
 
     def _of_entropy(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
-        """Yield that an entropy is all that trains the outputs, or weighs too much."""
+        """Yield that an entropy is all that trains the outputs."""
         if "entropy" in numbers and label_axis(look, numbers) is None:  # of a label that is sure, both slopes are alike
-            weights = self._so_far("entropy weight", value=numbers["entropy weight"])
             firsts = self._so_far("entropy", value=numbers["entropy"])[:OFTEN]
-            errors = self._so_far("entropy error", value=numbers["entropy error"])[:LAST]
-            first = weights[:LAST]
-            is_most = firsts[0] <= HALF  # what is left of an entropy that has been raised is no measure of its weight
-            apart = max(_STEADY * abs(first[0]), _SURELY * max(errors) if is_most else 0.0)
-            is_steady = len(weights) >= LAST and max(first) - min(first) <= apart
-            if is_steady and min(map(abs, first)) >= _DROWNS and min(first) * max(first) > 0:
-                yield self._chosen.judge("penalty_alone", 0.0, 0.0, first[0], is_entropy=True)
             is_alone = len(firsts) == OFTEN and statistics.median(firsts) <= _ENTROPY
             alone = self._chosen.judge("penalty_alone", 0.0, max(firsts), is_entropy=True) if is_alone else None
             yield alone and replace(alone, advice=_CUT_OFF)
@@ -217,3 +216,9 @@ def _named(look: Look, at: int, number: int | None = None) -> str:
     """Return what an output is called in messages, and if its *number* is given, the pass of a step."""
     name = " ".join(["the output", ".".join(re.findall(r"[^][.']+", look.outputs[at]))]).strip()
     return name if number is None else f"{name} of pass {number + 1} of each step"
+
+
+def _is_gone(fades: Sequence[tuple[float, float, float]]) -> bool:
+    """Return whether an output whose gradient was a divergence's at first has come to 0, by its size and shares in each pass."""
+    (begun, _, loose), lasts = fades[0] if fades else (0.0, 0.0, 1.0), [size for size, *_ in fades[-LAST:]]
+    return len(fades) > EACH and loose <= _PULLED and 0 < max(lasts) <= min(_GONE, _LESS * begun)

@@ -16,6 +16,8 @@ _SHARP = (
     "look at what multiplies the scores of the attention (a missing 1 / sqrt(size), a temperature), at initial weights, and at a "
     "missing normalisation"
 )
+_QUERIES = -2  # axis of scores
+_OVER_KEYS = "take it over the last axis, softmax(scores, dim=-1): what is added up of the values are means then"
 _ADDED = "scale it to the size of what it is added to: its initial values, a missing division, a normalisation of each side"
 SHUT_LOOKS = 2
 """First looks, in which a tanh or sigmoid has next to no slope: that it has begun so."""
@@ -138,7 +140,12 @@ class LayersOfPass(PassFindings):
                 yield replace(found, message=f"{name}: {found.message}", site=f"{name}:output")
 
     def _of_attention(self, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
-        """Yield that attention begins with one place alone."""
+        """Yield that attention begins with one place alone, or weighs over another axis than its keys."""
+        for name in (each.removeprefix("over ") for each in numbers if each.startswith("over ")):
+            found = self._chosen.judge("samples_mixed", math.inf, 0.0)
+            axis = "that of the queries" if numbers[f"over {name}"] == _QUERIES else "not that of queries or keys"
+            message = f"the softmax of the attention{f' behind {name}' if name else ''} is over another axis than its keys, {axis}"
+            yield found and replace(found, message=message, advice=_OVER_KEYS, site=name and f"{name}:output", severity="warn")
         for name in (each.removeprefix("sharp ") for each in numbers if each.startswith("sharp ")):
             places = numbers[f"attended {name}"]
             if places >= SQUARE:
