@@ -227,6 +227,12 @@ def constant_factor_of(node: Node) -> Tensor | None:
     return held if isinstance(held, Tensor) else None
 
 
+def condition_of(node: Node) -> Tensor | None:
+    """Return by which mask ``where`` has chosen; None for another operation."""
+    held = getattr(node, "_saved_condition", None)
+    return held if isinstance(held, Tensor) else None
+
+
 def target_of(node: Node) -> Tensor | None:
     """Return the target that a loss function keeps for its backward pass; None for another operation."""
     held = getattr(node, "_saved_target", None)

@@ -74,6 +74,7 @@ _VALUED = (
 _APART = (
     "detach() the advantage in the loss of the policy: (log_prob * advantage.detach()).mean(); values have an error of their own"
 )
+_HINGES = ("Relu", "ClampMin", "Clamp")
 _MEAN = 1  # the number by which torch knows that a loss function returns the mean
 _MASKS = ("MaskedFill", "Where", "IndexPut", "FillDiagonal")
 _PICKS = ("Neg", "Mean", "Index", "Gather", "NllLoss", "NllLoss2D")  # what makes a cross-entropy of logarithms
@@ -134,6 +135,12 @@ _PLAIN: dict[str, tuple[str, tuple[float, ...], str, str]] = {
         (math.inf, math.inf, 1.0),
         "all labels of a cross-entropy of {of} x {of} scores are one: each sample has the same partner",
         "the partner of sample i stands in column i: cross_entropy(scores, torch.arange(len(scores)))",
+    ),
+    "signs": (
+        "target_beyond",
+        _BEYOND_ALL,
+        "{share} of the labels of a loss that takes -1 and 1 are 0: it asks nothing of them",
+        "give it labels of -1 and 1: 2 * labels - 1, of labels that are 0 and 1",
     ),
     "volume": (
         "loss_unbounded",
@@ -792,7 +799,7 @@ def _guess_of(terms: Sequence[tuple[Node, Tensor]]) -> float:
         is_soft = graph_nodes.operation_of(node) == "NllLoss" and graph_nodes.operation_of(soft) == "LogSoftmax"
         scores = graph_nodes.behind(graph_nodes.sources_of(soft)[0], graph_nodes.KEEPS) if is_soft else soft
         is_mean = getattr(node, "_saved_reduction", 0) == _MEAN and not graph_nodes.is_weighed(node)
-        is_layer = graph_nodes.operation_of(scores) in graph_nodes.WEIGHTED and graph_nodes.takes_leaf(scores)
+        is_layer = graph_nodes.operation_of(scores) in (*graph_nodes.WEIGHTED, "Add") and graph_nodes.takes_leaf(scores)
         if not is_mean or (is_soft and is_layer):
             guesses.add(0.0)
         elif is_soft:
@@ -836,6 +843,7 @@ def _constants_of(node: Node, device: torch.device, samples: Collection[int]) ->
         yield from (
             ("dropout", share, 0) for share in dropped_numbers([graph_nodes.behind(before[0], graph_nodes.KEEPS)], {}).values()
         )
+    yield from (("signs", share, 0) for share in _without_sign(node))
     factor, made = graph_nodes.constant_factor_of(node), graph_nodes.shape_of(node)
     if factor is not None and _is_spread(made, factor.shape) and _is_spread(made, graph_nodes.shape_of(before[0])):
         yield "spread", torch.ones((), device=device), made[0]
@@ -858,6 +866,24 @@ def _constants_of(node: Node, device: torch.device, samples: Collection[int]) ->
         width = width_of_cosines(graph_nodes.sources_of(soft)[0], device, (*graph_nodes.MOVES, *_MASKS))
         if width is not None:
             yield "width", width, 0
+
+
+def _without_sign(node: Node) -> Iterator[Tensor]:
+    """Yield which share of the labels that an operation takes for -1 or 1, as a hinge does, are neither; 0 of some other ones."""
+    before, name = graph_nodes.sources_of(node), graph_nodes.operation_of(node)
+    labels = graph_nodes.target_of(node) if name == "SoftMarginLoss" else None
+    margin = graph_nodes.behind(before[0], graph_nodes.KEEPS) if name in _HINGES and before else node
+    if margin is not node and graph_nodes.operation_of(margin) in ("Rsub", "Sub", "Add") and len(made := _made_of(margin)) == 1:
+        labels = graph_nodes.constant_factor_of(graph_nodes.behind(made[0], (*graph_nodes.KEEPS, "Neg")))
+    if labels is not None and labels.numel() > 1:
+        labels = labels.double()
+        top = labels.abs().max()
+        are_two = ((labels == 0) | (labels == top)).all() | ((labels == 0) | (labels == -top)).all()
+        yield torch.where(are_two & (top == 1), (labels == 0).double().mean(), 0.0)
+    sides = {graph_nodes.operation_of(one) in _HINGES: each for each in before for one in graph_nodes.sources_of(each)}
+    masks = [graph_nodes.condition_of(each) for each in sides.values()] if name == "Add" and len(sides) == len(before) == 2 else []
+    if len(masks) == 2 and all(each is not None and each.dim() == 1 for each in masks):
+        yield torch.eq(*masks).double().mean()  # type: ignore[arg-type]
 
 
 def _overlap_of(division: Node) -> Tensor | None:
