@@ -831,6 +831,44 @@ def test_a_loss_that_is_nan_is_not_judged_by_its_training(check: str) -> None:
     assert (found[check].verdict, found[check].words) == ("unknown", "the loss is not finite")
 
 
+def test_a_loss_of_labels_and_of_a_teacher_that_disagrees_need_not_halve() -> None:
+    torch.manual_seed(0)
+    x, y = data()
+    labels, taught = y.argmax(1) if y.dim() > 1 else y, torch.randn(len(x), 3).div(1.5).softmax(1)
+
+    def loss_fn(made: Tensor) -> Tensor:
+        divergence = functional.kl_div((made / 2).log_softmax(1), taught, reduction="batchmean")
+        return 0.5 * functional.cross_entropy(made, labels.long()) + 2 * divergence
+
+    found = sonde.preflight(net(), x, loss_fn, functools.partial(torch.optim.Adam, lr=1e-2), checks=["overfit"])["overfit"]
+    assert found.verdict == "ok"
+
+
+def test_only_what_the_optimizer_holds_is_asked_how_far_it_moves() -> None:
+    torch.manual_seed(0)
+    model, (x, y) = net(), data()
+    optimizer = torch.optim.Adam(list(model.parameters())[-2:], lr=1e-2)
+    found = sonde.preflight(model, x, classify(y), optimizer, checks=["first_update"])["first_update"]
+    assert (found.verdict, "(median of 1)" in found.words) == ("ok", True)
+
+
+@pytest.mark.parametrize(("at", "told"), [(0, True), (-1, False)])
+def test_a_recurrent_layer_whose_first_step_alone_is_read_is_told(at: int, told: bool) -> None:
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.head = nn.GRU(6, 8, batch_first=True), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            made: Tensor = self.head(self.layer(x.unflatten(0, (-1, 4)))[0][:, at])
+            return made
+
+    torch.manual_seed(0)
+    x, y = data()
+    found = sonde.preflight(Reader(), x, classify(y[::4]), checks=["gradients"])["gradients"].findings
+    assert [each.advice.partition(",")[0] for each in found] == ["only the first step of a sequence goes into the loss"] * told
+
+
 def test_a_group_with_rate_zero_does_not_hide_how_far_others_move() -> None:
     torch.manual_seed(0)
     found = sonde.preflight(*rate_zero_for_a_group(), checks=["first_update", "learning_rate"], steps=25)

@@ -24,6 +24,12 @@ _MOST = 24  # parameters that are changed one by one
 _LATER = 10  # the step that is judged where the first one is like no other
 
 
+_STARTS = (
+    "only the first step of a sequence goes into the loss, before any state has been passed on: look at which step is taken (the "
+    "last is output[:, -1] with batch_first=True, else output[-1]), and at the axis of steps"
+)
+
+
 def gradients(subject: Subject) -> Check:
     """Judge which parameters no gradient reaches, and why."""
     loss = subject.loss
@@ -48,12 +54,19 @@ def gradients(subject: Subject) -> Check:
         is_dead = any(each.rule in ("dead", "all_zero") for layer in ran.layers for each in layer.findings)
         asleep = [] if every or is_dead else [name for name in zero if name not in subject.awake_later]
         later = ", nor do they get one once others have moved" if asleep else ""
-        words = f"the gradient of {len(asleep or zero)} parameters is zero throughout{later}: {names_text(asleep or zero)}"
+        told = asleep or zero
+        many = "one parameter" if len(told) == 1 else f"{len(told)} parameters"
+        words = f"the gradient of {many} is zero throughout{later}: {names_text(told)}"
         behind = "look for what has no slope behind the last layer: an argmax, a rounding, a comparison, a factor of 0"
-        stopped = "look for a hook that sets gradients to zero, a factor of 0, a mask, units behind them that are shut"
+        starts = all("weight_hh" in each and ran.gradients.get(each.replace("weight_hh", "weight_ih")) for each in told)
+        stopped = (
+            _STARTS
+            if starts
+            else "look for a hook that sets gradients to zero, a factor of 0, a mask, units behind them that are shut"
+        )
         advice = ("look at the findings about dead layers" if is_dead else behind) if every else stopped if asleep else ""
         severity: Severity = "bad" if every else "warn" if asleep else "note"
-        found.append(Finding("gradient_zero", words, f"{(asleep or zero)[0]}:grad", value=0.0, severity=severity, advice=advice))
+        found.append(Finding("gradient_zero", words, f"{told[0]}:grad", value=0.0, severity=severity, advice=advice))
     if ran.alike:
         words = f"all units of {names_text(ran.alike)} are equal, and so are their gradients: they stay equal"
         found.append(Finding("alike", words, f"{ran.alike[0]}:param", severity="warn", advice="begin with random weights"))
@@ -256,11 +269,12 @@ def first_update(subject: Subject) -> Check:
             raise UnjudgedError("the loss requires no gradient")
         stepper.zero_grad()
         torch.autograd.backward(loss)
-        still = {id(parameter) for group in _still(stepper) for parameter in group["params"]}
+        held = {id(parameter) for group in stepper.param_groups for parameter in group["params"]}
+        held -= {id(parameter) for group in _still(stepper) for parameter in group["params"]}
         known = [
             (name, parameter, isinstance(owner.module, nn.Embedding))
             for name, parameter, owner in parameters(trial.model)
-            if parameter.dim() > 1 and parameter.is_floating_point() and parameter.grad is not None and id(parameter) not in still
+            if parameter.dim() > 1 and parameter.is_floating_point() and parameter.grad is not None and id(parameter) in held
         ]
         plain = [(name, parameter, None) for name, parameter, is_table in known if not is_table]
         tables = [(name, parameter, _rows_of(parameter)) for name, parameter, is_table in known if is_table and not plain]
@@ -271,7 +285,7 @@ def first_update(subject: Subject) -> Check:
         eps = max((torch.finfo(parameter.dtype).eps for _, parameter, _ in weights), default=0.0)
         decayed = [each for each in map(rules.judge, itertools.repeat("decay_large"), *_decays(stepper)) if each is not None]
     if not ratios:
-        raise UnjudgedError("no weight matrix has a gradient")
+        raise UnjudgedError("no weight matrix that the optimizer steps has a gradient")
     if isinstance(stepper, torch.optim.Adagrad):  # the first step is as large as the learning rate, whatever the gradient
         ratios = {name: ratio / math.sqrt(_LATER) for name, ratio in ratios.items()}
     middle, worst = median(ratios.values()), max(ratios, key=lambda name: ratios[name])

@@ -240,10 +240,10 @@ def _expected(subject: Subject) -> float:
     """Return the fall that is expected of the loss, as a share of it: that of a cross-entropy over classes is known.
 
     It halves that of a guess, where it begins above it. One over samples, whose labels are their places, may not halve: its logits
-    are similarities, which have a bound.
+    are similarities, which have a bound; nor one beside a divergence, whose targets may be others.
     """
     calls = [call for call in subject.first.calls if call.name in ("cross_entropy", "nll_loss")]
-    if not calls or all(_is_of_pairs(call) for call in calls):
+    if not calls or all(_is_of_pairs(call) for call in calls) or any(call.name == "kl_div" for call in subject.first.calls):
         return 0.0
     whole = _whole_loss(subject)
     return _HALF if whole is None else 1 - _HALF * min(1.0, whole.scale / subject.loss)
