@@ -142,6 +142,12 @@ _PLAIN: dict[str, tuple[str, tuple[float, ...], str, str]] = {
         "{share} of the labels of a loss that takes -1 and 1 are 0: it asks nothing of them",
         "give it labels of -1 and 1: 2 * labels - 1, of labels that are 0 and 1",
     ),
+    "scores": (
+        "target_beyond",
+        _BEYOND_ALL,
+        "all that the loss adds up are means of what a sigmoid has made: such scores end at 0 and 1, where no gradient is left",
+        "leave the sigmoid out (the scores of a Wasserstein critic have no ends), or take binary_cross_entropy_with_logits",
+    ),
     "volume": (
         "loss_unbounded",
         (math.nan,) * 4,
@@ -770,6 +776,8 @@ def _of_terms(loss: Tensor) -> Iterator[Read]:
         if masks:
             is_mask = torch.stack([((each == 0) | (each == 1)).all() for each in masks]).all()
             yield "overlapped", is_mask & (weight > 0).to(is_mask.device), 0
+    if terms and all(graph_nodes.operation_of(node) == "Sigmoid" for node, _ in terms):
+        yield "scores", torch.ones((), device=loss.device), 0
     if ways := list(graph_nodes.scales_alike(loss.grad_fn, _OF_LOSS)):
         yield "volume", torch.stack([each.to(loss.device) for each in ways]).min(), 0
     weights = [weight.to(loss.device) for node, weight in terms if graph_nodes.is_entropy(node)]
