@@ -259,7 +259,7 @@ def target_own(passes: float, *, often: float = 10.0) -> Judged:
     "the gradient at one output, or in one pass of a step, is 3,000 x that at another or more, in the first six training passes or "
     "more, or that at another is zero in 18 and more; or that at one column of the output is, or at all but one of three or more, "
     "or at all places of each sample but the first two or more, half of them at most; or a log-determinant of a flow has none "
-    "in 18",
+    "in 18; or errors weighed by 50 or more make 100 x as much of the loss as a cross-entropy, in three passes",
     "Kendall et al., Multi-task learning using uncertainty to weigh losses, 2018: the weights of terms; the factor is our own",
     "weigh the terms of the loss so that their gradients are of one size: look at a weight, a sum for a mean, units of a target",
     needs=("rms:output",),

@@ -108,6 +108,7 @@ VALUED = (
     "the loss multiplies log-probabilities of choices by a difference that is trained, too: it moves the values, to where choices "
     "are likely"
 )
+WEIGHED = "errors, of size 0.97, weighed by 300, make 247 x as much"
 UNSIGNED = " of the labels of a loss that takes -1 and 1 are 0: it asks nothing of them"
 OVERLAP = "a Dice or IoU loss is given the outputs of a layer as they are, and takes probabilities"
 VOLUME = (
@@ -225,6 +226,10 @@ LOSSES: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor], str, str]] = {
     "pairs whose labels are 0 and 1": (
         3, lambda y, x: functional.cosine_embedding_loss(y, x[:, :3], (x[:, 0] > 0).float()), "target_beyond", UNSIGNED,
     ),
+    "errors that are weighed far more than a cross-entropy": (
+        4, lambda y, x: functional.cross_entropy(y[:, :3], classes(x)) + 300 * functional.mse_loss(y[:, 3], x[:, 0]),
+        "terms_uneven", WEIGHED,
+    ),
     "scores that end at 0 and 1": (
         2, lambda y, x: y[:, 0].sigmoid().mean() - y[:, 1].sigmoid().mean(), "target_beyond",
         "all that the loss adds up are means of what a sigmoid has made: such scores end at 0 and 1, where no gradient is left",
@@ -311,7 +316,9 @@ def test_what_is_wrong_in_a_loss_is_read_from_its_graph(case: str) -> None:
     outputs, loss, rule, message = LOSSES[case]
     found = trained(mlp(outputs), loss)
     said = found[rule].message
-    assert said == message or (said.startswith(message) if message == LARGE else said.endswith(message) and message == UNSIGNED)
+    assert said == message or (
+        said.startswith(message) if message in (LARGE, WEIGHED) else said.endswith(message) and message == UNSIGNED
+    )
     assert found[rule].first_step == 0
     assert rule not in trained(mlp(outputs), loss, rules={rule: False})
 
@@ -341,6 +348,9 @@ SOUND: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor]]] = {
     "numbers within an activation times another": (4, lambda y, x: (3 * y.tanh() - 2.5 * x[:, :4].sign()).abs().mean()),
     "errors that are weighed beside a cross-entropy": (
         4, lambda y, x: functional.cross_entropy(y[:, :3], classes(x)) + 1e-6 * (y[:, 3] - 8e3).square().mean()
+    ),
+    "errors that are weighed as much as they are smaller": (
+        4, lambda y, x: functional.cross_entropy(y[:, :3], classes(x)) + 300 * (0.1 * y[:, 3] - 0.1 * x[:, 0]).square().mean()
     ),
     "an entropy that is subtracted": (3, policy(0.1)),
     "a hinge of labels that are -1 and 1": (1, lambda y, x: (1 - y[:, 0] * x[:, 0].sign()).clamp(min=0).mean()),

@@ -52,6 +52,7 @@ _OVER = "take the softmax over the classes: axis 1 for nll_loss and cross_entrop
 _OF_LABELS = ("NllLoss", "NllLoss2D", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits")
 _HEAVY, _OUTWEIGHS = 0.5, 2.0  # weight of an entropy, by itself (0.01 is usual), and beside advantages
 _DROWNS = 1e3  # times as much of a loss as a cross-entropy is
+_DROWNED, _WEIGHTY = 100.0, 50.0  # times as much, where a factor of the term is so large
 _LOWERED = "subtract the entropy: loss - 0.01 * entropy; added to a loss, it is made small, and one choice is all that is tried"
 _ELEMENTS = 1 << 20  # of what a softmax is given, whose places are followed
 _MOVE = "move the classes to the last axis before the view: permute(0, 2, 3, 1) or transpose(1, 2), then reshape(-1, classes)"
@@ -359,9 +360,12 @@ class LossGraph:
         elif kind.startswith("beyond") and len(numbers) >= 3 * _LOOKS and min(numbers[::3]) > 0:
             ends = min(numbers[::3]), min(numbers[1::3]), max(numbers[2::3])
             found = judge("target_beyond", *ends, what=kind.split()[1])
-        elif kind == "errors" and len(numbers) >= 2 * _LOOKS and min(numbers[1::2]) >= _DROWNS:
-            found = judge("target_large", numbers[0] ** 2, 1.0, 1.0)
-            what = f"errors, of size {short(numbers[0])}, make {short(min(numbers[1::2]))} x as much of the loss"
+        elif kind == "errors" and len(numbers) >= 3 * _LOOKS and min(numbers[1::3]) >= _DROWNED:
+            size, times, weight = numbers[0], min(numbers[1::3]), min(numbers[2::3])
+            found = judge("target_large", size**2, 1.0, 1.0) if times >= _DROWNS else None
+            weighs = f"weighed by {short(weight)}, " * (found is None)
+            found = found or (judge("terms_uneven", math.inf) if weight >= _WEIGHTY else None)
+            what = f"errors, of size {short(size)}, {weighs}make {short(times)} x as much of the loss"
             message = f"{what} as the cross-entropy beside them: the loss hears one term alone"
         elif kind == "entropy" and len(numbers) >= 2 * _LOOKS and _raises(numbers[::2], numbers[1::2]):
             found = judge("penalty_alone", 0.0, 0.0, numbers[0], is_entropy=True)
@@ -766,7 +770,10 @@ def _of_terms(loss: Tensor) -> Iterator[Read]:
             torch.stack(known).sum().double(),
             torch.stack([each.double().square().mean().sqrt() for each in errors]).max(),
         )
-        yield "errors", torch.stack([size, (loss.detach().double().abs().reshape(()) - beside) / beside]), 0
+        others = [weight.abs().to(loss.device) for node, weight in terms if graph_nodes.operation_of(node) not in _OF_LABELS]
+        weight = torch.stack(others).max() if others else torch.ones((), device=loss.device)
+        times = (loss.detach().double().abs().reshape(()) - beside) / beside
+        yield "errors", torch.stack([size, times, weight.double()]), 0
     if (guess := _guess_of(terms)) > 0:
         yield "begun", torch.stack([loss.detach().double().reshape(()), torch.full((), guess, device=loss.device)]), 0
     for share in _smoothed_in(terms):
