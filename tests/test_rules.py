@@ -438,6 +438,9 @@ AT_ITS_LIMIT: list[tuple[Finding | None, bool]] = [
     (rules.judge("overfitting", 0.37, 0.37, 0.77, 0.008, 0.008, 0.69, 5.0), False),
     (rules.judge("overfitting", 0.3, 0.3, 0.77, 0.0004, 0.0004, 0.69, 5.0), False),
     (rules.judge("overfitting", 1.5, 1.3, 1.4, 1.2, 1.3, 1.39, 4.0), True),  # by its rise alone
+    (rules.judge("overfitting", 178.0, 178.0, 2200.0, 0.002, 0.002, math.nan, 3.0, 1.44), True),  # of other inputs
+    (rules.judge("overfitting", 178.0, 178.0, 2200.0, 0.002, 0.002, math.nan, 2.0, 1.44), False),  # statistics may yet settle
+    (rules.judge("overfitting", 11.0, 11.0, 30.0, 0.9, 0.9, math.nan, 3.0, 1.44), False),
     (rules.judge("overfitting", 1.4, 1.35, 1.4, 1.2, 1.3, 1.39, 5.0), True),
     (rules.judge("overfitting", 1.4, 1.35, 1.4, 1.2, 1.3, 1.39, 4.0), False),
     (rules.judge("overfitting", 1.4, 1.35, 3.0, 1.2, 1.3, 1.39, 5.0), False),  # no cross-entropy, as its first value says

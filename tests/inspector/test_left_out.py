@@ -231,6 +231,33 @@ def test_a_frozen_table_as_drawn_says_nothing_of_the_layers_behind_it() -> None:
     assert [each for each in found(model, SGD(but(model, "body"), lr=0.01)) if each.rule == "frozen_raw"] == []
 
 
+class Factors(nn.Module):
+    """Ratings by the products of two tables, and a number for each line of them."""
+
+    def __init__(self, std: float) -> None:
+        super().__init__()
+        self.user, self.item, self.bias = nn.Embedding(200, 8), nn.Embedding(200, 8), nn.Embedding(200, 1)
+        for table in (self.user, self.item):
+            nn.init.normal_(table.weight, std=std)
+
+    def forward(self, x: Tensor) -> Tensor:
+        at = (100 * x.abs()).long() % 200
+        made: Tensor = (self.user(at) * self.item(at.flip(1))).sum(-1) + self.bias(at)[..., 0]
+        return made
+
+
+@pytest.mark.parametrize(("frozen", "is_told"), [(("user", "item"), True), (("item",), False)])
+def test_frozen_factors_as_drawn_are_told_where_numbers_for_one_index_alone_are_trained(
+    frozen: Sequence[str], is_told: bool
+) -> None:
+    torch.manual_seed(0)
+    model = Factors(0.1)
+    for name in frozen:
+        getattr(model, name).requires_grad_(False)
+    told = [each for each in found(model, SGD(but(model, *frozen), lr=0.01)) if each.rule == "frozen_raw"]
+    assert [(each.severity, each.places) for each in told] == [("bad", ("user.weight", "item.weight"))] * is_told
+
+
 def test_of_a_head_that_alone_is_trained_a_note_says_that_the_others_get_gradients() -> None:
     """That may be meant, or the optimizer may have been given the wrong part: the gradients are formed in vain."""
     model = deep()

@@ -325,6 +325,7 @@ class LeftOut:
         rows = [list(held) for is_raw, held in groupby(told, key=lambda two: id(two[1]) in ids) if is_raw]
         rows = [row for row in rows if sum(hook.target.numel() for _, hook in row) >= _SURE]
         if not rows:
+            yield from self._drawn_tables(tables, hooks)
             return
         row = max(rows, key=len)
         found = self._chosen.judge("frozen_raw", float(len(row)))
@@ -354,6 +355,17 @@ class LeftOut:
             yield replace(told_at, severity="warn")
         if found.severity == "note" or not takes or is_twin:
             yield replace(told_at, severity="note")
+
+    def _drawn_tables(self, tables: Sequence[SiteHook], hooks: Sequence[SiteHook]) -> Iterator[Finding]:
+        """Yield that frozen *tables* were never trained, of a model that trains biases alone beside them: numbers for one index."""
+        wide = (hook for hook in hooks if not hook.is_on_module and hook.target.dim() > 1 and math.prod(hook.target.shape[1:]) > 1)
+        names = [hook.sites["param"].name for hook in tables if not hook.target.requires_grad]
+        found = (
+            None if any(_is_trained(hook.target) for hook in wide) or not names else self._chosen.judge("frozen_raw", len(names))
+        )
+        if found is not None:
+            told = found.at(f"{names[0]}:param", *self._first, among(names, found.message))
+            yield replace(told, first_step=self._first[1], places=tuple(names), severity="bad")
 
     def _frozen_at_zero(self) -> Iterator[Finding]:
         """Yield a finding about frozen weights that are zero throughout, where no gradient comes to what runs before them."""

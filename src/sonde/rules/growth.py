@@ -87,7 +87,7 @@ def output_large(size: float, first: float, *, factor: float = OUTPUT_LARGE) -> 
     f"what goes into the first layer is {INPUT_LARGE:g} or more in size from the beginning on ({INPUT_UNSCALED:g} where another "
     f"finding shows harm, or a generator makes samples {INPUT_UNSCALED:g} x smaller), and no normalisation "
     f"follows, or one that leaves it so, or in one step {INPUT_GROWTH:g} x as large as before: the size of its output / (size of "
-    "its weights x sqrt(inputs))",
+    f"its weights x sqrt(inputs)); or a table of {INPUT_UNSCALED:g} or more in size has a column 30 x as large as half of them",
     "our own; LeCun et al., Efficient backprop, 1998, section 4.3: inputs of mean 0 and variance 1",
     "scale the data: subtract the mean of each feature and divide by its standard deviation; look for a sample far off the others",
     needs=("rms:output", "rms:param"),

@@ -268,13 +268,13 @@ def one_index(elements: float, width: float, indices: float) -> Judged:
     f"training passes (of smaller ones in ten); or the same {FEW_SAMPLES} samples or fewer in each of these, where the training "
     "overfits (warn); or an argument of one number for each sample that is named as a time or a noise level is (t, timestep, sigma "
     "and the like) is one number in all of them, or a cross-entropy reads the same samples in ten passes, a tenth of them or less "
-    "and fewer than there are classes (warn)",
+    "and fewer than there are classes (warn); or what the first layer takes is of size 1e-5 or less, in six passes (warn)",
     "a function of its inputs: outputs cannot tell apart what the inputs do not",
     "look at how a batch is made: an index, a normalisation to 0, a buffer that is filled once, images that cannot be read",
     needs=("rms:output",),
     severity="bad",
     least=5,
-    brings=("loss_stuck", "rank_collapse", "gradient_zero", "output_growth", "constant"),
+    brings=("loss_stuck", "rank_collapse", "gradient_zero", "output_growth", "constant", "overfitting"),
     about=("input", "lost"),
 )
 def input_same(

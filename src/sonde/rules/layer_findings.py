@@ -927,9 +927,13 @@ class LayerFindings:
 
         That of a cross-entropy of logits sums to zero over the classes, and has a size of sqrt(classes - 1) / elements where all
         are as likely; a loss that takes log-probabilities, of sqrt(classes) / elements, and is minus the mean. At probabilities
-        around 1/2 a binary one is log(1 + exp(1/2)) - 1/2 for a one, 1/2 more for a zero.
+        around 1/2 a binary one is log(1 + exp(1/2)) - 1/2 for a one, 1/2 more for a zero. What a layer has made as it is are none.
         """
-        if gradient is None or not self._first_max[output] <= 1:
+        plain = [c for c in np.flatnonzero(self.history.at("output")).tolist() if self.history.facts[c].kind in _PLAIN]
+        is_plain = any(
+            _is_near(self._first[c], self._first[output]) and self._first_mean[c] == self._first_mean[output] for c in plain
+        )
+        if gradient is None or is_plain or not self._first_max[output] <= 1:
             return None
         count, classes = float(self._first_count[output]), math.exp(self.chance)
         size, mean, sums = (

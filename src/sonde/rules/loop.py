@@ -47,6 +47,8 @@ FASTER = 1.5
 """Fall of a loss from the middle third to the last, of that from the first to the middle one. What falls by logarithms of a scale
 falls evenly at most (1); the product of two weights that grow evenly has 2, that of four 6.8 (thirds of a run around 1/6, 1/2 and
 5/6 of it)."""
+FAR_OFF, FAR_EVALUATED = 10.0, 3
+"""Validation loss, of the first training loss, in so many evaluations: what is evaluated is something else."""
 NEAR_CHANCE = 0.1
 """Distance of a loss that falls no more from ln(outputs of the last layer), the cross-entropy of a guess, as a share of that."""
 SUMMED, EXACTLY = 10.0, 1e-3
@@ -394,12 +396,13 @@ def labels_several(labels: float) -> Judged:
     f"the validation loss is {OVERFIT:g} x its smallest value in 2 of 3 evaluations, and the training loss has fallen since; or it "
     f"was never {percent(BELOW)} below the cross-entropy of a guess, from {EVALUATED} evaluations on, and the training loss is; or "
     f"it stays at {STANDS:g} of the first value or more, and so of the training loss at first, while that falls to {FALLS:g}, or "
-    f"at {HELD_OUT:g}, while that falls to {BY_HEART:g}",
+    f"at {HELD_OUT:g}, while that falls to {BY_HEART:g}; or it is {FAR_OFF:g} x the first training loss in each of three or more, "
+    "and the training loss falls",
     "smdebug, Overfit, has 0.1 (validation - training) / training",
     "stop at the smallest validation loss; more data, weight decay, dropout; look at what differs in evaluation (running "
     "statistics)",
     needs=("val_loss", "loss"),
-    evidence=("held_out", "lowest", "", "loss", "then", "", ""),
+    evidence=("held_out", "lowest", "", "loss", "then", "", "", ""),
     window=Window(2, 3),
 )
 def overfitting(
@@ -410,6 +413,7 @@ def overfitting(
     then: float,
     guess: float = math.nan,
     count: float = 0.0,
+    begun: float = math.nan,
     *,
     factor: float = OVERFIT,
 ) -> Judged:
@@ -417,7 +421,8 @@ def overfitting(
 
     A rise of less than a twentieth of the first value, that of the training if it is larger, is none. *guess* is the cross-entropy
     of a guess, near which the first value is, and *count* how often was evaluated. Where it stays where it began, and the
-    loss falls far, it is of something else, as of weights that are not trained.
+    loss falls far, it is of something else, as of weights that are not trained; or where it is far above what the training has
+    *begun* at.
     """
     begins = (count >= EVALUATED) & (abs(first - guess) <= LIKE_GUESS * guess)
     is_guess = begins & (lowest > (1 - BELOW) * guess) & (held_out > guess) & (loss < (1 - BELOW) * guess)
@@ -425,10 +430,13 @@ def overfitting(
     is_level = (count >= EVALUATED) & (held_out <= LEVEL * lowest)
     is_still = is_level & (lowest >= STANDS * first) & (loss <= FALLS * first)
     by_heart = is_level & (lowest >= HELD_OUT * first) & (loss <= BY_HEART * first)
-    yield (rises & (held_out > loss) & (loss <= then)) | is_guess | is_still | by_heart
+    is_far = (count >= FAR_EVALUATED) & (lowest >= FAR_OFF * begun) & (loss < begun) & (begun > 0)
+    yield (rises & (held_out > loss) & (loss <= then)) | is_guess | is_still | by_heart | is_far
     yield held_out / lowest
     times = short(held_out / lowest)
-    if is_still and not is_guess:
+    if is_far:
+        yield f"the validation loss is {short(held_out)}, {short(held_out / loss)} x the training loss"
+    elif is_still and not is_guess:
         yield f"the validation loss stays at {short(held_out)}, where it began, and the loss falls to {short(loss)}"
     elif by_heart and not is_guess and not rises:
         yield f"overfitting: the validation loss stays at {short(held_out)}, and the loss falls to {short(loss)}"

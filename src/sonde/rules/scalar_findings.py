@@ -16,6 +16,7 @@ from sonde.rules.chosen import Chosen
 from sonde.rules.finding import Finding
 from sonde.rules.loop import (
     BY_HEART,
+    FAR_OFF,
     HELD_OUT,
     LOSS_VALUES,
     METRIC_FEW,
@@ -84,7 +85,6 @@ _LEARNT = 0.7  # loss, of the first ones, below which a network is on its way to
 _SLOWLY = 0.8  # loss, of the first ones, below which it falls at whatever rate
 _WORSE = 1.2  # the least of three losses, of the median of five before: what was done between them did harm
 _LEVEL = 0.1  # of the fall from the first third to the last, what one that comes to an end falls within the last one
-_ELSEWHERE = 10.0  # times the first training loss, below which a validation loss comes in the end
 _PASSED = 2  # evaluations in a row after which a training no longer overfits
 _OFTEN = 10  # steps whose gradients are compared with those of their backward passes
 _ADDED = (
@@ -780,7 +780,7 @@ class _HeldOut:
         begin = max(self._begin, loss.begun) if math.isfinite(loss.begun) else self._begin  # evaluated late, it has fallen already
         if value < self._lowest:
             self._lowest, self._then, self.found = value, now, None
-        known = value, self._lowest, begin, now, self._then, guess, float(self._count)
+        known = value, self._lowest, begin, now, self._then, guess, float(self._count), loss.begun
         found = None if not math.isfinite(now) else self._chosen.judge("overfitting", *known)
         self._passed = self._passed + 1 if found is None else 0
         if self._passed >= _PASSED:  # it came down again
@@ -788,7 +788,7 @@ class _HeldOut:
         if self._held.add_one(step, holds=found is not None) and found is not None and self.found is None:
             message = f"{self._name}: {found.message}, at step {step:,}"
             never_fell = self._lowest > min(_FELL * self._begin, STANDS * begin)
-            if never_fell or self._lowest > _ELSEWHERE * loss.begun > 0:  # what is evaluated is something else
+            if never_fell or self._lowest > FAR_OFF * loss.begun > 0:  # what is evaluated is something else
                 first = (
                     "nothing recorded says why: look first at what differs in evaluation (running statistics, a mode, how its data "
                     "are made; weights that are an average, or a copy of earlier ones), and what the training can learn in place "

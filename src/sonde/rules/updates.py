@@ -269,7 +269,7 @@ def frozen(weights: float, trained: float, *, most: float = 0.34) -> Judged:
     "frozen layers (Linear, Conv, recurrent) whose weights are as drawn: uniform up to their bounds, or normal of deviation 0.02, "
     f"or of one that three have in common, beside norms of 1 and biases of 0: more than {RANDOM_FEATURES} in a row, or fewer where "
     "the loss has not fallen by a fifth in 200 steps, before a trained one that takes what they return, or where norms alone are "
-    "trained (warn), else a note",
+    "trained (warn), else a note; or tables of normal numbers, where nothing but biases is trained (bad)",
     "torch.nn.Linear.reset_parameters; transformers, initializer_range; random features that are meant are a layer or two",
     "where random features are not meant, load the trained weights (look at what load_state_dict() says of missing keys), or train "
     "these layers: requires_grad_(True)",

@@ -340,7 +340,8 @@ class _Judges:
 
     def _weighed(self, each: Finding, found: Sequence[Finding]) -> Finding | None:
         """Return a finding as grave as what it does: without harm it is a note, or none; None, too, while that is not known."""
-        if each.rule == "input_large" and "before" not in each.evidence and each.value < self.chosen.limit("input_large", "most"):
+        is_measured = not {"before", "middle"}.isdisjoint(each.evidence)
+        if each.rule == "input_large" and not is_measured and each.value < self.chosen.limit("input_large", "most"):
             harms = {_quantity(other) for other in found if other.severity != "note" and related(each, other)}
             return each if harms & _HARMED else None
         is_matrix = each.rule == "weight_large" and each.evidence["usual"] < 1  # that of an embedding is 1
@@ -766,7 +767,7 @@ class Findings:
             return self._judges.should_have_learnt(each.model) and all(known.rule != each.rule for known in self._opened.values())
         if each.rule == "eps_large" and each.value <= self.chosen.limit("eps_large", "most"):
             return self._judges.stands(each.model) and self._judges.is_divided(each)
-        if each.rule == "frozen_raw" and each.severity != "note" and each.value <= self.chosen.limit("frozen_raw", "few"):
+        if each.rule == "frozen_raw" and each.severity == "warn" and each.value <= self.chosen.limit("frozen_raw", "few"):
             return self._judges.stands(each.model, 2)
         if "aside" in each.evidence:
             return self._judges.stands(each.model)

@@ -361,7 +361,7 @@ def test_a_mask_the_wrong_way_round_is_told_of_frozen_embeddings(is_inverted: bo
 
     found = trained(model, loss, steps=8)
     assert ("padding_alone" in found) is is_inverted
-    assert not is_inverted or "reads the padding of a sample, and not its tokens" in found["padding_alone"].message
+    assert not is_inverted or "reads the padding of samples, and none of their tokens" in found["padding_alone"].message
 
 
 @pytest.mark.parametrize("kind", ["inverted", "right", "none"])

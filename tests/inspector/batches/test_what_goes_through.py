@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -614,6 +614,61 @@ def test_a_mask_that_leaves_the_padding_alone_in_is_told(is_inverted: bool) -> N
     assert ("padding_alone" in found) is is_inverted
     if is_inverted:
         assert found["padding_alone"].message.startswith("the attention behind query reads the padding of samples")
+
+
+class Sensors(nn.Module):
+    """An encoder of rows of features that end with zeros, whose mask leaves these out, or leaves them alone in."""
+
+    def __init__(self, *, is_inverted: bool) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.first, self.encoder, self.last = nn.Linear(8, 16), nn.TransformerEncoder(layer, 1), nn.Linear(16, 3)
+        self.is_inverted = is_inverted
+
+    def forward(self, x: Tensor) -> Tensor:
+        is_padding = (x == 0).all(-1)
+        made = self.encoder(self.first(x), src_key_padding_mask=~is_padding if self.is_inverted else is_padding)
+        read: Tensor = self.last((made * ~is_padding[..., None]).sum(1))
+        return read
+
+
+@pytest.mark.parametrize("is_inverted", [True, False])
+def test_a_mask_that_leaves_zeros_alone_in_is_told_of_an_attention_in_one_operation(is_inverted: bool) -> None:
+    torch.manual_seed(0)
+    model = Sensors(is_inverted=is_inverted)
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(16, 8, 8) * (torch.arange(8) < torch.randint(3, 8, (16, 1)))[..., None]
+        return functional.cross_entropy(model(x), x[:, 0, :3].argmax(1))
+
+    assert ("padding_alone" in trained(model, loss)) is is_inverted
+
+
+@pytest.mark.parametrize(
+    ("rule", "scales", "told"),
+    [
+        ("input_same", (1e-8,) * 8, "what goes into 0 is of size 1"),
+        ("input_large", (1e-2,) * 6 + (30.0, 500.0), "what goes into 0 has columns of very different sizes, up to "),
+        ("input_large", (1.0,) * 6 + (20.0, 20.0), ""),
+        ("input_same", (1e-3,) * 8, ""),
+    ],
+)
+@pytest.mark.parametrize("front", [nn.Identity, nn.BatchNorm1d])
+def test_an_input_in_other_units_is_told_where_no_normalisation_stands_before_the_first_layer(
+    rule: str, scales: Sequence[float], told: str, front: type[nn.Module]
+) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3)]
+    model = nn.Sequential(*layers) if front is nn.Identity else nn.Sequential(nn.BatchNorm1d(8), *layers)
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(32, 8)
+        return functional.cross_entropy(model(x * torch.tensor(scales)), x[:, :3].argmax(1))
+
+    found = trained(model, loss, steps=8)
+    is_told = bool(told) and front is nn.Identity
+    assert (rule in found) is is_told
+    assert not is_told or found[rule].message.startswith(told)
 
 
 def test_an_output_that_is_made_of_parameters_alone_is_no_fault() -> None:

@@ -415,17 +415,23 @@ def is_square(node: Node) -> bool:
 
 
 def attention_of(node: Node) -> Tensor | None:
-    """Return the weights of the last query of an attention that is one operation, ``(samples, heads, keys)``, without its mask.
+    """Return the weights of the last query of an attention that is one operation, ``(samples, heads, keys)``.
 
-    None for another operation.
+    They are 0 where it may see no key. None for another operation.
     """
     query, key, scale = (getattr(node, each, None) for each in ("_saved_query", "_saved_key", "_saved_scale"))
+    mask = getattr(node, "_saved_attn_mask", getattr(node, "_saved_attn_bias", None))
     if not operation_of(node).startswith("ScaledDotProduct") or not isinstance(query, Tensor) or not isinstance(key, Tensor):
         return None
     last, keys = query.detach()[..., -1:, :].double(), key.detach().double()
     scale = float(scale) if scale is not None else query.shape[-1] ** -0.5
-    weights = (last @ keys.transpose(-2, -1) * scale).softmax(-1) if keys.shape[1] == last.shape[1] else None
-    return None if weights is None else weights[..., 0, :]
+    if keys.shape[1] != last.shape[1]:
+        return None
+    scores = last @ keys.transpose(-2, -1) * scale
+    if isinstance(mask, Tensor):
+        of_last = mask.detach()[..., -1:, :]
+        scores = scores.masked_fill(~of_last, -math.inf) if mask.dtype == torch.bool else scores + of_last.double()
+    return scores.softmax(-1).nan_to_num()[..., 0, :]
 
 
 def recurrence_of(node: Node) -> tuple[int, int] | None:

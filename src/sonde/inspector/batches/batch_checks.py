@@ -39,6 +39,7 @@ from sonde.inspector.batches.layer_reading import (
     dead_numbers,
     direction_numbers,
     dropped_numbers,
+    input_numbers,
     narrow_layer,
     norm_numbers,
     repeated_norm,
@@ -276,7 +277,7 @@ class BatchChecks:
             look.add(direction_numbers(nodes[::-1], names) if walks and self._may_walk else {})
             if self._depended == 1:
                 look.narrow, look.repeated = narrow_layer(nodes, names), repeated_norm(nodes, names)
-                look.add(attention_numbers(nodes, names, [each for each in given if _are_tokens(each, len(shown), [])]))
+                look.add(attention_numbers(nodes, names, [each for each in given if _is_sequence(each, len(shown))]))
                 look.add(sum_numbers(nodes[::-1], dict(added_by(self._model))))
             look.is_linear, look.is_difference = (
                 _is_linear(nodes, given, self._model),
@@ -285,7 +286,7 @@ class BatchChecks:
             ends = [each.grad_fn for each in given if each.requires_grad]
             inside = graph_nodes.nodes_before(output.grad_fn, NODES, ends) if ends else ()
             look.is_piecewise = is_piecewise_linear([each for each in inside if each not in ends])
-            look.add(self._count_indices(shown, nodes, names))
+            look.add(self._count_indices(shown, nodes, names) | input_numbers(nodes[::-1], names))
             look.add(norm_numbers(nodes, names, self._slow_norms() if self._steps >= _SETTLED else ()))
             last = graph_nodes.behind(output.grad_fn, graph_nodes.KEEPS)
             look.add(shut_numbers(nodes[::-1], names, last) if self._depended <= SHUT_LOOKS else {})
@@ -446,6 +447,11 @@ def _are_tokens(given: Tensor, samples: int, known: Sequence[Tensor]) -> bool:
     """Return whether an argument holds indices, ``(samples, places)``, that are not known yet."""
     is_new = all(given is not each and given.data_ptr() != each.data_ptr() for each in known)
     return given.dim() == 2 and len(given) == samples and given.dtype in (torch.int64, torch.int32) and is_new
+
+
+def _is_sequence(given: Tensor, samples: int) -> bool:
+    """Return whether an argument holds indices, or features, of the places of each sample."""
+    return _are_tokens(given, samples, []) or (given.dim() == 3 and len(given) == samples and given.is_floating_point())
 
 
 def _arranged(output: Tensor, given: Iterable[Tensor]) -> tuple[int, ...]:

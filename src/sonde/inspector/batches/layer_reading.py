@@ -26,6 +26,7 @@ _ZERO_BELOW = {"Relu": 0.0, "Gelu": -6.0, "Silu": -20.0}  # what goes into an ac
 _BEHIND = 500  # operations behind a layer of one unit
 _PRODUCTS = ("Addmm", "Mm")
 _ROWS, _FEWEST, _KNOWN = 256, 8, 0.25  # rows and columns that are read, the fewest that tell something, and the share without zeros
+_FEW_COLUMNS = 4  # of a table
 _ROUNDS, _TINY = 3, 1e-300
 _SHUTS = ("Tanh", "Sigmoid", "Softmax")
 _NEAR_LAYER = 12  # operations between a layer and its activation, as sums over the neighbours in a graph
@@ -54,12 +55,24 @@ def attention_numbers(nodes: Sequence[Any], names: Mapping[int, str], tokens: Se
             found[f"sharp {name}"] = torch.where(usual < _HALF, largest.mean(), 0.0)
             found[f"attended {name}"] = usual.new_full((), weights.shape[-1])
             own = [each for each in tokens if each.shape[1] == weights.shape[-1] and not weights.shape[0] % len(each)]
-            for each in own if graph_nodes.operation_of(node) == "Softmax" else ():  # which has been masked
-                padding = (each == torch.where(padded(each) > 0, each, -1).max()).double()
+            for each in own:
+                padding = _padding_of(each)
                 shares = (weights.detach().double().reshape(len(each), -1, each.shape[1]) * padding[:, None]).sum(-1).mean(1)
                 share = (shares * padding.amax(1)).sum() / padding.amax(1).sum().clamp(min=1)
                 found[f"on padding {name}"] = torch.maximum(share, found.get(f"on padding {name}", share))
     return found
+
+
+def _padding_of(given: Tensor) -> Tensor:
+    """Return which places of *given* tokens, or of features, are padding: of features zeros alone, at the end of a sample.
+
+    Tokens that are 0 and 1 are a mask.
+    """
+    if given.dim() == 2:
+        return (given == torch.where(padded(given) > 0, given, -1).max()).double() * (given.max() > 1)
+    is_zero = (given == 0).flatten(2).all(2)
+    behind = is_zero.flip(1).cumprod(1).flip(1)
+    return (behind * ~is_zero.all(1, keepdim=True)).double()
 
 
 def _other_axis(product: Any, names: Mapping[int, str]) -> dict[str, Tensor]:
@@ -222,6 +235,36 @@ def direction_numbers(nodes: Iterable[Any], names: Mapping[int, str]) -> dict[st
                 if min(rows.shape) >= _FEWEST and graph_nodes.operation_of(node) in _PRODUCTS:
                     found[f"aside {name}"] = _left_of_direction(rows)
     return found
+
+
+def input_numbers(nodes: Iterable[Any], names: Mapping[int, str]) -> dict[str, Tensor]:
+    """Return the size of what the first layer takes, if no parameter has made it, and of a table the largest and the middle column.
+
+    *nodes* come in the order of execution.
+    """
+    first = next((each for each in nodes if graph_nodes.operation_of(each) in graph_nodes.WEIGHTED), None)
+    name = "" if first is None else _layer_behind(first, [first], names)[2]
+    with suppress(RuntimeError):  # as of what has been written into
+        given = next(graph_nodes.taken_by(first), None) if name else None
+        if given is None or not given.is_floating_point() or len(_made_before(first)) > 0:
+            return {}
+        squares = given.detach().double().square()
+        numbers = {f"first {name}": squares.mean().sqrt()}
+        if graph_nodes.operation_of(first) in _PRODUCTS and given.shape[-1] >= _FEW_COLUMNS:
+            columns = squares.flatten(0, -2).mean(0).sqrt()
+            numbers |= {"largest column": columns.max(), "middle column": columns.median()}
+        return numbers
+    return {}
+
+
+def _made_before(layer: Any) -> list[Any]:
+    """Return the operations that have made what a *layer* takes, but for its parameters."""
+    leaves = {id(each) for each in _leaves_of(layer)}
+    return [
+        each
+        for each in graph_nodes.sources_of(layer)
+        if not leaves & {id(one) for one in (graph_nodes.leaf_of(each), *_leaves_of(each))}
+    ]
 
 
 def _left_of_direction(rows: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from sonde.inspector.batches.findings.pass_history import LAST, OFTEN, History, PassFindings
+from sonde.inspector.batches.findings.pass_history import KEPT, LAST, OFTEN, History, PassFindings
 from sonde.inspector.batches.look import SQUARE, Look, Table
 from sonde.rules import Chosen, Finding, among
 from sonde.words import short
@@ -16,6 +16,8 @@ _SHARP = (
     "look at what multiplies the scores of the attention (a missing 1 / sqrt(size), a temperature), at initial weights, and at a "
     "missing normalisation"
 )
+_AS_ZERO, _APART_COLUMNS = 1e-5, 30.0  # size of an input; times as large as half of the columns of a table one of them is
+_SCALED = "scale what goes in to mean 0 and deviation 1, or take its logarithm; look for a factor or a unit that makes it so small"
 _QUERIES = -2  # axis of scores
 _OVER_KEYS = "take it over the last axis, softmax(scores, dim=-1): what is added up of the values are means then"
 _ADDED = "scale it to the size of what it is added to: its initial values, a missing division, a normalisation of each side"
@@ -51,6 +53,7 @@ class LayersOfPass(PassFindings):
     def of(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield what one pass shows, beside those before it."""
         yield self._chosen.judge("all_linear", float(look.is_linear))
+        yield from self._of_input(numbers)
         yield from self._of_sums(numbers)
         yield from self._of_dead(look, numbers)
         yield from self._of_shut(look, numbers)
@@ -63,6 +66,25 @@ class LayersOfPass(PassFindings):
         yield from self._of_norms(numbers)
         yield from self._of_attention(numbers)
         yield from self._of_dropped(numbers)
+
+    def _of_input(self, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that what the first layer takes is as good as zero, or that its columns are of very different sizes."""
+        name = next((each.removeprefix("first ") for each in numbers if each.startswith("first ")), "")
+        if not name:
+            return
+        size, most, middle = (numbers.get(each, 0.0) for each in (f"first {name}", "largest column", "middle column"))
+        tiny = self._so_far("tiny", value=0 < size <= _AS_ZERO)
+        found = self._chosen.judge("input_same", float(len(tiny)), 0.0) if len(tiny) >= KEPT and all(tiny) else None
+        message = (
+            f"what goes into {name} is of size {short(size)}: beside a bias, or the eps of a normalisation, it is as good as zero"
+        )
+        yield found and replace(found, message=message, advice=_SCALED, site=f"{name}:input", severity="warn")
+        apart = self._so_far("apart columns", value=middle > 0 and most >= _APART_COLUMNS * middle)
+        found = self._chosen.judge("input_large", size, does_harm=True) if len(apart) >= KEPT and all(apart) else None
+        sizes = f"up to {short(most)}: half of them have {short(middle)} or less"
+        message = f"what goes into {name} has columns of very different sizes, {sizes}"
+        evidence = {"input": size, "middle": middle}
+        yield found and replace(found, message=message, evidence=evidence, site=f"{name}:input")
 
     def _of_sums(self, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that something which is added to activations leaves nothing of these."""
