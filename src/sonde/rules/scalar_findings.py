@@ -97,6 +97,8 @@ _UNCLIPPED = (
     "raise the limit of the norm first (0.5 to 10 is usual), and under a GradScaler clip behind scaler.unscale_(optimizer); else "
     "look at what divides gradients between backward() and step()"
 )
+_AT_FIRST = 30.0  # times the first losses, up to which the very first one may be that of a network that knows nothing
+_NOISE = 3.0  # times what values of a loss scatter around those next to them, its first ones do at most
 _SURE = 4.0  # times what two thirds are apart by chance, from which on a reward has risen
 _COIN = math.log(2)  # the cross-entropy of a guess of two classes
 _DOWN = 40  # values behind its peak, from which on a loss that has risen comes down again
@@ -411,7 +413,10 @@ class _Scalar:
         lowest, chance = loss.lowest if loss.least >= 0 else loss.least, self.chance_of_model()
         known = loss.scatter(), chance, loss.first_scatter, steps
         more = (loss.rested, loss.lately, loss.early) if loss.count >= _MANY_MEDIANS else ()
-        return self.chosen.judge("loss_rising", loss.smooth, loss.first, lowest, *known, *more)
+        first = (
+            max(loss.first, loss.begun) if loss.begun <= _AT_FIRST * loss.first else loss.first
+        )  # it may fall within a few steps
+        return self.chosen.judge("loss_rising", loss.smooth, first, lowest, *known, *more)
 
     def risen_at_end(self) -> Finding | None:
         """Return the finding about a loss that has risen by the end of few steps, when no values come."""
@@ -433,7 +438,8 @@ class _Scalar:
         """Return the finding about a *loss* that has not fallen so far; of a slow one *at_end* alone, when no values come."""
         is_long = at_end or loss.steps[1] - loss.steps[0] >= STUCK_LONG
         thirds = loss.thirds() if is_long else None
-        rest = self.chance_of_model(), loss.first - 2 * loss.first_scatter, loss.lowest, float(loss.count)
+        around = min(loss.first_scatter, _NOISE * loss.scatter() * loss.first)  # first values that fall fast scatter by that
+        rest = self.chance_of_model(), loss.first - 2 * around, loss.lowest, float(loss.count)
         found = None if thirds is None else self.chosen.judge("loss_stuck", *thirds, *rest)
         if found is None:
             return None

@@ -770,7 +770,7 @@ class Findings:
         if each.rule == "frozen_raw" and each.severity == "warn" and each.value <= self.chosen.limit("frozen_raw", "few"):
             return self._judges.stands(each.model, 2)
         if "aside" in each.evidence:
-            return self._judges.stands(each.model)
+            return self._judges.stands(each.model, 2)
         if each.rule == "rate_small" and "made" in each.evidence:
             return self._judges.outruns(each.model, each.value)
         if each.rule == "rate_small" and not each.value and each.severity != "note":
