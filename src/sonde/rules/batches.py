@@ -522,7 +522,7 @@ def few_indices(share: float, used: float, rows: float, indices: float, *, most:
 
 @entry(
     "the running mean of a batch normalisation with a momentum below 0.005 is off that of its batches by their deviation or more, "
-    "or its variance is 4 x off, on average over channels of 32 elements or more, in three training passes in a row, "
+    "or its variance is 2 x off, on average over channels of 32 elements or more, in three training passes in a row, "
     "after 50 logged steps; or it is given what has gone through itself before",
     "torch.nn.BatchNorm2d: running = (1 - momentum) x running + momentum x batch; in evaluation the running ones are used",
     "in evaluation this layer returns something else: set its momentum to 0.1",
@@ -530,7 +530,7 @@ def few_indices(share: float, used: float, rows: float, indices: float, *, most:
     brings=("overfitting",),
     about=("setup", "lost"),
 )
-def running_off(mean: float, variance: float, *, most: float = 1.0, times: float = 4.0) -> Judged:
+def running_off(mean: float, variance: float, *, most: float = 1.0, times: float = 2.0) -> Judged:
     """Judge how many deviations of a batch the running *mean* is off, and how many times the *variance*."""
     yield (mean >= most) | (variance >= times)
     value: Any = np.where(mean >= most, mean, variance)

@@ -886,6 +886,56 @@ def test_the_weight_of_an_entropy_is_that_of_the_passes_of_all_moments(weight: f
     assert not is_told or "the loss raises the entropy of the outputs, at a weight of" in found["penalty_alone"].message
 
 
+class Pairs(nn.Module):
+    """Scores of pairs of indices, and of others beside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.center, self.context = nn.Embedding(40, 8), nn.Embedding(40, 8)
+
+    def forward(self, center: Tensor, beside: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+        held = self.center(center)
+        return (held * self.context(beside)).sum(1), (self.context(others) @ held[:, :, None])[..., 0]
+
+
+@pytest.mark.parametrize("is_one_sided", [False, True])
+def test_scores_of_pairs_and_of_others_are_no_labels_that_are_alike(is_one_sided: bool) -> None:
+    torch.manual_seed(0)
+    model = Pairs()
+
+    def loss(_: int) -> Tensor:
+        center = torch.randint(40, (64,))
+        near, far = model(center, (center // 10) * 10 + torch.randint(10, (64,)), torch.randint(40, (64, 5)))
+        sent: Tensor = -(functional.logsigmoid(near) + functional.logsigmoid(far if is_one_sided else -far).sum(1)).mean()
+        return sent
+
+    found = trained(model, loss, steps=30, lr=1e-2)
+    assert ("labels_alike" in found, "input_unused" in found) == (is_one_sided, False)
+
+
+@pytest.mark.parametrize(("weight", "is_told"), [(1e-3, False), (1e-6, True)])
+def test_a_term_of_a_small_weight_may_be_meant(weight: float, is_told: bool) -> None:
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.value, self.spread = nn.Linear(8, 16), nn.Linear(16, 1), nn.Linear(16, 1)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            held = self.body(x).relu()
+            return self.value(held), self.spread(held)
+
+    torch.manual_seed(0)
+    model = Heads()
+
+    def loss(_: int) -> Tensor:
+        x = drawn(64)
+        value, spread = model(x)
+        sent: Tensor = (value - 3 * x[:, :1]).square().mean() - weight * spread.mean()
+        return sent
+
+    assert ("terms_uneven" in trained(model, loss, steps=12)) is is_told
+
+
 @pytest.mark.parametrize(("weight", "is_told"), [(200.0, True), (1.0, False)])
 def test_a_posterior_that_has_become_the_prior_is_found(weight: float, is_told: bool) -> None:
     class Encoder(nn.Module):

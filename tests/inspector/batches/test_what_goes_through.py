@@ -583,6 +583,28 @@ def test_one_unit_that_all_goes_through_is_told(kind: str, site: str) -> None:
         )
 
 
+class Coupling(nn.Module):
+    """Half of each sample, of two numbers, is scaled and shifted by what a layer makes of the other, in turns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nets = nn.ModuleList(nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 2)) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for place, net in enumerate(self.nets):
+            kept, moved = x.chunk(2, 1)[:: -1 if place % 2 else 1]
+            scale, shift = net(kept).chunk(2, 1)
+            made = moved * scale.tanh().exp() + shift
+            x = torch.cat([made, kept] if place % 2 else [kept, made], 1)
+        return x
+
+
+def test_a_half_that_is_kept_goes_beside_the_layers_of_a_flow() -> None:
+    torch.manual_seed(0)
+    model = Coupling()
+    assert "rank_collapse" not in trained(model, lambda _: model(torch.randn(64, 2)).square().sum(1).mean(), 8)
+
+
 class Translator(nn.Module):
     """Reads its source by attention, whose mask leaves padding out, or leaves it alone in."""
 

@@ -275,11 +275,15 @@ def value_of(node: Node) -> Tensor | None:
 
 
 def terms_of(node: Node) -> Iterator[Node]:
-    """Yield the operations whose results are added up, as they are, to what *node* made: itself, if it adds nothing."""
+    """Yield the operations whose results are added up, as they are, to what *node* made: itself, if it adds nothing.
+
+    One number less another one is made of both.
+    """
     waiting = [node]  # and no call of itself: a loss may be the sum of a thousand steps
     while waiting:
         node = waiting.pop()
-        if operation_of(node) == "Add" and getattr(node, "_saved_alpha", 1) == 1:
+        adds = operation_of(node) == "Add" or (operation_of(node) == "Sub" and shape_of(node) == ())
+        if adds and getattr(node, "_saved_alpha", 1) == 1:
             waiting += reversed(sources_of(node))
         else:
             yield node

@@ -159,6 +159,7 @@ def dependence_of(
         return None
     entries = _entries(nodes, given, samples)
     is_cut = not entries and any(_entries(list(graph_nodes.nodes_before(each.grad_fn, NODES)), given, samples) for each in others)
+    is_cut &= all(graph_nodes.operation_of(each) != "Embedding" for each in nodes)  # one index of a sample has no places
     entries = entries if entries or is_cut else {node: (held, False) for node in nodes for held in _made_of_data(node, samples)}
     is_made = bool(entries) and not any(is_argument for _, is_argument in entries.values())
     behind = _tokens_in(given, samples) if is_made else None

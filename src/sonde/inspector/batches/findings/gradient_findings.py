@@ -16,6 +16,7 @@ from sonde.words import short
 
 _BOUNDED = ("Sigmoid", "Tanh")
 _DOMINATES = 100.0  # times as large as at another output is a gradient of targets that are not scaled
+_MEANT = 3e-4  # weight of a term, from which on it is a usual one
 _LATE, _PULLED = 100, 0.7  # steps; share of a first gradient that is not a divergence's
 _GONE, _LESS = 0.1, 0.7  # size of what is as good as 0, and of its first one
 _COLLAPSED = "pulled by a divergence: they say nothing of the sample (a posterior that is the prior)"
@@ -111,7 +112,8 @@ class GradientFindings(PassFindings):
         if look.number == 0 and parts[least] > 0 and math.isfinite(parts[largest]):
             weights = [numbers.get(f"weight {look.loss} {min(look.terms[at], default=0)}", 0.0) for at in (largest, least)]
             weights = weights if len(look.terms[largest]) == len(look.terms[least]) == 1 else [0.0, 0.0]
-            uneven = self._so_far("uneven", value=(largest, least, weights, parts[largest] / parts[least]))[:EACH]
+            meant = weights[1] if _MEANT <= weights[1] < 1 else 1.0  # the weight of a small term, as of an entropy
+            uneven = self._so_far("uneven", value=(largest, least, weights, meant * parts[largest] / parts[least]))[:EACH]
             if len(uneven) >= KEPT and all(each[:2] == uneven[0][:2] for each in uneven):
                 times = min(each for *_, each in uneven)
                 found = judge("terms_uneven", times, one=_named(look, largest), other=_named(look, least))

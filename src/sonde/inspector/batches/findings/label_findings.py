@@ -103,7 +103,8 @@ class LabelFindings(PassFindings):
         others = [each for held in rest for each in held]
         singles = [each for _, each in firsts if not math.isnan(each)]
         classes, are_all = set(singles), len(singles) == len(firsts)
-        if len(singles) < _MOST * len(firsts):
+        further = [numbers[f"label {at}"] for at in range(1, len(look.outputs)) if numbers.get(f"labelled {at}", 0.0) > 0]
+        if len(singles) < _MOST * len(firsts) or not {*further} <= {*singles}:  # as scores of pairs, and of others beside them
             return
         is_sorted = (
             len(classes) > 1 and "one 0" not in numbers and axis is not None and all(count >= DEAD_SAMPLES for count, _ in firsts)
@@ -135,7 +136,9 @@ class LabelFindings(PassFindings):
                 labels = self._so_far("labelled", at, look.number, value=(numbers[f"labelled {at}"], numbers[f"label {at}"]))
                 firsts = self._so_far("labelled", at, 0) or labels
                 classes = {each for _, each in firsts}
-                if len(classes) == 1 and not any(map(math.isnan, classes)):
+                others = (("zeros", "all 0") if classes == {1.0} else ("ones", "all 1")) if classes <= {0.0, 1.0} else ()
+                beside = any(map(numbers.get, others))  # the first output has them
+                if len(classes) == 1 and not beside and not any(map(math.isnan, classes)):
                     counts = sum(count for count, _ in firsts)
                     found = self._chosen.judge("labels_alike", counts, float(len(firsts)), 1.0)
                     yield found and replace(found, site=f"{self._part}:output{look.outputs[at]}")
