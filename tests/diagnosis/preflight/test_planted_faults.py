@@ -831,6 +831,22 @@ def test_a_loss_that_is_nan_is_not_judged_by_its_training(check: str) -> None:
     assert (found[check].verdict, found[check].words) == ("unknown", "the loss is not finite")
 
 
+@pytest.mark.parametrize(("diagonal", "verdict"), [(-1, "ok"), (0, "warn")])
+def test_targets_that_are_inputs_which_a_model_sees_the_earlier_ones_of_are_no_copy(diagonal: int, verdict: str) -> None:
+    class Ordered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(12, 12))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight.tril(diagonal).T
+
+    torch.manual_seed(0)
+    x = (torch.rand(16, 12) > 0.5).float()
+    loss_fn = lambda made: functional.binary_cross_entropy_with_logits(made, x)  # noqa: E731
+    assert sonde.preflight(Ordered(), x, loss_fn, checks=["targets_apart"])["targets_apart"].verdict == verdict
+
+
 def test_a_loss_of_labels_and_of_a_teacher_that_disagrees_need_not_halve() -> None:
     torch.manual_seed(0)
     x, y = data()

@@ -292,10 +292,15 @@ def _is_copy(subject: Subject, call: LossCall) -> bool:
     if inputs.shape[1] < 3 or not _is_same(call, inputs):
         return False
     far = _reaches_back(subject, inputs)
-    return far is not None and far[0] <= far[1]
+    own = (
+        None if far is None or far[0] > far[1] else _reaches_back(subject, inputs, ahead=1)
+    )  # an output may see earlier ones alone
+    return own is not None and own[0] > own[1]
 
 
-def _reaches_back(subject: Subject, inputs: Tensor, axis: int = 1, wanted: int = 1) -> tuple[float, float] | None:
+def _reaches_back(
+    subject: Subject, inputs: Tensor, axis: int = 1, wanted: int = 1, *, ahead: int = 0
+) -> tuple[float, float] | None:
     """Return how far earlier outputs move where later elements of the input change, and what rounding explains.
 
     None if no output has an axis of so many positions. The random state is the same, and batch normalisation takes its running
@@ -306,6 +311,7 @@ def _reaches_back(subject: Subject, inputs: Tensor, axis: int = 1, wanted: int =
         inputs: the input.
         axis: of *inputs*, along which there are positions.
         wanted: the axis of outputs that has them, where several are as long.
+        ahead: how many outputs count with the earlier ones; with 1 that of the first element that changes.
     """
     length = inputs.shape[axis]
 
@@ -329,7 +335,7 @@ def _reaches_back(subject: Subject, inputs: Tensor, axis: int = 1, wanted: int =
             axes.sort(key=lambda each: each != wanted)
             if not axes or one.shape[0] != inputs.shape[0] or one.shape != other.shape or not is_floating(one):
                 continue
-            early = [each.narrow(axes[0], 0, place) for each in (one, other)]
+            early = [each.narrow(axes[0], 0, min(place + ahead, each.shape[axes[0]])) for each in (one, other)]
             far.append((distance_of(*early), rounding_of(one)))
     return max(far, key=lambda pair: pair[0] / pair[1], default=None)
 
