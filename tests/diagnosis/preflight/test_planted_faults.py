@@ -847,6 +847,16 @@ def test_targets_that_are_inputs_which_a_model_sees_the_earlier_ones_of_are_no_c
     assert sonde.preflight(Ordered(), x, loss_fn, checks=["targets_apart"])["targets_apart"].verdict == verdict
 
 
+@pytest.mark.parametrize("at", ["given", "made"])
+def test_a_target_that_is_a_column_of_the_input_is_told(at: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(16, 6)
+    y = x[:, 4] if at == "given" else x[:, 4] + x[:, 2]
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1), nn.Flatten(0))
+    found = sonde.preflight(model, x, lambda made: functional.mse_loss(made, y), checks=["targets_apart"])["targets_apart"].findings
+    assert [each.message for each in found] == ["column 4 of the input is the target"] * (at == "given")
+
+
 def test_a_loss_of_labels_and_of_a_teacher_that_disagrees_need_not_halve() -> None:
     torch.manual_seed(0)
     x, y = data()

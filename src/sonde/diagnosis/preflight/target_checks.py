@@ -61,6 +61,8 @@ def targets_apart(subject: Subject) -> Check:
             "target_shifted", "the targets are the inputs themselves, and the model sees no later ones: it learns to copy", 0.0
         )
     given = inputs_of(subject).values()
+    columns = [column for call in calls for held in given if (column := _column_of(call, held)) is not None]
+    found += [seen for column in columns[:1] if (seen := rules.judge("label_seen", 0.0, column, is_number=True)) is not None]
     are_inputs = any(torch.equal(call.target, held) for call in calls for held in given if held.shape == call.target.shape)
     said = "the inputs, as those of an autoencoder" if are_inputs else "neither inputs nor predictions"
     return Check("targets_apart", "" if found else f"the targets are {said}", tuple(found))
@@ -133,6 +135,7 @@ def _is_hidden(subject: Subject, exchange: Callable[[Trial], None]) -> bool:
     return False
 
 
+_FEW_SAMPLES = 16  # of which a target may be a column by chance, as labels of 0 and 1
 _TRIES = 4  # of random weights, with all of which a loss of integers, as one of an argmax, is no other by chance
 
 
@@ -282,6 +285,16 @@ def _is_same(call: LossCall, inputs: Tensor) -> bool:
         return False
     counts = target != call.kwargs.get("ignore_index", -100)
     return bool(counts.any()) and bool(((target == inputs) | ~counts).all()) and bool((inputs[:, 1:] != inputs[:, :-1]).any())
+
+
+def _column_of(call: LossCall, given: Tensor) -> float | None:
+    """Return which column of the *given* samples, of several, is the target: one number of each sample, which varies."""
+    target, rows = call.target.detach().flatten(), given.detach()
+    are_many = (
+        rows.dim() == 2 and rows.shape[1] > 1 and len(rows) == len(target) >= _FEW_SAMPLES and bool((target != target[0]).any())
+    )
+    equal = (rows.double() == target.double()[:, None]).all(0).nonzero() if are_many else target.new_zeros(0)
+    return float(equal[0]) if len(equal) else None
 
 
 def _is_copy(subject: Subject, call: LossCall) -> bool:
