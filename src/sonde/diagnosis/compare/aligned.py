@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from sonde.diagnosis.compare.joined import ADDENDS, among_ranks
 from sonde.diagnosis.compare.names import Names
-from sonde.diagnosis.compare.sides import Kept, Key, Side, partners
+from sonde.diagnosis.compare.sides import Kept, Key, Side, mains, partners
 from sonde.diagnosis.distance import as_numbers, distance, held_of_both, laid_out_alike, repeats, spacing
 from sonde.engine import is_floating
 from sonde.site import OTHER_CALLS, PARAMETER_PORTS, Site
@@ -171,7 +172,7 @@ def compared(a: Side, b: Side, names: Names, noise: float | None) -> list[Place]
         found += _of_stage(stage, one, {kept.key: kept for kept in other}, names, judge)  # type: ignore[arg-type]  # literals
         found = _with_folded(found, a, b, judge) if stage == "forward" else found
     found += _of_stage("update", a.update, {kept.key: kept for kept in b.update}, names, judge)
-    return _without_inner(found, {kept.key: kept for kept in a.kept}, {kept.key: kept for kept in b.forward})
+    return _without_met(_without_inner(found, {kept.key: kept for kept in a.kept}, {kept.key: kept for kept in b.forward}), a, b)
 
 
 def _with_folded(places: list[Place], a: Side, b: Side, judge: Judge) -> list[Place]:
@@ -196,6 +197,45 @@ def _with_folded(places: list[Place], a: Side, b: Side, judge: Judge) -> list[Pl
 
 _NEARER = 0.5
 """A layer is folded into the one in front of it if its output is nearer than that one's by this factor; by any behind another."""
+
+
+def _without_met(places: list[Place], a: Side, b: Side) -> list[Place]:
+    """Return *places*; the output of a layer does not part where what is made of it in one side is its output in the other.
+
+    A factor of an embedding so belongs to the layer in one side, and to the code behind it in the other. The tensor is new: one
+    that was there before the layer says nothing of it.
+    """
+    found = list(places)
+    held = [{kept.key: kept for kept in side.forward} for side in (a, b)]
+    parted = [at for at, each in enumerate(places) if each.parts and each.site.port == "output" and each.site.path]
+    ran = [place for place in places if place.stage == "forward"]
+    for number, kept in itertools.product(parted[:_MOST_MET], held):
+        keys = [place.key if kept is held[0] else place.other_key for place in ran]
+        main = kept[keys[number]].main
+        if main is None or main[1].is_meta or main[1].is_nested or not bool(main[1].any()):
+            continue
+        same = [at for at, key in enumerate(keys) if at != number and _is_same(kept[key], main[1])]
+        met = next((ran[at] for at in same if _is_agreed(ran[at])), None)
+        if met is not None and min(same) > number:
+            path, remark = ran[number].site.path, f"{DIFFERS_INSIDE}{met.site}"
+            of_layer = [at for at, each in enumerate(found) if each.site.layer == path and each.stage != "forward" and each.parts]
+            for at in (number, *of_layer):
+                found[at] = replace(found[at], parts=False, remark=remark)
+    return found
+
+
+_MOST_MET = 8
+"""So many places, the first ones that part, are looked for behind."""
+
+
+def _is_same(kept: Kept, tensor: Tensor) -> bool:
+    held = None if kept.main is None else kept.main[1]
+    is_like = held is not None and held.shape == tensor.shape and held.dtype == tensor.dtype
+    return held is not None and is_like and not held.is_meta and not held.is_nested and torch.equal(held, tensor)
+
+
+def _is_agreed(place: Place) -> bool:
+    return not place.parts and not place.remark and place.relative <= place.floor
 
 
 def _next_alone(side: Side) -> dict[Key, Kept]:
@@ -459,10 +499,10 @@ def _pairs(one: Kept, other: Kept, *, only_main: bool) -> Iterator[tuple[str, Te
 
     Of an input, and of what the model returns, whole numbers and truth values count too: masks, positions, labels.
     """
-    main, others = one.main, other.main
-    if main is None or others is None or is_floating(main[1]) != is_floating(others[1]):
+    main = mains(one, other)
+    if main is None or is_floating(main[0][1]) != is_floating(main[1][1]):
         return
-    yield main[0], main[1], others[1]
+    yield main[0][0], main[0][1], main[1][1]
     if only_main:
         return
     for leaf, path in partners(one, other).items():

@@ -31,7 +31,7 @@ class Names:
         self._parameters: dict[str, str] = {}
         taken: set[str] = set()
         for name in self._a:
-            made = self._by_rules(name)
+            made = self.by_pattern(name)
             if made is not None and made not in taken:
                 self._found[name] = made
                 taken.add(made)
@@ -54,7 +54,7 @@ class Names:
         """Return the name in ``b`` of the module *name* of ``a``; None if there is none."""
         if name in self._a:
             return self._found.get(name)
-        made = self._by_rules(name)
+        made = self.by_pattern(name)
         return made if made is not None else name if name in self._b and name not in self._found.values() else None
 
     def parameter_of_b(self, name: str, there: Iterable[str]) -> str | None:
@@ -94,7 +94,8 @@ class Names:
         """Return the names of ``a`` that have none in ``b``."""
         return [name for name in self._a if name not in self._found]
 
-    def _by_rules(self, name: str) -> str | None:
+    def by_pattern(self, name: str) -> str | None:
+        """Return the name in ``b`` to which a pattern leads *name*; None if none does."""
         for rule, other in self._rules:
             made = _renamed(name or _ROOT, rule, other) if name or rule.pattern == re.escape(_ROOT) else _renamed("", rule, other)
             if made is not None:

@@ -35,6 +35,7 @@ class _Layer:
         parameters: the sorted shapes of its own parameters; None where they are not known.
         size, given: root mean square of the output, and of the input; 0 where there is none.
         is_container: other modules ran inside.
+        held: how many numbers its parameters have, with those of modules inside; None where they are not known.
     """
 
     name: str
@@ -44,6 +45,7 @@ class _Layer:
     size: float
     given: float
     is_container: bool
+    held: int | None = None
 
 
 def proposed_match(a: Side, b: Side, without: Collection[str] = ()) -> dict[str, str]:
@@ -67,7 +69,8 @@ def proposed_match(a: Side, b: Side, without: Collection[str] = ()) -> dict[str,
         return is_matrix and of_equal_parameters(here.get(mine.name), there.get(theirs.name))
 
     scores = _scores(one, other, are_equal)
-    same = _of_same_numbers([here.get(each.name) for each in one], [there.get(each.name) for each in other])
+    numbers = _of_same_numbers([here.get(each.name) for each in one], [there.get(each.name) for each in other])
+    same = {i: j for i, j in numbers.items() if _hold_alike(one[i], other[j])}
     for i, j in same.items():
         scores[i, :] = scores[:, j] = 0.0
         scores[i, j] = _CERTAIN
@@ -80,7 +83,7 @@ def proposed_match(a: Side, b: Side, without: Collection[str] = ()) -> dict[str,
         or len({name.rpartition(".")[0] for name in each}) == 1
         or of_equal_parameters(here.get(each[0]), there.get(each[1]))
     ]
-    match = _patterns(pairs)
+    match = _without_strangers(_patterns(pairs), pairs, one, other)
     names = Names(match, [layer.name for layer in one], [layer.name for layer in other])
     exact = {name: beside for name, beside in pairs if names.of_b(name) != beside}
     return {**exact, **match}
@@ -136,6 +139,7 @@ def _layers(side: Side) -> list[_Layer]:
             _size(tensor),
             inputs.get(name, 0.0),
             not name or any(other.startswith(f"{name}.") for other in found),
+            None if module is None else sum(each.numel() for each in module.parameters() if not each.is_nested),
         )
     return list(found.values())
 
@@ -150,7 +154,8 @@ def _scores(one: list[_Layer], other: list[_Layer], are_equal: Callable[[_Layer,
     scores = np.zeros((len(one), len(other)))
     for i, here in enumerate(one):
         for j, there in enumerate(other):
-            if here.elements == there.elements or are_equal(here, there):  # a stride or a padding may be another
+            is_like = here.elements == there.elements or are_equal(here, there)  # a stride or a padding may be another
+            if is_like and _hold_alike(here, there):
                 scores[i, j] = _score(here, there)
     scores[scores < _LEAST] = 0.0
     return scores
@@ -171,6 +176,15 @@ def _score(here: _Layer, there: _Layer) -> float:
     score += 1.0 * (mine[-1] == theirs[-1]) + 0.5 * (_digits(mine) == _digits(theirs))
     return score + 2.0 * _is_near(here.size, there.size) + 1.5 * _is_near(here.given, there.given)
 
+
+def _hold_alike(here: _Layer, there: _Layer) -> bool:
+    """Return whether two layers hold about as many numbers, if one has others inside: a block is no counterpart of its part."""
+    if here.held is None or there.held is None or not (here.is_container or there.is_container):
+        return True
+    return max(here.held, there.held) <= _MOST_TIMES * min(here.held, there.held)
+
+
+_MOST_TIMES = 1.5
 
 _BESIDE = ("dropout", "droppath", "identity")
 """What a model may have or lack anywhere: no counterpart of a layer that computes something."""
@@ -220,6 +234,25 @@ def _patterns(pairs: list[tuple[str, str]]) -> dict[str, str]:
         if made.setdefault(pattern, other) != other:
             conflicts.add(pattern)
     return {pattern: other for pattern, other in made.items() if pattern not in conflicts and pattern != other}
+
+
+def _without_strangers(
+    match: dict[str, str], pairs: list[tuple[str, str]], one: Sequence[_Layer], other: Sequence[_Layer]
+) -> dict[str, str]:
+    """Return the patterns of *match* that lead no layer without a partner to one that another has, or that is unlike it."""
+    known, taken = dict(pairs), {beside for _, beside in pairs}
+    layers = {layer.name: layer for layer in other}
+    kept = {}
+    for pattern, beside in match.items():
+        names = Names({pattern: beside}, [layer.name for layer in one], layers)
+        strangers = [(layer, made) for layer in one if layer.name not in known and (made := names.by_pattern(layer.name))]
+        if all(made not in taken and _scores([layer], [layers[made]], _are_others).any() for layer, made in strangers):
+            kept[pattern] = beside
+    return kept
+
+
+def _are_others(here: _Layer, there: _Layer) -> bool:
+    return False
 
 
 def _starred(name: str, beside: str) -> tuple[str, str]:

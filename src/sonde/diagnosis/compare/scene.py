@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sonde.diagnosis.compare.aligned import Frame, Place, frame_of
 from sonde.diagnosis.compare.names import Names
-from sonde.diagnosis.compare.sides import Kept, Key, Side, partners
+from sonde.diagnosis.compare.sides import Kept, Key, Side, mains, partners
 from sonde.diagnosis.compare.suspects import Suspect, Undo
 from sonde.diagnosis.distance import as_numbers, distance, laid_out_alike
 from sonde.engine import is_floating
@@ -172,9 +172,10 @@ class Scene:
 def _laid(one: Kept | None, other: Kept | None, leaf: str = "") -> tuple[Tensor, Tensor] | None:
     if one is None or other is None:
         return None
-    x, y = ((leaf, one.leaves[leaf]), (leaf, other.leaves[partners(one, other)[leaf]])) if leaf else (one.main, other.main)
-    if x is None or y is None or x[1].is_meta or y[1].is_meta:
+    main = mains(one, other)
+    pair = (one.leaves[leaf], other.leaves[partners(one, other)[leaf]]) if leaf else main and (main[0][1], main[1][1])
+    if pair is None or pair[0].is_meta or pair[1].is_meta:
         return None
-    here = as_numbers(x[1])
-    laid = laid_out_alike(here, as_numbers(y[1]))
+    here = as_numbers(pair[0])
+    laid = laid_out_alike(here, as_numbers(pair[1]))
     return None if laid is None else (here, laid[0])

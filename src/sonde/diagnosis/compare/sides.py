@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.diagnosis.distance import as_numbers, distance, readable
+from sonde.diagnosis.distance import as_numbers, distance, readable, repeats
 from sonde.engine import Named, buffers_of, class_of, is_floating, members, parameters_of
 from sonde.errors import ArgumentError
 from sonde.keep import Stash, leaves_of
 from sonde.run import TensorStore
 from sonde.site import PARAMETER_PORTS, Site
+from sonde.stats import PLAIN
 
 Key = tuple[Site, int]
 """A site, as a whole, and the call."""
@@ -53,6 +54,39 @@ class Kept:
         return next((each for each in found if is_floating(each[1])), next(iter(found), None))
 
 
+def mains(one: Kept, other: Kept) -> tuple[tuple[str, Tensor], tuple[str, Tensor]] | None:
+    """Return the main tensors of both, each with its leaf path; None where one has none, or is given others than the other.
+
+    Where one of the two cannot be the other, by its type or its number of elements, they are the two nearest that can. Of whole
+    numbers that a module is given, as a mask and positions, one side may have more: then only equal ones belong together.
+    """
+    main, beside = one.main, other.main
+    if main is None or beside is None or main[1].is_nested or beside[1].is_nested:
+        return None if main is None or beside is None else (main, beside)
+    is_number = [sum(not is_floating(held) for held in kept.leaves.values()) for kept in (one, other)]
+    is_open = one.site.port == "input" and not is_floating(main[1]) and is_number[0] != is_number[1]
+    is_alike = _are_alike(main[1], beside[1]) or len(one.leaves) == len(other.leaves)
+    if (is_alike and not is_open) or one.site.port in PARAMETER_PORTS:
+        return main, beside
+    pairs = [
+        (distance(as_numbers(x), as_numbers(y).reshape(x.shape)).relative, (leaf, x), (path, y))
+        for leaf, x in one.leaves.items()
+        for path, y in other.leaves.items()
+        if x.numel() == y.numel() and all(type(each) in PLAIN and not each.is_meta for each in (x, y)) and _are_alike(x, y)
+    ]
+    nearest = min(pairs, key=lambda each: each[0], default=None)
+    if nearest is None or (is_open and nearest[0]):
+        return None if is_open and nearest is not None else (main, beside)
+    return nearest[1], nearest[2]
+
+
+def _are_alike(x: Tensor, y: Tensor) -> bool:
+    """Return whether one tensor may be the other: by its type and its lengths, in any order, or for each sample."""
+    lengths = [sorted(length for length in held.shape if length != 1) for held in (x, y)]
+    is_same = x.numel() == y.numel() and (lengths[0] == lengths[1] or len(lengths[0]) != len(lengths[1]))
+    return is_floating(x) == is_floating(y) and (is_same or repeats(x, y) or repeats(y, x))
+
+
 def partners(one: Kept, other: Kept) -> dict[str, str]:
     """Return which tensor of *other* belongs to each of *one*, by leaf path, but for the main ones.
 
@@ -76,14 +110,16 @@ def partners(one: Kept, other: Kept) -> dict[str, str]:
         for leaf, beside in sorted(apart, key=lambda pair: apart[pair]):
             if leaf not in found and beside not in found.values():
                 found[leaf] = beside
-    main = {kept.main[0] for kept in (one, other) if kept.main is not None}
-    return {leaf: beside for leaf, beside in found.items() if main.isdisjoint((leaf, beside))}
+    main = mains(one, other)
+    return {leaf: path for leaf, path in found.items() if main is None or (leaf != main[0][0] and path != main[1][0])}
 
 
 def _unpaired(one: Kept, other: Kept, pairs: Mapping[str, str]) -> Iterator[dict[str, Tensor]]:
     """Yield of both the floating-point tensors that are in none of *pairs*, by leaf path, but for the main one."""
-    for kept, known in ((one, pairs.keys()), (other, pairs.values())):
-        first = "" if kept.main is None else kept.main[0]
+    main = mains(one, other)
+    both: list[tuple[Kept, list[str]]] = [(one, [*pairs]), (other, [*pairs.values()])]
+    for place, (kept, known) in enumerate(both):
+        first = "" if main is None else main[place][0]
         yield {leaf: kept.leaves[leaf] for leaf in kept.leaves if leaf not in (first, *known) and is_floating(kept.leaves[leaf])}
 
 
