@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -106,6 +106,7 @@ class Given:
         numbers: whole numbers among the attributes of the module, which may be numbers of heads.
         bases: numbers among its attributes that may be the base of a rotary embedding.
         scales: numbers among its attributes that are named as a scale, as ``scaling`` or ``softmax_scale``.
+        caps: 0, and numbers among its attributes that may limit scores softly, as ``attn_logit_softcapping``.
     """
 
     q: Tensor
@@ -117,6 +118,7 @@ class Given:
     numbers: tuple[int, ...]
     bases: tuple[float, ...]
     scales: tuple[float, ...]
+    caps: tuple[float, ...] = (0.0,)
 
 
 def of_attention(scene: Scene) -> Iterator[Suspect]:
@@ -215,7 +217,6 @@ def _given(scene: Scene, triple: tuple[Source, Source, Source], side: int, sampl
     """Return what one side has of one sample. The samples lie along *axis*."""
     assert scene.tensors is not None
     one = [(held.a if side == 0 else held.b).select(axis, sample) for held in triple]
-    module = scene.modules[side]
     events = (scene.a, scene.b)[side].forward
     owner = scene.frame.owner if side == 0 else scene.owner_b
     leaves = next(
@@ -237,7 +238,9 @@ def _given(scene: Scene, triple: tuple[Source, Source, Source], side: int, sampl
     pairs = [held for held in leaves.values() if held.dim() == 3 and held.size(-2) == length and held.is_floating_point()]
     turned = [held for held in pairs if held.size(-1) != one[0].size(-1) and bool((held.abs() <= 1.5).all())]
     angles = (as_numbers(turned[0])[0], as_numbers(turned[1])[0]) if len(turned) == 2 else None
-    attributes = _attributes(module)
+    attributes: dict[str, float] = {}
+    for inside in _computing(scene, side):
+        attributes = _attributes(inside) | attributes
     bases = tuple(float(held) for held in attributes.values() if held >= 50)
     scales = tuple(dict.fromkeys(float(held) for name, held in attributes.items() if "scal" in name.lower() and held > 0))
     return Given(
@@ -250,7 +253,17 @@ def _given(scene: Scene, triple: tuple[Source, Source, Source], side: int, sampl
         tuple(int(held) for held in attributes.values() if held == int(held) and 1 <= held <= 512),
         bases,
         scales,
+        (0.0, *dict.fromkeys(float(held) for name, held in attributes.items() if "cap" in name.lower() and held > 0)),
     )
+
+
+def _computing(scene: Scene, place: int) -> Iterator[nn.Module]:
+    """Yield the module whose code made the tensor in one side, and those inside of it whose code is its own."""
+    side, owner = (scene.a, scene.frame.owner) if place == 0 else (scene.b, scene.owner_b)
+    if side.model is not None and owner is not None:
+        modules = {item.name: item.module for item in side.computing(owner, side.model)}
+        ran = {name: module for name, module in modules.items() if name == owner or name in side.alone}
+        yield from ran.values()
 
 
 def _of_padding(leaf: str, kept: Tensor) -> dict[str, Tensor]:
@@ -269,8 +282,8 @@ def _argument(leaf: str) -> str:
     return f"argument {name}" if name.isdigit() else name
 
 
-def _attributes(module: nn.Module | None) -> dict[str, float]:
-    held = {} if module is None else dict(vars(module))
+def _attributes(module: nn.Module) -> dict[str, float]:
+    held = dict(vars(module))
     for name in ("config", "cfg", "args"):
         held |= getattr(held.get(name), "__dict__", {})
     return {
@@ -313,6 +326,9 @@ def _near(given: Given, beside: Form | None, tolerance: float) -> Form | None:
         return math.inf if made is None or made.shape != given.result[rows].shape else distance(made, given.result[rows]).relative
 
     forms = [replace(beside, mask=f"{_WINDOW}{seen}") for seen in range(1, min(length, _MOST_WINDOWS))]
+    forms += [replace(beside, mask=mask) for mask in _MASKS if beside.mask.startswith(_WINDOW)]
+    forms += [replace(beside, sharing=sharing) for sharing in _SHARINGS if 1 < beside.groups < beside.heads]
+    forms += [replace(beside, cap=0.0)] if beside.cap else []
     if beside.rotary != "none":
         forms += [replace(beside, rotary=beside.rotary.replace(rotation, other)) for other in _ROTATIONS if other != rotation]
         forms += [replace(beside, part=part) for part in (size // 4, size // 2, 3 * size // 4) if part and part % 2 == 0]
@@ -399,10 +415,19 @@ def _forms(given: Given, rows: Tensor) -> Iterator[tuple[Form, Tensor]]:
             for sharing in (_SHARINGS if 1 < groups < heads else _SHARINGS[:1]) if turned else ():
                 assert turned is not None
                 scores, v = _scores(given, replace(plain, sharing=sharing), *turned, rows)
-                for scale, mask in itertools.product(factors, (*given.masks, *_MASKS)):
-                    weights = _masked(scores * factors[scale], mask, given, rows).softmax(-1)
-                    form = replace(plain, scale=scale, mask=mask, sharing=sharing)
+                tried = itertools.product(given.caps, factors, (*given.masks, *_MASKS))
+                for cap, scale, mask in tried if len(given.caps) == 1 or not given.masks else _with_own(given, factors):
+                    scaled = scores * factors[scale]
+                    weights = _masked(cap * (scaled / cap).tanh() if cap else scaled, mask, given, rows).softmax(-1)
+                    form = replace(plain, scale=scale, mask=mask, sharing=sharing, cap=cap)
                     yield form, torch.einsum("hqk,khd->qhd", weights, v).flatten(1)
+
+
+def _with_own(given: Given, factors: Mapping[str, float]) -> Iterator[tuple[float, str, str]]:
+    """Yield the limits, scales and masks to try where the module holds a limit: with it its own scale, and given masks."""
+    own = [scale for scale in factors if scale.startswith(_OWN_SCALE)] or list(factors)
+    yield from itertools.product((0.0,), factors, (*given.masks, *_MASKS))
+    yield from itertools.product(given.caps[1:], own, given.masks)
 
 
 _OWN_SCALE = "a scale of "
@@ -417,7 +442,9 @@ def _plain(form: Form, given: Given) -> Form:
     allowed = held if held.dtype is torch.bool else held >= 0
     length = allowed.size(-1)
     rows = torch.arange(length, device="cpu")
-    return next((replace(form, mask=mask) for mask in _MASKS if torch.equal(allowed, _allowed(mask, rows, length))), form)
+    windows = (f"{_WINDOW}{seen}" for seen in {int(allowed[-1].sum())} if 0 < seen < length)
+    masks = (*_MASKS, *windows)
+    return next((replace(form, mask=mask) for mask in masks if torch.equal(allowed, _allowed(mask, rows, length))), form)
 
 
 def _head_numbers(given: Given) -> Iterator[tuple[int, int]]:
@@ -474,8 +501,8 @@ def _rotations(given: Given, size: int) -> Iterator[tuple[str, int]]:
     turned = size if given.angles is None else min(size, given.angles[0].size(-1))
     if given.angles is not None and given.angles[0].size(-1) == turned:
         known = [_angles(len(given.q), turned, float(source.removeprefix(", base "))).cos() for source in sources]
-        if not any(bool((given.angles[0] - each).abs().max() < 1e-2) for each in known):
-            sources.append(", given angles")
+        alike = [source for source, each in zip(sources, known, strict=True) if bool((given.angles[0] - each).abs().max() < 1e-2)]
+        sources = alike or [", given angles"]
     for part in dict.fromkeys((0, turned % size)):
         for source, rotation in itertools.product(sources, _ROTATIONS) if (part or size) % 2 == 0 else ():
             yield rotation + source, part

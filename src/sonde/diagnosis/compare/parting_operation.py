@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -12,9 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sonde.diagnosis.compare.relations import as_laid_out, relation_of
 from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.sides import Kept, Key, Side
 from sonde.diagnosis.compare.suspects import CannotChangeError, Change, Suspect, Undo
+from sonde.diagnosis.compare.weights import EXACT
 from sonde.diagnosis.distance import as_numbers, readable
 from sonde.diagnosis.nonfinite.source_lines import calling_frames, line_of, lines_of
 from sonde.engine import OperatorCall, OperatorMode, remap
@@ -60,19 +64,23 @@ class _Print:
 
     def is_like(self, other: _Print, within: float) -> bool:
         """Return whether two tensors may be equal, up to a relative difference of *within*."""
+        return self.has_sums_of(other, within) and self.is_placed_as(other, within) is not False
+
+    def has_sums_of(self, other: _Print, within: float) -> bool:
+        """Return whether two tensors may hold the same numbers in any order."""
         return (
             (self.count, self.finite) == (other.count, other.finite)
             and abs(self.total - other.total) <= within * (self.magnitude + other.magnitude)
             and abs(self.magnitude - other.magnitude) <= within * (self.magnitude + other.magnitude)
             and abs(self.square - other.square) <= 2 * within * (self.square + other.square)
-            and (
-                [size for size, _ in self.placed] != [size for size, _ in other.placed]
-                or all(
-                    abs(x - y) <= within * (self.magnitude + other.magnitude)
-                    for (_, x), (_, y) in zip(self.placed, other.placed, strict=True)
-                )
-            )
         )
+
+    def is_placed_as(self, other: _Print, within: float) -> bool | None:
+        """Return whether two tensors of the same lengths have the same numbers at the same places; None of other lengths."""
+        if [size for size, _ in self.placed] != [size for size, _ in other.placed]:
+            return None
+        most = within * (self.magnitude + other.magnitude)
+        return all(abs(x - y) <= most for (_, x), (_, y) in zip(self.placed, other.placed, strict=True))
 
 
 @functools.cache
@@ -128,9 +136,11 @@ def _is_detach(call: OperatorCall) -> bool:
 class _Recorder(OperatorMode):
     """Keeps the operations that the code of some modules runs between two events."""
 
-    def __init__(self, own: Collection[str], call: Key, until: Key) -> None:
+    def __init__(self, own: Collection[str], call: Key, until: Key, wanted: Collection[_Source] = ()) -> None:
         super().__init__()
         self.steps: list[_Step] = []
+        self.tensors: dict[_Source, Tensor] = {}
+        self._wanted = {number: [place for each, place in wanted if each == number] for number, _ in wanted}
         self._own, self._call, self._until = own, call, until
         self._running: list[str] = []
         self._is_on = False
@@ -159,8 +169,11 @@ class _Recorder(OperatorMode):
         sources = [self._known.get(id(held), (held, (number, -1 - place)))[1] for place, held in enumerate(given)]
         prints = [_Print.of(held) for held in given]
         line = line_of(lines_of(calling_frames()))
+        keep = self._wanted.get(number, [])
+        self.tensors |= {(number, place): as_numbers(given[-1 - place]).clone() for place in keep if place < 0}
         result = call.run()
         made = _tensors(result)
+        self.tensors |= {(number, place): as_numbers(made[place]).clone() for place in keep if place >= 0}
         self._known |= {id(held): (held, (number, place)) for place, held in enumerate(made)}
         self.steps.append(
             _Step(number, call, prints, sources, [_Print.of(held) for held in made], "" if line is None else line.name)
@@ -169,8 +182,10 @@ class _Recorder(OperatorMode):
 
 
 _Make = Callable[[Mapping[_Source, Tensor]], list[Tensor]]
-_Replaced = tuple[_Source, Set[_Source], _Make, str, bool]
-"""A tensor of ``b``, what of ``b`` is needed for another in its place, the function that makes that, words, and if it is all."""
+_Put = tuple[_Source, Set[_Source], _Make]
+"""A tensor of ``b``, what of ``b`` is needed for another in its place, and the function that makes that."""
+_Replaced = tuple[list[_Put], str, bool]
+"""What is put in the place of tensors of ``b``, words, and if it is all code in front of the place."""
 
 
 @dataclass(frozen=True)
@@ -202,9 +217,9 @@ class _Way:
         made: list[Tensor] = []
         for step, operands in zip(self.steps, self.operands, strict=True):
             given = [held[source].clone() if is_of_b else results[source] for is_of_b, source in operands]
-            if any(_long(tensor.shape) != _long(each.shape) for tensor, each in zip(given, step.given, strict=True)):
+            if any(_turns(tensor.shape, each.shape) is None for tensor, each in zip(given, step.given, strict=True)):
                 raise CannotChangeError(f"{step.name} is given tensors in another layout")  # a kernel need not look
-            left = iter([tensor.reshape(each.shape) for tensor, each in zip(given, step.given, strict=True)])
+            left = iter([_turned(tensor, each.shape) for tensor, each in zip(given, step.given, strict=True)])
             args, kwargs = remap((step.call.args, step.call.kwargs), functools.partial(_next, left))
             made = _tensors(step.call.function(*args, **kwargs))
             results |= {(step.number, place): tensor for place, tensor in enumerate(made)}
@@ -212,11 +227,12 @@ class _Way:
 
 
 class _Replacing(OperatorMode):
-    """While entered, one tensor that an operation makes is another: what *make* makes of tensors before it, itself, and *held*."""
+    """While entered, tensors that operations make are others: what is *put*, of tensors before it, itself, and *held*."""
 
-    def __init__(self, at: _Source, needed: Set[_Source], make: _Make, held: Mapping[_Source, Tensor]) -> None:
+    def __init__(self, put: Sequence[_Put], held: Mapping[_Source, Tensor]) -> None:
         super().__init__()
-        self._at, self._needed, self._make = at, needed, make
+        self._put = {number: (place, needed, make) for (number, place), needed, make in put}
+        self._needed = {source for _, needed, _ in put for source in needed}
         self._held = dict(held)
         self._now = -1
 
@@ -224,16 +240,16 @@ class _Replacing(OperatorMode):
         if _is_detach(call):
             return call.run()
         self._now += 1
-        number, place = self._at
-        if self._now > number:
+        if self._now > max(self._put):
             return call.run()
         self._keep((-1 - at, tensor) for at, tensor in enumerate(_tensors((call.args, call.kwargs))))
         result = call.run()
         made = _tensors(result)
         self._keep(enumerate(made))
-        if self._now < number or not self._needed <= self._held.keys():
+        place, needed, make = self._put.get(self._now, (0, set[_Source](), None))
+        if make is None or not needed <= self._held.keys():
             return result
-        others = self._make(self._held)
+        others = make(self._held)
         pairs = list(zip(made, others, strict=True)) if len(made) == len(others) else [(made[place], others[0])]
         if call.written:
             return pairs[0][0].copy_(pairs[0][1].reshape(pairs[0][0].shape))
@@ -249,7 +265,24 @@ def _next(left: Iterator[Tensor], _: Tensor) -> Tensor:
 
 
 def _shaped(tensor: Tensor, like: Tensor) -> Tensor:
-    return tensor.to(like.dtype).reshape(like.shape if like.numel() == tensor.numel() else tensor.shape)
+    made = tensor.to(like.dtype)
+    if _turns(made.shape, like.shape) is not None:
+        return _turned(made, like.shape)
+    return made.reshape(like.shape if like.numel() == tensor.numel() else tensor.shape)
+
+
+def _turned(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return *tensor* in *shape*, which may have its axes in another order, if their lengths tell it."""
+    return tensor.reshape(_long(tensor.shape)).permute(_turns(tensor.shape, shape) or ()).reshape(tuple(shape))
+
+
+def _turns(given: Sequence[int], wanted: Sequence[int]) -> list[int] | None:
+    """Return the order of axes of *given*, but for those of length 1, that *wanted* has; None where lengths do not tell it."""
+    here, there = _long(given), _long(wanted)
+    if here == there:
+        return list(range(len(here)))
+    is_told = sorted(here) == sorted(there) and len(set(here)) == len(here)
+    return [here.index(length) for length in there] if is_told else None
 
 
 def of_operation(scene: Scene) -> Iterator[Suspect]:
@@ -264,8 +297,11 @@ def of_operation(scene: Scene) -> Iterator[Suspect]:
     often = [pair for pair in scene.names.pairs() if calls[0][pair[0]] != calls[1][pair[1]]]  # called once more in one side
     own = {scene.frame.owner, *scene.a.alone, *(name for name, _ in often)}
     beside = {scene.owner_b, *scene.b.alone, *(other for _, other in often)}
-    here = _steps(scene.a, own, scene.frame.owner, call, scene.place.key)
-    there = _steps(scene.b, beside, scene.owner_b, call, scene.place.other_key)
+    codes = (
+        _Code(scene.a, own, scene.frame.owner, call, scene.place.key),
+        _Code(scene.b, beside, scene.owner_b, call, scene.place.other_key),
+    )
+    here, there = ([] if (run := code.recorded()) is None else run.steps for code in codes)
     in_a = {each: (0, 0) for step in here for each in (*step.given, *step.made)}
     in_b: dict[_Print, _Source] = {}
     for step in there:
@@ -286,10 +322,10 @@ def of_operation(scene: Scene) -> Iterator[Suspect]:
             next((step for step in steps[::-1] if step.made and step.made[0].is_like(end, within)), None)
             for steps, end in zip((here, there), ends, strict=True)
         )
-        for at, needed, make, words, is_whole in _instead(scene, here, there, in_a, in_b, idle, last, behind, within):
+        for put, words, is_whole in _instead(scene, codes, here, there, in_a, in_b, idle, last, behind, within):
             if words not in told:
                 told.add(words)
-                change = Change(contexts=(functools.partial(_Replacing, at, needed, make, held),))
+                change = Change(contexts=(functools.partial(_Replacing, put, held),))
                 suspect = scene.suspect("operation", words + times * (not is_whole), Undo(b=change), _ADVICE, instead="operation")
                 yield replace(suspect, is_guess=True, is_whole=is_whole)
     if last is not None and behind is None:  # b goes on with a tensor that both have
@@ -310,6 +346,7 @@ def _type_of(scene: Scene) -> torch.dtype:
 
 def _instead(
     scene: Scene,
+    codes: tuple[_Code, _Code],
     here: Sequence[_Step],
     there: Sequence[_Step],
     in_a: Mapping[_Print, _Source],
@@ -322,20 +359,100 @@ def _instead(
     """Return what of ``a`` may stand in the place of operations of ``b``, and at last what makes the result of *last* there."""
     lacking = [step for step in here if step.made and _found(step.made[0], in_b, within) is None]
     apart = [step for step in there if step.made and _found(step.made[0], in_a, within) is None]
-    first = next((step for step in apart if all(_found(each, in_a, within) for each in step.given)), None)
+    back = _way(behind, there, in_a, within, _MOST_STEPS) if behind is not None and behind in apart else None
+    own = (
+        apart if back is None else [step for step in back.steps if step in apart]
+    )  # what comes out alike in the end does not count
+    first = [step for step in own if all(_found(each, in_a, within) for each in step.given)][:_MOST_FIRST]
     in_b = {**in_b, **idle}
-    found = [] if first is None else _around(first, here, lacking, in_b, within)
+    around = [_around(step, here, lacking, in_b, within) for step in first]
+    found = [*(each for way in around[:_FEW] for each in way), *_at_all(around)]
+    vague = [each for each in found if _OF_OTHERS in each[1] or "view in a" in each[1]]
+    foreign = [(step.number, -1 - at) for step in here for at, each in enumerate(step.given) if _found(each, in_b, within) is None]
+    of_a = [*((step.number, 0) for step in lacking), *foreign, *(source for step in lacking for source in step.sources)]
+    of_b = [*((step.number, 0) for step in own if step.made), *(source for step in first for source in step.sources)]
+    related = _related(codes, (here, there), (of_a, of_b), within)
+    told = [each for each in found if each not in vague]
     if last is None or behind is None:
-        return found
+        return [*told, *related, *vague]
     known = {each: at for each, at in in_b.items() if at[0] <= behind.number}
     known = known if behind not in apart else _before(behind, in_b)
     way = _way(last, here, known, within, _MOST_STEPS)
     if way is not None:
-        back = _way(behind, there, in_a, within, _MOST_STEPS) if behind in apart else None
-        rest = back.steps if back is not None else [step for step in apart if not step.is_layout]
+        rest = back.steps if back is not None else [step for step in apart if not step.is_layout and behind in apart]
         words, is_whole = _of_both(scene, way, back, rest, behind, within)
-        found.append(((behind.number, 0), way.needed, way.made, words, is_whole))
-    return found
+        whole: _Replaced = ([((behind.number, 0), way.needed, way.made)], words, is_whole)
+        if words:
+            (vague if is_whole or _OF_OTHERS in words else told).append(whole)
+    return [*told, *related, *vague]
+
+
+_MOST_FIRST = 8
+"""So many operations of ``b``, the first of its own on tensors of both, are looked at."""
+
+
+def _at_all(around: Sequence[Sequence[_Replaced]]) -> list[_Replaced]:
+    """Return what may stand at several places of ``b`` together: the same change of each but for its line."""
+    same: dict[str, list[_Replaced]] = {}
+    for each in around:
+        for words, replaced in {_LINE.sub("", each[1]): each for each in each[::-1]}.items():
+            same.setdefault(words, []).append(replaced)
+    found = [({put[0]: put for puts, _, _ in every for put in puts}, every[0][1]) for every in same.values()]
+    return [([*puts.values()], f"{words}, at {len(puts)} places", False) for puts, words in found if len(puts) > 1][:_MOST_TRIED]
+
+
+def _related(
+    codes: tuple[_Code, _Code],
+    steps: tuple[Sequence[_Step], Sequence[_Step]],
+    wanted: tuple[Sequence[_Source], Sequence[_Source]],
+    within: float,
+) -> list[_Replaced]:
+    """Return tensors of ``a`` that may stand in the place of those of ``b`` that follow from them: all of one relation together."""
+    here, there = ({step.number: step for step in each} for each in steps)
+    theirs = [at for at, _ in _distinct(there, [at for at in wanted[1] if at[1] >= 0])]
+    sizes = {there[number].made[place].count for number, place in theirs}
+    mine = [at for at, each in _distinct(here, wanted[0]) if any(each.count % size == 0 for size in sizes)]
+    theirs, mine = theirs[:_MOST_COMPARED], mine[:_MOST_COMPARED]
+    runs = [code.recorded(each) for code, each in zip(codes, (mine, theirs), strict=True)] if mine and theirs else [None, None]
+    if runs[0] is None or runs[1] is None:
+        return []
+    found: dict[str, list[tuple[_Put, str]]] = {}
+    for at, (number, place) in itertools.product(theirs, mine):
+        a, b = runs[0].tensors.get((number, place)), runs[1].tensors.get(at)
+        laid = None if a is None or b is None else as_laid_out(a, b)
+        relation = "" if laid is None or b is None else relation_of(laid, b, max(within, EXACT))
+        if laid is not None and relation:
+            one, other = here[number], there[at[0]]
+            what = f"what {one.name} {'makes' if place >= 0 else 'is given'} in a{_at(one)}"
+            words = f"what {other.name} makes in b{_at(other)} is {relation.format(a=what)}"
+            found.setdefault(relation, []).append(((at, frozenset(), functools.partial(_constant, tensor=laid)), words))
+    replaced: list[_Replaced] = []
+    for each in found.values():
+        replaced += [([put], words, False) for put, words in each]
+        every = {put[0]: put for put, _ in each}
+        replaced += [([*every.values()], f"{each[0][1]}, at {len(every)} places", False)] if len(every) > 1 else []
+    return replaced[:_MOST_TRIED]
+
+
+def _distinct(steps: Mapping[int, _Step], sources: Sequence[_Source]) -> list[tuple[_Source, _Print]]:
+    """Return those of *sources* that are known, with what they hold, each tensor once: of a size that is compared."""
+    kept: dict[_Print, _Source] = {}
+    for number, place in sources:
+        if number in steps:
+            held = steps[number].made if place >= 0 else steps[number].given
+            kept.setdefault(held[place if place >= 0 else -1 - place], (number, place))
+    return [(at, each) for each, at in kept.items() if _FEWEST <= each.count <= _MOST_KEPT]
+
+
+_FEWEST, _MOST_KEPT, _MOST_COMPARED = 4, 1 << 20, 48
+"""Elements of a tensor that is related to another, at least and at most, and how many of each side are compared."""
+
+
+def _constant(held: Mapping[_Source, Tensor], tensor: Tensor) -> list[Tensor]:
+    return [tensor.clone()]
+
+
+_LINE = re.compile(r" \([^()]*:\d+\)")
 
 
 def _of_both(scene: Scene, way: _Way, back: _Way | None, rest: Sequence[_Step], behind: _Step, within: float) -> tuple[str, bool]:
@@ -346,26 +463,37 @@ def _of_both(scene: Scene, way: _Way, back: _Way | None, rest: Sequence[_Step], 
     at_a, at_b = _at(way.steps[-1]), _at(behind)
     named = _parameters(scene.a, way.steps, within), _parameters(scene.b, rest, within)
     if one == other and (back is not None or named[0] != named[1]):
-        tensors = named if all(named) and named[0] != named[1] else ("some tensors", "others")
-        tensors = tensors if back is None or tensors is named else _operands(way, back, within)
+        tensors = named if all(named) and named[0] != named[1] else None
+        tensors = tensors if back is None or tensors else _operands(way, back, within)
+        if tensors is None:
+            return "", False
         return f"{_listed(one)} of {tensors[0]} in a{at_a}, of {tensors[1]} in b{at_b}", False
     if len({*one} ^ {*other}) > len(_ALIKE):  # else a row without any entry may be what differs
         one, other = ([_ALIKE.get(name, name) for name in each] for each in (one, other))
-    one, other = list(dict.fromkeys(one)), list(dict.fromkeys(other))
+    in_full, (one, other) = (one, other), (list(dict.fromkeys(one)), list(dict.fromkeys(other)))
     changes = [each for each in SequenceMatcher(None, one, other, autojunk=False).get_opcodes() if each[0] != "equal"]
     less, more = [name for _, i, j, _, _ in changes for name in one[i:j]], [name for *_, i, j in changes for name in other[i:j]]
-    if not changes or set(less) & set(more) or max(len(less), len(more)) > (1 if back is None else _FEW):
-        both = f"{_listed(one)} in a{at_a}, {f'{_listed(other)} in b{at_b}' if rest else 'and not in b'}"
+    otherwise = _otherwise(way.steps, rest, within)
+    if otherwise and not changes:
+        return otherwise, False
+    if not changes or set(less) & set(more) or max(len(less), len(more)) > (1 if rest and back is None else _FEW):
         is_whole = sorted(one) != sorted(other)  # in another order it is the order
+        said = in_full if one == other else (one, other)
+        if said[0] == said[1] or (one == other and max(map(len, said)) > _MOST_NAMES):
+            return "", False  # which tensors these are would be the cause
+        texts = [names_text(names, _MOST_NAMES) for names in said]
+        both = f"{texts[0]} in a{at_a}, {f'{texts[1]} in b{at_b}' if rest else 'and not in b'}"
         return f"between this and what both sides have: {both}" if is_whole else both, is_whole
+    first = f"{otherwise}; " * bool(otherwise)
     if less and more:
         are_products = all("sum" in names or not _PRODUCTS.isdisjoint(names) for names in (less, more))
         rest_a, rest_b = ([name for name in names if name not in _PRODUCTS | {"sum"}] for names in (less, more))
         if are_products and rest_a and rest_b:
             less, more = rest_a, rest_b
         same = ": the same, of other tensors or over other axes" if are_products and {*less, *more} <= _PRODUCTS | {"sum"} else ""
-        return f"{_listed(less)} in a{at_a}, {_listed(more)} in b{at_b}{same}", False
-    return (f"{_listed(less)} in a{at_a}, and not in b" if less else f"{_listed(more)} in b{at_b}, and not in a"), False
+        return f"{first}{_listed(less)} in a{at_a}, {_listed(more)} in b{at_b}{same}", False
+    alone = f"{_listed(less)} in a{at_a}, and not in b" if less else f"{_listed(more)} in b{at_b}, and not in a"
+    return first + alone, False
 
 
 _ALIKE = {"safe_softmax": "softmax", "softmax": "softmax"}
@@ -385,15 +513,15 @@ def _parameters(side: Side, steps: Sequence[_Step], within: float) -> str:
     return names_text([name for name, own in prints if any(own.is_like(each, within) for each in given)])
 
 
-def _operands(one: _Way, other: _Way, within: float) -> tuple[str, str]:
-    """Return in words on which tensors the same operations are done, of each side."""
+def _operands(one: _Way, other: _Way, within: float) -> tuple[str, str] | None:
+    """Return in words on which tensors the same operations are done, of each side; None where that is not seen."""
     in_turn = [way.given for way in (one, other)]
     given = [sorted(each, key=lambda held: (held.count, held.magnitude, held.total)) for each in in_turn]
     if len(given[0]) == len(given[1]) and all(x.is_like(y, within) for x, y in zip(*given, strict=True)):
         is_in_turn = all(x.is_like(y, within) for x, y in zip(*in_turn, strict=True))
         return "some tensors", f"the same with {'an argument, or axes, otherwise' if is_in_turn else 'their roles exchanged'}"
     shapes = [shape_text(way.steps[0].given[0].shape) for way in (one, other)]
-    return (shapes[0], shapes[1]) if shapes[0] != shapes[1] else ("some tensors", "others")
+    return (shapes[0], shapes[1]) if shapes[0] != shapes[1] else None
 
 
 def _is_factor(ratio: float, within: float) -> bool:
@@ -407,18 +535,34 @@ def _around(
 ) -> list[_Replaced]:
     """Return what of ``a`` may stand in the place of *first*, the first operation of ``b`` that ``a`` has not, or before it."""
     known, found = _before(first, in_b), list[_Replaced]()
-    ways = sorted((way for step in lacking if (way := _way(step, here, known, within)) is not None), key=lambda way: len(way.steps))
+    ways = [way for step in lacking if (way := _way(step, here, known, within)) is not None]
+    ways.sort(key=lambda way: (len(way.steps), not _are_given_alike(way.steps[0], first, within)))
     sizes = {source: each.count for each, source in in_b.items()}
     for way in ways:
-        found.append(((first.number, 0), way.needed, way.made, _words(way, first), False))
+        found.append(([((first.number, 0), way.needed, way.made)], _words(way, first), False))
         behind = [at for at in way.needed if at[1] >= 0 and sizes.get(at) == way.steps[-1].made[0].count]
-        found += [(at, way.needed, way.made, f"{_names(way.steps)} in a{_at(way.steps[-1])}, and not in b", False) for at in behind]
+        words = f"{_names(way.steps)} in a{_at(way.steps[-1])}, and not in b"
+        found += [([(at, way.needed, way.made)], words, False) for at in behind]
     for place, each in enumerate(first.given):
         if each.count == first.made[0].count:
             at = (first.number, -1 - place)
             words = f"{_names([first])} in b{_at(first)}, and not in a"
-            found.append(((first.number, 0), {at}, functools.partial(_itself, at=at), words, False))
+            found.append(([((first.number, 0), {at}, functools.partial(_itself, at=at))], words, False))
     return found[:_MOST_TRIED]
+
+
+def _are_given_alike(one: _Step, other: _Step, within: float) -> bool:
+    """Return whether two operations are given the same tensors."""
+    return len(one.given) == len(other.given) and all(x.is_like(y, within) for x, y in zip(one.given, other.given, strict=True))
+
+
+def _otherwise(steps: Sequence[_Step], others: Sequence[_Step], within: float) -> str:
+    """Return in words which operations of both sides are done otherwise on the same tensors; ``""`` for none."""
+    pairs = ((x, y) for x in steps for y in others if x.name == y.name and _are_given_alike(x, y, within))
+    found = {
+        _LINE.sub("", said): said for x, y in pairs if (said := _of_arguments(x, y)) and not x.made[0].is_like(y.made[0], within)
+    }
+    return "; ".join(found.values())
 
 
 def _itself(held: Mapping[_Source, Tensor], at: _Source) -> list[Tensor]:
@@ -430,15 +574,33 @@ def _before(step: _Step, held: Mapping[_Print, _Source]) -> dict[_Print, _Source
     return {each: (number, place) for each, (number, place) in held.items() if number < step.number + (place < 0)}
 
 
-def _steps(side: Side, own: set[str], owner: str, call: int, until: Key) -> list[_Step]:
-    """Return what the code of *owner* runs in one call, down to the event *until*; nothing where the side cannot run again."""
-    keys = (kept.key for kept in side.forward if kept.site.port == "input")
-    begins = next((key for key in keys if key[0].path == owner and key[1] == call), None)
-    if side.again is None or begins is None:
-        return []
-    recorder = _Recorder(own, begins, until)
-    side.again(Change(contexts=(lambda: recorder,)), False, recorder.event)
-    return recorder.steps
+@dataclass(frozen=True)
+class _Code:
+    """What the code of a module runs in one call, down to the place.
+
+    Attributes:
+        side: the side.
+        own: the modules whose code it is.
+        owner: the module.
+        call: which call of it.
+        until: the event at which it ends.
+    """
+
+    side: Side
+    own: set[str]
+    owner: str
+    call: int
+    until: Key
+
+    def recorded(self, wanted: Collection[_Source] = ()) -> _Recorder | None:
+        """Run the side once more, and return its operations, and the tensors *wanted*; None where it cannot run again."""
+        keys = (kept.key for kept in self.side.forward if kept.site.port == "input")
+        begins = next((key for key in keys if key[0].path == self.owner and key[1] == self.call), None)
+        if self.side.again is None or begins is None:
+            return None
+        recorder = _Recorder(self.own, begins, self.until, wanted)
+        self.side.again(Change(contexts=(lambda: recorder,)), False, recorder.event)
+        return recorder
 
 
 def _way(
@@ -466,10 +628,13 @@ def _found(wanted: _Print, held: Mapping[_Print, _Source], within: float, *, is_
 
     One that *is_laid_out* as wanted has its shape, up to axes of length 1.
     """
+    alike = [(each, source) for each, source in held.items() if each.has_sums_of(wanted, within)]
+    placed = [each.is_placed_as(wanted, within) for each, _ in alike]
+    least = True if False in placed else None  # the same numbers at other places: then it is no other layout of the wanted ones
     found = [
         (each.shape == wanted.shape, source)
-        for each, source in held.items()
-        if each.is_like(wanted, within) and not (is_laid_out and _long(each.shape) != _long(wanted.shape))
+        for (each, source), is_placed in zip(alike, placed, strict=True)
+        if (is_placed or is_placed is least) and not (is_laid_out and _turns(each.shape, wanted.shape) is None)
     ]
     return max(found, key=lambda each: each[0], default=(False, None))[1]
 
@@ -481,17 +646,37 @@ def _long(shape: Sequence[int]) -> list[int]:
 def _words(way: _Way, step: _Step) -> str:
     """Return what ``a`` and ``b`` compute, in words: of one operation with other arguments what differs."""
     (last, *others), where = way.steps[::-1], (_at(way.steps[-1]), _at(step))
-    if others or last.name != step.name:
+    if others or _ALIKE.get(last.name, last.name) != _ALIKE.get(step.name, step.name):
         return f"{_names(way.steps)} in a{where[0]}, {_names([step])} in b{where[1]}"
-    one, other = last.plain, step.plain
+    return _of_arguments(last, step) or f"{step.name}{_OF_OTHERS}a{where[0]} and in b{where[1]}"
+
+
+_OF_OTHERS = " of other tensors in "
+
+
+def _of_arguments(here: _Step, there: _Step) -> str:
+    """Return in words which arguments of one operation that are no tensors differ; ``""`` for none."""
+    one, other = here.plain, there.plain
+    axes = [len(step.given[0].shape) if step.given else 0 for step in (here, there)]
+    if axes[0] == axes[1]:  # an axis may be counted from the end
+        one, other = ({name: _from_first(name, each, axes[0]) for name, each in held.items()} for held in (one, other))
     apart = [name for name in one if name in other and one[name] != other[name]]
     if not apart:
-        return f"{step.name} of other tensors in a{where[0]} and in b{where[1]}"
+        return ""
     said = [
         {name: _REDUCTIONS[held[name]] if name == "reduction" else _short(held[name]) for name in apart} for held in (one, other)
     ]
     sides = [", ".join(f"{name}={each}" for name, each in held.items()) for held in said]
-    return f"{step.name} has {sides[0]} in a{where[0]}, {sides[1]} in b{where[1]}"
+    return f"{here.name} has {sides[0]} in a{_at(here)}, {sides[1]} in b{_at(there)}"
+
+
+def _from_first(name: str, value: Any, axes: int) -> Any:
+    """Return an axis, or several, counted from the first of so many; other arguments as they are."""
+    if name not in ("dim", "dims", "axis") or not axes:
+        return value
+    if type(value) is int:
+        return value % axes
+    return tuple(each % axes if type(each) is int else each for each in value) if isinstance(value, tuple) else value
 
 
 _REDUCTIONS = ("none", "mean", "sum")
