@@ -379,7 +379,12 @@ def _instead(
     known = known if behind not in apart else _before(behind, in_b)
     way = _way(last, here, known, within, _MOST_STEPS)
     if way is not None:
-        rest = back.steps if back is not None else [step for step in apart if not step.is_layout and behind in apart]
+        rest = (
+            [step for step in apart if not step.is_layout]
+            if behind in apart
+            else [behind] * (behind.call.is_view and _picks(behind))
+        )
+        rest = rest if back is None else back.steps
         words, is_whole = _of_both(scene, way, back, rest, behind, within)
         whole: _Replaced = ([((behind.number, 0), way.needed, way.made)], words, is_whole)
         if words:
@@ -457,7 +462,7 @@ _LINE = re.compile(r" \([^()]*:\d+\)")
 
 def _of_both(scene: Scene, way: _Way, back: _Way | None, rest: Sequence[_Step], behind: _Step, within: float) -> tuple[str, bool]:
     """Return in words what operations the code of one side has that the other lacks, and whether they are too many for a cause."""
-    one, other = _told(way.steps), _told(rest)
+    one, other = _told(way.steps), _told(rest, with_picks=rest == [behind])
     if one == other:
         one, other = _told(way.steps, with_picks=True), _told(rest, with_picks=True)
     at_a, at_b = _at(way.steps[-1]), _at(behind)
