@@ -196,3 +196,34 @@ def test_of_what_a_model_returns_the_tensor_of_its_shape_is_compared() -> None:
     assert found.culprit is not None
     assert found.culprit.relative < 1
     assert str(found.culprit.site) == "(root):output"
+
+
+class Scores(nn.Module):
+    """Weighs values by products of two projections, whose features may lie in another order, and be put back before they meet."""
+
+    def __init__(self, order: list[int] | None = None, factor: float = 1.0, *, turns: bool = True) -> None:
+        super().__init__()
+        self.one, self.two, self.out, self.last = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+        self.order, self.factor = list(range(6)) if order is None or not turns else order, factor
+        for layer in () if order is None else (self.one, self.two):
+            layer.weight.data, layer.bias.data = layer.weight.data[order], layer.bias.data[order]
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, two = (layer(x)[..., torch.tensor(self.order).argsort()] for layer in (self.one, self.two))
+        weights = (one @ two.mT * torch.arange(1.0, 6.0, device=x.device) + one.cumsum(-1)[..., :5]).softmax(-1)
+        return self.last(self.out(weights @ x).tanh() * self.factor)
+
+
+def test_rows_in_another_order_are_no_cause_of_what_differs_behind_what_makes_up_for_them() -> None:
+    """The code of the other side takes the features back into order; where it does not, they are the cause."""
+    order, x = [3, 4, 5, 0, 1, 2], torch.randn(2, 5, 6)
+    assert sonde.compare(seeded(Scores), seeded(Scores, order), x).ok
+    found = sonde.compare(seeded(Scores), seeded(Scores, order, 2.0), x)
+    assert found.culprit is not None
+    assert str(found.culprit.site) == "last:input"
+    one = seeded(Scores)
+    torch.manual_seed(0)
+    found = sonde.compare(one, Scores(order, turns=False), x)
+    assert found.culprit is not None
+    assert found.cause is not None
+    assert (str(found.culprit.site), found.cause.rule) == ("one:output", "weight_permuted")

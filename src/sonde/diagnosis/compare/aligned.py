@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -375,6 +375,49 @@ def _within(places: list[Place], end: int) -> Iterator[int]:
         given, before = places[at], places[at - 1]
         if at and before.site.port == "output" and (given.relative, given.largest) == (before.relative, before.largest):
             yield at - 1
+
+
+def without_made_up(places: list[Place], a: Side, b: Side, depends: Callable[[Place, Place, Tensor], bool]) -> list[Place]:
+    """Return *places*; the first ones do not part where the code behind them makes up for it, and the sides part further on.
+
+    As where rows of queries and keys lie in another order for another rotary embedding: what the code around makes of them agrees.
+
+    Args:
+        places: all places.
+        a, b: the sides.
+        depends: whether one place moves in ``a`` if entries of another do, those where the factor is not 1.
+    """
+    found, events = list(places), [{kept.key: kept for kept in side.kept} for side in (a, b)]
+    for _ in range(_MOST_MADE_UP):
+        parted = [at for at, place in enumerate(found) if place.parts and place.stage == "forward"]
+        first = found[parted[0]] if len(parted) > 1 else None
+        if first is None or first.site.port != "output" or not first.site.path or not math.isfinite(first.relative):
+            break
+        held = [events[0][first.key].main, events[1][first.other_key].main]
+        if held[0] is None or held[1] is None or held[0][1].shape != held[1][1].shape or not _matters(first, *events):
+            break
+        off = (as_numbers(held[0][1]) - as_numbers(held[1][1])).abs()
+        factor = torch.where(off > _MUCH_NEARER * off.max(), 1 + _DISTURBED, 1.0)
+        behind = (each for each in found[parted[0] + 1 : parted[-1]] if _is_agreed(each) and each.site.port == "input")
+        near = [each for each in behind if each.relative <= _MUCH_NEARER * first.relative]
+        met = next((each for each in near if _is_made_of(each, first, found[: parted[0]], events[0], a)), None)
+        if met is None or not depends(first, met, factor):
+            break
+        for at, place in enumerate(found):
+            if at == parted[0] or (place.parts and place.stage != "forward" and place.site.layer == first.site.path):
+                found[at] = replace(place, parts=False, remark=f"{DIFFERS_INSIDE}{met.site}")
+    return found
+
+
+def _is_made_of(place: Place, first: Place, before: list[Place], events: Mapping[Key, Kept], side: Side) -> bool:
+    """Return whether code behind *first* may have made the tensor at *place* of it: in one call, and none that was there before."""
+    main = events[place.key].main
+    is_new = main is not None and not any(_is_same(events[each.key], main[1]) for each in before if each.stage == "forward")
+    return is_new and first.key in frame_of(place.key, side.forward).before
+
+
+_MOST_MADE_UP, _DISTURBED = 16, 0.25
+"""So many places, the first ones that part, may be made up for; by how much their entries are moved, to see what follows them."""
 
 
 def _is_nonzero(kept: Kept) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -118,6 +119,25 @@ def typed(kind: torch.dtype) -> Change:
 
         trial.model = trial.model.to(kind)
         trial.args, trial.kwargs = remap(trial.args, cast), remap(trial.kwargs, cast)
+
+    return Change((put,))
+
+
+def disturbed(side: Side, name: str, call: int, factor: Tensor) -> Change:
+    """Return the change that the first floating-point tensor which the module *name* returns in one *call* is multiplied."""
+    real, calls = side.real(name), itertools.count()
+
+    def put(trial: Trial) -> None:
+        def hook(module: nn.Module, args: Any, output: Any) -> Any:
+            left = [factor] * (next(calls) == call)
+
+            def times(tensor: Tensor) -> Tensor:
+                is_it = left and tensor.is_floating_point() and tensor.shape == left[0].shape
+                return tensor * left.pop().to(tensor.device, tensor.dtype) if is_it else tensor
+
+            return remap(output, times)
+
+        module_in(trial.model, real).register_forward_hook(hook)
 
     return Change((put,))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -12,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from sonde.checked import checked
-from sonde.diagnosis.compare.aligned import NOT_COMPARED, Place, compared, frame_of
+from sonde.diagnosis.compare.aligned import NOT_COMPARED, Place, compared, frame_of, without_made_up
 from sonde.diagnosis.compare.causes import causes_of, differing_parameters, not_called, setting_differences, words_of_setting
+from sonde.diagnosis.compare.changes import disturbed
 from sonde.diagnosis.compare.comparison import Comparison, first_parted
 from sonde.diagnosis.compare.copies import Copies
 from sonde.diagnosis.compare.formulas import where_it_differs
@@ -24,11 +26,11 @@ from sonde.diagnosis.compare.portions import Joined, joined_projections
 from sonde.diagnosis.compare.proposal import few_in_common, proposed_match
 from sonde.diagnosis.compare.recorded_runs import compare_recorded, is_recorded
 from sonde.diagnosis.compare.scene import Scene
-from sonde.diagnosis.compare.sides import Side, of_stashes, of_store, without_partner
+from sonde.diagnosis.compare.sides import Kept, Side, of_stashes, of_store, without_partner
 from sonde.diagnosis.compare.undoing import Explained, left_out
 from sonde.diagnosis.compare.weights import matched
 from sonde.diagnosis.compare.written_out import count_joined
-from sonde.diagnosis.distance import readable
+from sonde.diagnosis.distance import as_numbers, distance, readable
 from sonde.engine import check_loss_fn, check_numbers, remap
 from sonde.errors import ArgumentError
 from sonde.keep import Tracker
@@ -286,7 +288,7 @@ def _compared(a: Side, b: Side, match: Mapping[str, str] | None, noise: float | 
         names.add_parameters(_parameters(a, b, names))
     _liken(a, b, names)
     notes += [note for side in (a, b) if side.ranks and (note := settle_gradients(side))]
-    places = compared(a, b, names, noise)
+    places = _places(a, b, names, noise, failed)
     _check_common(a, b, names, places)
     apart = [place for place in places if place.remark.startswith(NOT_COMPARED)]
     if apart:
@@ -327,6 +329,32 @@ def _compared(a: Side, b: Side, match: Mapping[str, str] | None, noise: float | 
         tuple(notes),
         tuple(_error(side) for side in (a, b) if side.error is not None),
     )
+
+
+def _places(a: Side, b: Side, names: Names, noise: float | None, failed: list[Finding]) -> list[Place]:
+    """Return the places that both sides have; of live ones without those that the code behind makes up for."""
+    places = compared(a, b, names, noise)
+    with left_out("differences that are made up for", failed, _MATCHING):
+        if a.model is not None and b.model is not None and a.again is not None:
+            return without_made_up(places, a, b, functools.partial(_depends, a))
+    return places
+
+
+def _depends(side: Side, first: Place, met: Place, factor: Tensor) -> bool:
+    """Return whether the tensor at *met* moves where entries of that at *first* are multiplied by *factor*."""
+    known, moved = next(kept for kept in side.kept if kept.key == met.key).main, list[float]()
+
+    def take(kept: Kept) -> None:
+        if kept.key == met.key and kept.main is not None and known is not None and kept.main[1].shape == known[1].shape:
+            moved.append(distance(as_numbers(known[1]), as_numbers(kept.main[1])).relative)
+
+    change = disturbed(side, first.site.path, first.call, factor)
+    is_run = first.site.path not in side.portions and side.again is not None and side.again(change, False, take)
+    return is_run and bool(moved) and moved[0] > max(_LEAST_MOVED, met.floor)
+
+
+_LEAST_MOVED = 1e-3
+"""Relative distance by which a tensor moves that is made of one that is moved by a quarter of its entries."""
 
 
 def _not_compared(a: Side, b: Side) -> Iterator[str]:
