@@ -227,3 +227,45 @@ def test_rows_in_another_order_are_no_cause_of_what_differs_behind_what_makes_up
     assert found.culprit is not None
     assert found.cause is not None
     assert (str(found.culprit.site), found.cause.rule) == ("one:output", "weight_permuted")
+
+
+class Lists(nn.Module):
+    """Gated convolutions, in a list of values and one of gates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values = nn.ModuleList(nn.Conv1d(4, 4, 3, padding=1) for _ in range(2))
+        self.gates = nn.ModuleList(nn.Conv1d(4, 4, 3, padding=1) for _ in range(2))
+        self.out = nn.Conv1d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for value, gate in zip(self.values, self.gates, strict=True):
+            x = x + value(x).tanh() * gate(x).sigmoid()
+        return self.out(x)
+
+
+class Fused(nn.Module):
+    """The same with one convolution for both, in a module for each step, the second of which may be given other gaps."""
+
+    def __init__(self, of: Lists, gap: int) -> None:
+        super().__init__()
+        self.steps = nn.ModuleList(nn.ModuleDict({"both": nn.Conv1d(4, 8, 3, padding=at, dilation=at)}) for at in (1, gap))
+        for step, value, gate in zip(self.steps, of.values, of.gates, strict=True):
+            step["both"].weight.data = torch.cat((value.weight, gate.weight)).detach()
+            step["both"].bias.data = torch.cat((value.bias, gate.bias)).detach()
+        self.last = of.out
+
+    def forward(self, x: Tensor) -> Tensor:
+        for step in self.steps:
+            value, gate = step["both"](x).chunk(2, 1)
+            x = x + value.tanh() * gate.sigmoid()
+        return self.last(x)
+
+
+def test_layers_of_two_lists_are_parts_of_one_that_holds_the_same_numbers() -> None:
+    one, x = Lists(), torch.randn(2, 4, 9)
+    assert sonde.compare(one, Fused(one, 1), x).ok
+    found = sonde.compare(one, Fused(one, 2), x)
+    assert found.culprit is not None
+    assert str(found.culprit.site) == "values.1:output"
+    assert {cause.message.partition(" is ")[0] for cause in found.causes} == {"dilation", "padding"}

@@ -300,8 +300,8 @@ def _form(given: Given, tolerance: float) -> Form | None:
     """Return the form of attention that comes nearest to the result; None if none comes near."""
     best, nearest = None, 4 * tolerance
     length = len(given.q)
-    if len(given.result) != length:
-        return None  # a result for each query
+    if len(given.result) != length or len(given.k) != length or len(given.v) != length:
+        return None  # a result for each query, and as many keys
     rows = torch.linspace(0, length - 1, min(length, _MOST_QUERIES), device="cpu").round().long().unique()
     wanted = given.result[rows]
     for form, made in _forms(given, rows):

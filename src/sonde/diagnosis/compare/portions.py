@@ -105,8 +105,20 @@ def _score(of_a: list[_Projection], of_b: list[_Projection]) -> float:
     both = (*of_a, *of_b)
     alike = len({each.inner for each in both}) == 1 and sum(each.outer for each in of_a) == sum(each.outer for each in of_b)
     one_layer = len({each.parent for each in of_a}) == len({each.parent for each in of_b}) == 1
-    alike = alike and one_layer and all(map(_is_one_input, (of_a, of_b)))
+    alike = alike and all(map(_is_one_input, (of_a, of_b))) and (one_layer or (len(both) > 2 and _hold_the_same(of_a, of_b)))
     return len(both) * (1.5 if _is_one_input(both) else 1.0) + 0.1 * (len(both) == 2) if alike else -math.inf
+
+
+def _hold_the_same(of_a: list[_Projection], of_b: list[_Projection]) -> bool:
+    """Return whether the weights of both have one norm in all, as those of lists of layers have that stand in several places."""
+    held = [[None if each.weight is None or each.weight.is_meta else each.weight for each in group] for group in (of_a, of_b)]
+    if any(weight is None for group in held for weight in group):
+        return False
+    sums = [sum(float(as_numbers(weight).square().sum()) for weight in group if weight is not None) for group in held]
+    return abs(sums[0] - sums[1]) <= _ONE_NORM * max(sums)
+
+
+_ONE_NORM = 1e-6
 
 
 def _is_one_input(group: Sequence[_Projection]) -> bool:
