@@ -269,3 +269,30 @@ def test_layers_of_two_lists_are_parts_of_one_that_holds_the_same_numbers() -> N
     assert found.culprit is not None
     assert str(found.culprit.site) == "values.1:output"
     assert {cause.message.partition(" is ")[0] for cause in found.causes} == {"dilation", "padding"}
+
+
+class Gated(nn.Module):
+    """A gate and a value of what one norm makes, which is called once, or once for each."""
+
+    def __init__(self, *, is_twice: bool, factor: float = 1.0) -> None:
+        super().__init__()
+        self.norm, self.gate, self.up, self.down = nn.LayerNorm(6), nn.Linear(6, 8), nn.Linear(6, 8), nn.Linear(8, 6)
+        self.is_twice, self.factor = is_twice, factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.norm(x)
+        again = self.norm(x) if self.is_twice else made
+        return x + self.down(self.gate(made).sigmoid() * self.up(self.factor * again + (1 - self.factor) * again.detach()))
+
+
+@pytest.mark.parametrize("is_twice", [False, True])
+def test_gradients_of_calls_on_one_tensor_are_parts_of_one(is_twice: bool) -> None:
+    made = []
+    for twice, factor in ((is_twice, 1.0), (not is_twice, 1.0), (not is_twice, 0.5)):
+        torch.manual_seed(0)
+        made.append(Gated(is_twice=twice, factor=factor))
+    x = torch.randn(3, 6)
+    assert sonde.compare(made[0], made[1], x).ok
+    found = sonde.compare(made[0], made[2], x)
+    assert found.culprit is not None
+    assert (found.culprit.stage, str(found.culprit.site)) == ("backward", "norm:grad_output")

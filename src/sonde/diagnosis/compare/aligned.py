@@ -168,7 +168,8 @@ def compared(a: Side, b: Side, names: Names, noise: float | None) -> list[Place]
     """Return the places that both sides have, in the order in which ``a`` executed them."""
     judge = Judge(a, b, noise)
     found: list[Place] = []
-    for stage, one, other in (("forward", a.forward, b.forward), ("backward", _in_order(a.backward), b.backward)):
+    gradients = _in_order(_of_one_call(a, b, names.pairs())), _of_one_call(b, a, [(other, name) for name, other in names.pairs()])
+    for stage, one, other in (("forward", a.forward, b.forward), ("backward", *gradients)):
         found += _of_stage(stage, one, {kept.key: kept for kept in other}, names, judge)  # type: ignore[arg-type]  # literals
         found = _with_folded(found, a, b, judge) if stage == "forward" else found
     found += _of_stage("update", a.update, {kept.key: kept for kept in b.update}, names, judge)
@@ -248,6 +249,32 @@ def _next_alone(side: Side) -> dict[Key, Kept]:
             if x.shape == y.shape and not x.is_meta and not x.is_nested and torch.equal(x, y):
                 found[one.key] = last
     return found
+
+
+def _of_one_call(side: Side, other: Side, pairs: Iterable[tuple[str, str]]) -> list[Kept]:
+    """Return the backward events of *side*; of a module that it calls several times on one tensor, and *other* once, their sum."""
+    outputs: list[dict[str, list[Kept]]] = [{}, {}]
+    for found, each in zip(outputs, (side, other), strict=True):
+        for kept in each.forward if each.backward else ():
+            if kept.site.port == "output":
+                found.setdefault(kept.site.path, []).append(kept)
+    often = {
+        name
+        for name, beside in pairs
+        if len(outputs[0].get(name, ())) > 1 == len(outputs[1].get(beside, ()))
+        and (main := outputs[0][name][0].main) is not None
+        and all(_is_same(kept, main[1]) for kept in outputs[0][name][1:])
+    }
+    calls: dict[str, list[Kept]] = {name: [] for name in often}
+    for kept in side.backward:
+        if kept.site.port == "grad_output" and kept.site.path in calls:
+            calls[kept.site.path].append(kept)
+    summed: dict[Site, dict[str, Tensor]] = {}
+    for name, made in calls.items():
+        if len(made) == len(outputs[0][name]) and len({(*kept.leaves,) for kept in made}) == 1:
+            rows = {leaf: [kept.leaves[leaf] for kept in made] for leaf in made[0].leaves}
+            summed[made[0].site] = {leaf: torch.stack(held).sum(0) for leaf, held in rows.items()}
+    return [replace(kept, leaves=summed[kept.site]) if kept.site in summed else kept for kept in side.backward]
 
 
 def _in_order(events: list[Kept]) -> list[Kept]:
