@@ -82,9 +82,19 @@ def told(findings: Iterable[Finding], gap: int = 1) -> list[Finding]:
         found.setdefault(near[0], []).append(replace(each, follows=names, advice=advice))
     chapters = [sorted(held, key=lambda each: (bool(each.follows), *_moment(each))) for held in found.values()]
     chapters.sort(
-        key=lambda held: (held[0].severity == "note", _is_symptom(held[0]), min(map(gravity, held))[:2], gravity(held[0]))
+        key=lambda held: (
+            held[0].severity == "note",
+            _is_symptom(held[0]),
+            not (held[0].severity == "bad" and held[0].begun < _AT_FIRST),
+            min(map(gravity, held))[:2],
+            gravity(held[0]),
+        )
     )
     return [each for held in chapters for each in held]
+
+
+_AT_FIRST = 20
+"""Steps within which what is surely wrong stands before what begins later, whatever comes of that."""
 
 
 def _is_symptom(each: Finding) -> bool:
