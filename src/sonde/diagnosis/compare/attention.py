@@ -129,7 +129,10 @@ def of_attention(scene: Scene) -> Iterator[Suspect]:
     is_turned = any(vars(module).get("batch_first") is False for side in (scene.a, scene.b) for module in side.modules().values())
     apart = scene.tensors[0] - scene.tensors[1]
     farthest = [int(apart.transpose(0, axis).flatten(1).norm(dim=1).argmax()) for axis in (0, 1)]
+    sizes = scene.tensors[0].shape[: 1 + is_turned]  # of what may be samples, in all of a triple
     for triple in _triples(scene):
+        if any(each.size(at) < size for held in triple for each in (held.a, held.b) for at, size in enumerate(sizes)):
+            continue  # as of windows, into which samples are cut behind
         given = [[_given(scene, triple, side, farthest[axis], axis) for axis in (0, 1)[: 1 + is_turned]] for side in (0, 1)]
         forms = [[_form(each, tolerance) for each in held] for held in given]
         for axis, beside in ((0, 0), (1, 1), (0, 1), (1, 0))[: 4 if is_turned else 1]:

@@ -53,8 +53,8 @@ def gradients(subject: Subject) -> Check:
         every = len(zero) == len(ran.gradients)
         is_dead = any(each.rule in ("dead", "all_zero") for layer in ran.layers for each in layer.findings)
         asleep = [] if every or is_dead else [name for name in zero if name not in subject.awake_later]
-        later = ", nor do they get one once others have moved" if asleep else ""
         told = asleep or zero
+        later = f", nor {'does it' if len(told) == 1 else 'do they'} get one once others have moved" if asleep else ""
         many = "one parameter" if len(told) == 1 else f"{len(told)} parameters"
         words = f"the gradient of {many} is zero throughout{later}: {names_text(told)}"
         behind = "look for what has no slope behind the last layer: an argmax, a rounding, a comparison, a factor of 0"
