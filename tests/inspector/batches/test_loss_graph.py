@@ -232,7 +232,7 @@ LOSSES: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor], str, str]] = {
     ),
     "scores that end at 0 and 1": (
         2, lambda y, x: y[:, 0].sigmoid().mean() - y[:, 1].sigmoid().mean(), "target_beyond",
-        "all that the loss adds up are means of what a sigmoid has made: such scores end at 0 and 1, where no gradient is left",
+        "the loss is a difference of means of what a sigmoid has made: such scores end at 0 and 1, where no gradient is left",
     ),
     "an advantage that is trained": (
         4, lambda y, x: valued(y, x, x[:, 0] - y[:, 3]), "target_trained", VALUED,
@@ -355,6 +355,7 @@ SOUND: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor]]] = {
     "an entropy that is subtracted": (3, policy(0.1)),
     "a hinge of labels that are -1 and 1": (1, lambda y, x: (1 - y[:, 0] * x[:, 0].sign()).clamp(min=0).mean()),
     "pairs whose labels are -1 and 1": (3, lambda y, x: functional.cosine_embedding_loss(y, x[:, :3], x[:, 0].sign())),
+    "pairs in the wrong order": (1, lambda y, x: (y[1:, 0] - y[:-1, 0]).sigmoid().mean()),
     "gates that are to be few": (
         2, lambda y, x: (y[:, 0] - x[:, 0]).square().mean() + 0.01 * y[:, 1].sigmoid().mean()
     ),

@@ -146,7 +146,7 @@ _PLAIN: dict[str, tuple[str, tuple[float, ...], str, str]] = {
     "scores": (
         "target_beyond",
         _BEYOND_ALL,
-        "all that the loss adds up are means of what a sigmoid has made: such scores end at 0 and 1, where no gradient is left",
+        "the loss is a difference of means of what a sigmoid has made: such scores end at 0 and 1, where no gradient is left",
         "leave the sigmoid out (the scores of a Wasserstein critic have no ends), or take binary_cross_entropy_with_logits",
     ),
     "volume": (
@@ -334,7 +334,7 @@ class LossGraph:
             found, advice = judge("begins_large", numbers[0], numbers[1], math.inf), _FAR_SCORES
             message = f"the first loss is {short(numbers[0])}, and a guess has {short(numbers[1])}: its scores begin far too large"
             found = found and replace(found, quantity="output")
-        elif len(numbers) < _LOOKS:
+        elif len(numbers) < _LOOKS - (kind == "scores"):  # of which one is the generator's
             return None
         elif kind in (_DISTANCE, _ENTROPY) and (min(numbers) > 0 if self.climbs else max(numbers) < 0 and kind == _DISTANCE):
             found, advice = judge("loss_unbounded", *[math.nan] * 4, is_maximised=True), _DESCEND if self.climbs else None
@@ -783,8 +783,9 @@ def _of_terms(loss: Tensor) -> Iterator[Read]:
         if masks:
             is_mask = torch.stack([((each == 0) | (each == 1)).all() for each in masks]).all()
             yield "overlapped", is_mask & (weight > 0).to(is_mask.device), 0
-    if terms and all(graph_nodes.operation_of(node) == "Sigmoid" for node, _ in terms):
-        yield "scores", torch.ones((), device=loss.device), 0
+    if len(terms) > 1 and all(graph_nodes.operation_of(node) == "Sigmoid" for node, _ in terms):
+        signs = torch.stack([weight.to(loss.device).sign() for _, weight in terms])
+        yield "scores", (signs.min() < 0) & (signs.max() > 0), 0  # one alone may be a share of pairs in the wrong order
     if ways := list(graph_nodes.scales_alike(loss.grad_fn, _OF_LOSS)):
         yield "volume", torch.stack([each.to(loss.device) for each in ways]).min(), 0
     weights = [weight.to(loss.device) for node, weight in terms if graph_nodes.is_entropy(node)]
