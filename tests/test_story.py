@@ -210,3 +210,10 @@ def test_gradients_that_vanish_from_the_beginning_are_the_root_of_outputs_that_c
     early, late = (Finding("gradient_vanishing", "gradients vanish", "0.weight:grad", step=20, first_step=at) for at in (2, 15))
     assert told([alike, early])[0] == early
     assert told([alike, late])[0] == alike
+
+
+@pytest.mark.parametrize(("severity", "first"), [("bad", "no_training_forward"), ("warn", "update_huge")])
+def test_what_is_surely_wrong_from_the_first_step_on_stands_before_what_begins_later(severity: Any, first: str) -> None:
+    setup = Finding("no_training_forward", "no step in training mode", step=124, first_step=0, severity=severity)
+    grown = [found("update_huge", 108, last_step=109), found("nonfinite", 110, bad=True, site="0:output")]
+    assert next(iter(told([setup, *grown]))).rule == first
