@@ -231,8 +231,9 @@ _MOST_MET = 8
 
 def _is_same(kept: Kept, tensor: Tensor) -> bool:
     held = None if kept.main is None else kept.main[1]
-    is_like = held is not None and held.shape == tensor.shape and held.dtype == tensor.dtype
-    return held is not None and is_like and not held.is_meta and not held.is_nested and torch.equal(held, tensor)
+    if held is None or held.is_nested or tensor.is_nested or held.is_meta or tensor.is_meta:
+        return False
+    return held.shape == tensor.shape and held.dtype == tensor.dtype and torch.equal(held, tensor)
 
 
 def _is_agreed(place: Place) -> bool:

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 
 Node: TypeAlias = Any
 """A node of autograd's graph, which keeps its place behind a backward pass."""
@@ -137,7 +136,7 @@ def layers_in_a_row(nodes: Sequence[Node], model: nn.Module) -> int:
     Products with a tensor without a graph are those of dropouts, as many as the *model* has: others may mask what they take.
     """
     others = [each for each in nodes if operation_of(each) not in LINEAR]
-    dropouts = sum(isinstance(each, _DropoutNd) and each.training for each in model.modules())
+    dropouts = sum("Dropout" in type(each).__name__ and each.training for each in model.modules())
     if len(others) > dropouts or any(constant_factor_of(each) is None for each in others):
         return 0
     depths: dict[Node, int] = {}
