@@ -175,7 +175,8 @@ def test_inputs_that_are_not_scaled_are_named_at_the_first_layer(begins: tuple[n
     factor = torch.full((8,), 1e4) if scale == "all features" else torch.tensor([1.0] * 7 + [1e6])
     model = nn.Sequential(*begins, *mlp())
     one = found(model, Adam(model.parameters()), classes(model, lambda step, x: x * factor + 5 * factor))["input_large"]
-    assert (one.site, one.first_step) == (f"{len(begins)}:output", 0)
+    port = "output" if scale == "all features" else "input"  # whose columns are looked at, where they are unlike
+    assert (one.site, one.first_step) == (f"{len(begins)}:{port}", 0)
     size = float((torch.randn(10_000, 8) * factor + 5 * factor).square().mean().sqrt())
     assert 0.3 < one.value / size < 3  # as random weights tell it
 

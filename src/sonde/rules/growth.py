@@ -264,7 +264,7 @@ def weight_shrinking(size: float, before: float, *, factor: float = WEIGHT_GROWT
     f"outputs are off their targets by {TARGET_LARGE:g} x their size, or 1, at the first step, as loss and gradient say of "
     "a squared or absolute error (as a sum of squares would say, where no gradient is recorded; by "
     f"{SUMMED_OFF:g} x, where most of the loss is something else), and another finding shows harm, or the loss "
-    "has not fallen by a fifth in 200 steps; or they are still off by 0.6 of that after 50 steps, or the gradient is "
+    "has not fallen by a fifth in 200 steps; or they are still off by 0.6 of that after 100 steps, or the gradient is "
     "100 x that at another output; or errors of 30 make 1,000 x as much of the loss as a cross-entropy in it, in three passes",
     "a squared error of any weight is half of the product of its gradient and what it is off by, summed over the elements; "
     "Karpathy, A recipe for training neural networks, 2019: init well; the factor is our own",

@@ -98,6 +98,8 @@ _UNCLIPPED = (
     "look at what divides gradients between backward() and step()"
 )
 _AT_FIRST = 30.0  # times the first losses, up to which the very first one may be that of a network that knows nothing
+_FAR_ABOVE = 4.0  # times what logarithms of a loss scatter, by which its very first value is far above the next
+_FAR_DOWN = 0.6  # of its very first value, to which a loss comes that has learnt in its first steps
 _NOISE = 3.0  # times what values of a loss scatter around those next to them, its first ones do at most
 _SURE = 4.0  # times what two thirds are apart by chance, from which on a reward has risen
 _COIN = math.log(2)  # the cross-entropy of a guess of two classes
@@ -413,9 +415,8 @@ class _Scalar:
         lowest, chance = loss.lowest if loss.least >= 0 else loss.least, self.chance_of_model()
         known = loss.scatter(), chance, loss.first_scatter, steps
         more = (loss.rested, loss.lately, loss.early) if loss.count >= _MANY_MEDIANS else ()
-        first = (
-            max(loss.first, loss.begun) if loss.begun <= _AT_FIRST * loss.first else loss.first
-        )  # it may fall within a few steps
+        falls_at_once = math.exp(_FAR_ABOVE * loss.scatter()) * loss.first <= loss.begun <= _AT_FIRST * loss.first
+        first = loss.begun if falls_at_once and loss.first > 0 else loss.first
         return self.chosen.judge("loss_rising", loss.smooth, first, lowest, *known, *more)
 
     def risen_at_end(self) -> Finding | None:
@@ -438,7 +439,9 @@ class _Scalar:
         """Return the finding about a *loss* that has not fallen so far; of a slow one *at_end* alone, when no values come."""
         is_long = at_end or loss.steps[1] - loss.steps[0] >= STUCK_LONG
         thirds = loss.thirds() if is_long else None
-        around = min(loss.first_scatter, _NOISE * loss.scatter() * loss.first)  # first values that fall fast scatter by that
+        around = loss.first_scatter
+        if loss.smooth <= _FAR_DOWN * loss.begun:  # first values that fall far and fast scatter by that
+            around = min(around, _NOISE * loss.scatter() * loss.first)
         rest = self.chance_of_model(), loss.first - 2 * around, loss.lowest, float(loss.count)
         found = None if thirds is None else self.chosen.judge("loss_stuck", *thirds, *rest)
         if found is None:

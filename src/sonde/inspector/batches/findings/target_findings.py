@@ -59,7 +59,7 @@ _RATES = (
     "bring the learning rates nearer to each other (that of a discriminator is one to five times that of its generator as a rule), "
     "or step the generator more often"
 )
-_COME_NEARER, _STILL_OFF = 50, 0.6  # steps, and of the first error what is left behind them where outputs still go for the size
+_STILL_OFF = 0.6  # of the first error, what is left behind these where outputs still go for the size of their targets
 
 
 class TargetFindings(PassFindings):
@@ -135,7 +135,7 @@ class TargetFindings(PassFindings):
             errors = self._so_far("error", at, value=None if look.number else numbers.get(f"error {at}"))
             sizes = self._so_far("size", at, value=None if look.number else numbers.get(f"size {at}" if at else "size"))
             firsts, lasts = (statistics.median(each) if each else math.nan for each in (errors[:LAST], errors[-LAST:]))
-            if sizes and look.step >= _COME_NEARER and lasts >= _STILL_OFF * firsts:
+            if sizes and look.step >= _TRIED and lasts >= _STILL_OFF * firsts:
                 found.append(self._chosen.judge("target_large", errors[0] ** 2, sizes[0], 1.0))
             classed = self._so_far("classed", at, value=numbers.get(f"classed {at}"))
             found.append(self._chosen.judge("class_regressed", float(len(classed)), float(all(classed))))
