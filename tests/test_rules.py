@@ -774,3 +774,25 @@ def test_a_loss_that_comes_down_from_its_peak_does_not_rise() -> None:
     assert "loss_rising" not in of_losses([*up, *[1 + 1.8 * math.exp(-step / 60) for step in range(150)]])
     assert "loss_rising" in of_losses([*up, *[max(1.7, 2.8 - step / 40) for step in range(150)]])
     assert "loss_rising" in of_losses([*up, *[2.8] * 100])
+
+
+@pytest.mark.parametrize(("first", "is_told"), [(2.0, False), (0.1, True)])
+def test_a_loss_that_rises_to_less_than_its_far_higher_first_value_does_not_rise(first: float, is_told: bool) -> None:
+    """As where values are learnt from their own estimates, which grow."""
+    scalars = rules.ScalarFindings(rules.Chosen())
+    for step in range(300):
+        value = first if not step else 0.1 * 0.98**step if step < 60 else min(0.9, 0.03 * 1.02 ** (step - 60))
+        scalars.add("loss", value, 0, step)
+    assert any(each.rule == "loss_rising" for each in scalars.findings(at_end=True)) is is_told
+
+
+@pytest.mark.parametrize(("begun", "is_told"), [(1.0, False), (0.5, True)])
+def test_a_loss_that_falls_in_its_first_steps_alone_is_not_stuck(begun: float, is_told: bool) -> None:
+    """As of a linear model that is given all samples in each step."""
+    scalars = rules.ScalarFindings(rules.Chosen())
+    for step in range(400):
+        scalars.add("param_norm", 1.0, 0, step)
+        scalars.add("update_norm", 0.01, 0, step)
+        scalars.add("lr", 0.1, 0, step)
+        scalars.add("loss", 0.47 + (begun - 0.47) * 0.5**step, 0, step)
+    assert any(each.rule == "loss_stuck" for each in scalars.findings(at_end=True)) is is_told
