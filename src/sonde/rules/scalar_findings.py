@@ -415,8 +415,9 @@ class _Scalar:
         lowest, chance = loss.lowest if loss.least >= 0 else loss.least, self.chance_of_model()
         known = loss.scatter(), chance, loss.first_scatter, steps
         more = (loss.rested, loss.lately, loss.early) if loss.count >= _MANY_MEDIANS else ()
-        falls_at_once = math.exp(_FAR_ABOVE * loss.scatter()) * loss.first <= loss.begun <= _AT_FIRST * loss.first
-        first = loss.begun if falls_at_once and loss.first > 0 else loss.first
+        is_above = 0 < loss.first <= loss.begun <= _AT_FIRST * loss.first
+        falls_at_once = is_above and math.log(loss.begun / loss.first) >= _FAR_ABOVE * loss.scatter()
+        first = loss.begun if falls_at_once else loss.first
         return self.chosen.judge("loss_rising", loss.smooth, first, lowest, *known, *more)
 
     def risen_at_end(self) -> Finding | None:

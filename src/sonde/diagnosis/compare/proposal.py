@@ -154,11 +154,14 @@ def _scores(one: list[_Layer], other: list[_Layer], are_equal: Callable[[_Layer,
     scores = np.zeros((len(one), len(other)))
     for i, here in enumerate(one):
         for j, there in enumerate(other):
-            is_like = here.elements == there.elements or are_equal(here, there)  # a stride or a padding may be another
-            if is_like and _hold_alike(here, there):
-                scores[i, j] = _score(here, there)
-    scores[scores < _LEAST] = 0.0
+            scores[i, j] = _score_of_two(here, there, are_equal=here.elements == there.elements or are_equal(here, there))
     return scores
+
+
+def _score_of_two(here: _Layer, there: _Layer, *, are_equal: bool) -> float:
+    """Return how well two layers match, whose outputs have as many elements, or whose weights *are_equal*; 0 of strangers."""
+    score = _score(here, there) if are_equal and _hold_alike(here, there) else 0.0  # a stride or a padding may be another
+    return score if score >= _LEAST else 0.0
 
 
 def _score(here: _Layer, there: _Layer) -> float:
@@ -246,13 +249,12 @@ def _without_strangers(
     for pattern, beside in match.items():
         names = Names({pattern: beside}, [layer.name for layer in one], layers)
         strangers = [(layer, made) for layer in one if layer.name not in known and (made := names.by_pattern(layer.name))]
-        if all(made not in taken and _scores([layer], [layers[made]], _are_others).any() for layer, made in strangers):
+        if all(
+            made not in taken and _score_of_two(layer, layers[made], are_equal=layer.elements == layers[made].elements)
+            for layer, made in strangers
+        ):
             kept[pattern] = beside
     return kept
-
-
-def _are_others(here: _Layer, there: _Layer) -> bool:
-    return False
 
 
 def _starred(name: str, beside: str) -> tuple[str, str]:

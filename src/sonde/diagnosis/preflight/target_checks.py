@@ -305,9 +305,9 @@ def _is_copy(subject: Subject, call: LossCall) -> bool:
     if inputs.shape[1] < 3 or not _is_same(call, inputs):
         return False
     far = _reaches_back(subject, inputs)
-    own = (
-        None if far is None or far[0] > far[1] else _reaches_back(subject, inputs, ahead=1)
-    )  # an output may see earlier ones alone
+    if far is None or far[0] > far[1]:
+        return False
+    own = _reaches_back(subject, inputs, ahead=1)  # an output may see earlier ones alone
     return own is not None and own[0] > own[1]
 
 

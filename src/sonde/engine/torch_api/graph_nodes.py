@@ -136,8 +136,9 @@ def layers_in_a_row(nodes: Sequence[Node], model: nn.Module) -> int:
     Products with a tensor without a graph are those of dropouts, as many as the *model* has: others may mask what they take.
     """
     others = [each for each in nodes if operation_of(each) not in LINEAR]
-    dropouts = sum("Dropout" in type(each).__name__ and each.training for each in model.modules())
-    if len(others) > dropouts or any(constant_factor_of(each) is None for each in others):
+    if any(constant_factor_of(each) is None for each in others) or (
+        others and len(others) > sum("Dropout" in type(each).__name__ and each.training for each in model.modules())
+    ):
         return 0
     depths: dict[Node, int] = {}
     waiting = [nodes[0]]

@@ -87,6 +87,7 @@ _UNMASKED = (
 )
 _SCALED = ("LogSoftmax", "Div", "Mul", "Neg", *_VIEWS)  # what is done to similarities
 _AS_MANY = 3.0  # labels of one class, as a multiple of an equal share
+_OF_PICKS = 12  # operations between a product and what picks the log-probabilities of choices
 _OF_SUMS = 12  # operations between a division and the sums that it divides
 _LEFT_OUT = 0.3  # of labels
 _SMOOTHED = 0.8  # of a target, what a label smoothing takes
@@ -641,7 +642,7 @@ def _trains_advantage(product: Node) -> bool:
     if graph_nodes.operation_of(product) != "Mul" or len(sides) != 2 or graph_nodes.shape_of(product) == ():
         return False
     for likely, other in (sides, sides[::-1]):
-        picks = [each for each in graph_nodes.nodes_before(likely, _OF_SUMS) if graph_nodes.operation_of(each) in _CHOOSES]
+        picks = [each for each in graph_nodes.nodes_before(likely, _OF_PICKS) if graph_nodes.operation_of(each) in _CHOOSES]
         soft = {graph_nodes.behind(graph_nodes.sources_of(each)[0], graph_nodes.KEEPS) for each in picks}
         logits = {one for each in soft for one in graph_nodes.sources_of(each)}
         held = [*graph_nodes.nodes_before(other, _OF_LOSS)]

@@ -92,7 +92,8 @@ class GradientFindings(PassFindings):
         gone = [at for at in range(1, len(look.outputs)) if look.step >= _LATE and _is_gone(self._so_far("fading", at))]
         found = self._chosen.judge("penalty_alone", 0.0, 0.0, at_most=0.0) if len(gone) > 1 else None
         if found is not None:
-            names, sizes = ([look.outputs[at].strip(".[]") for at in gone], [short(numbers[f"size {at}"]) for at in gone])
+            names = [look.outputs[at].strip(".[]") for at in gone]
+            sizes = [short(self._so_far("fading", at)[-1][0]) for at in gone]  # this pass may have brought no gradient to one
             message = f"outputs {' and '.join(names)} have come to 0 (of size {', '.join(sizes)}), {_COLLAPSED}"
             yield replace(found, message=message, site=f"{self._part}:output{look.outputs[gone[0]]}")
 
