@@ -193,6 +193,27 @@ def test_gradients_that_one_of_two_optimizers_clears_are_meant() -> None:
     assert not [each for each in inspector.findings if each.rule == "gradient_cleared"]
 
 
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("when", ["behind the step", "in front of it", "behind the step, to zeros"])
+def test_gradients_that_are_clipped_behind_the_step_are_told(when: str, every: int) -> None:
+    model = net()
+    optimizer = SGD(model.parameters(), lr=1e-2)
+    with watch(model, optimizer, every=every, to="memory", verbose=False) as inspector:
+        for _ in range(9 * every):
+            optimizer.zero_grad(set_to_none=not when.endswith("zeros"))
+            model(torch.randn(16, 4)).square().mean().backward()
+            if when == "in front of it":
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            if when == "behind the step":
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    told = [each for each in inspector.findings if each.rule == "gradient_kept"]
+    assert [(each.site, each.severity, each.first_step) for each in told] == [("2.bias:grad", "warn", 0)] * (
+        when == "behind the step"
+    )
+    assert all("clipping there does nothing" in each.message for each in told)
+
+
 def test_a_rule_that_is_off_watches_nothing() -> None:
     model = net()
     optimizer = SGD(model.parameters(), lr=1e-3)

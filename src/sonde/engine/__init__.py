@@ -50,6 +50,7 @@ from sonde.engine.selection import check_model as check_model
 from sonde.engine.selection import condition_of as condition_of
 from sonde.engine.selection import members as members
 from sonde.engine.selection import parameters as parameters
+from sonde.engine.selection import repeated_layers as repeated_layers
 from sonde.engine.selection import select as select
 from sonde.engine.selection import tell_of_globs as tell_of_globs
 from sonde.engine.torch_api.modules import BatchNorm as BatchNorm

@@ -53,6 +53,18 @@ def parameters(model: nn.Module) -> list[Owned]:
     return inventory_of(model).owned
 
 
+def repeated_layers(model: nn.Module) -> list[list[str]]:
+    """Return the names of each layer with parameters that one ``Sequential`` or ``ModuleList`` holds at several places."""
+    known = {name: module for name, module, _ in members(model)}
+    found = []
+    for name, module, aliases in members(model):
+        of = name.rpartition(".")[0]
+        names = [name, *(each for each in aliases if each.rpartition(".")[0] == of)]
+        is_listed = bool(name) and isinstance(known.get(of), nn.Sequential | nn.ModuleList)
+        found += [names] if is_listed and len(names) > 1 and next(module.parameters(), None) is not None else []
+    return found
+
+
 _NO_ALIASES: Mapping[str, tuple[str, ...]] = {}
 
 Condition: TypeAlias = Callable[[str, Any], bool]

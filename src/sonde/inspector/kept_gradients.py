@@ -1,4 +1,4 @@
-"""Notice when gradients are cleared: those of the step before never, or those of each backward pass before the next of its step."""
+"""Notice when gradients are cleared, never or between the passes of a step, and when they are changed behind the step."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from sonde.stats import HostCopy
 _ONCE = "call optimizer.zero_grad() once before the passes of a step, not before each of them"
 _MIXED = "a pass whose gradients another optimizer steps leaves some here, too, and the own pass adds to them"
 _BEHIND = "clear these gradients right before the backward pass of their own loss: optimizer.zero_grad() is missing, or too early"
+_LATE = "it is changed after the step that has used it, and then cleared: clipping there does nothing"
+_BEFORE = "clip behind backward() and in front of optimizer.step(): clip_grad_norm_ changes the gradients that the next step takes"
 _MOST = 8  # logged steps
 _SAME = 0.999  # cosine of the gradient of the last pass and of the step, however it was clipped
 
@@ -34,6 +36,7 @@ class _Watch:
         others: how many steps other optimizers have made, as the last pass of the model began; *left*: as the last gradient came
             that was not cleared since, -1 without one.
         is_mixed: a pass has added to the gradient of another one, behind one such step.
+        late: the largest of the gradient that the step has used, where it was written into behind it and then exchanged.
     """
 
     parameter: Tensor
@@ -46,6 +49,7 @@ class _Watch:
     others: int = 0
     left: int = -1
     is_mixed: bool = False
+    late: HostCopy | None = None
     handle: hooks.Handle | None = field(default=None, repr=False)
 
     def arrives(self, brought: Tensor) -> None:
@@ -62,6 +66,8 @@ class _Watch:
         self.left = self.others
         if gradient is None or gradient is not self.gradient:
             self.was_cleared = True
+            if self.passes == 1 and version_of(self.gradient) != self.version and _is_apart(self.gradient):
+                self.late = HostCopy.of([self.gradient.detach().abs().max()])
         elif not self.was_cleared:
             self.was_cleared = is_empty if is_on_host else version_of(gradient) != self.version
             self.version = version_of(gradient) + 1  # by the addition that follows
@@ -102,6 +108,7 @@ class KeptGradients:
         self._mixed = 0  # those of them that added to what a pass for another optimizer had left
         self._last: list[HostCopy] = []  # of steps with passes that were for nothing: see stepped_by_last()
         self._passes = 0  # of such passes, the fewest before one step
+        self._late: list[HostCopy] = []  # of steps: see _Watch.late
         self._found: tuple[Finding, ...] = ()
         self.looks = chosen.is_on("gradient_kept") or chosen.is_on("gradient_cleared")
         self.is_alone = True
@@ -134,10 +141,12 @@ class KeptGradients:
         elif watch.end() or watch.is_mixed:
             self._kept += 1
             self._mixed += watch.is_mixed
+        elif watch.late is not None:
+            self._late.append(watch.late)
         elif self.is_alone and (last := watch.stepped_by_last()) is not None:
             self._passes = watch.wasted if not self._last else min(self._passes, watch.wasted)
             self._last.append(last)
-        if watch is not None and max(self._kept, len(self._last)) < self._looks:
+        if watch is not None and max(self._kept, len(self._last), len(self._late)) < self._looks:
             self.end()
             return
         self._looks += 1
@@ -158,6 +167,9 @@ class KeptGradients:
 
     def _judged(self) -> Finding | None:
         """Return what is found of the looks so far."""
+        late = self._chosen.judge("gradient_kept", float(len(self._late)))
+        if late is not None and all(float(each) > 0 for copy in self._late for each in copy.unpack()):
+            return replace(late, message=_LATE, advice=_BEFORE, severity="warn")
         cleared = self._chosen.judge("gradient_cleared", float(len(self._last)))
         if cleared is None or not self.is_alone:
             found = self._chosen.judge("gradient_kept", float(self._kept))
@@ -179,6 +191,11 @@ class KeptGradients:
     def found(self) -> tuple[Finding, ...]:
         """Return the finding, if there is one so far."""
         return self._found
+
+
+def _is_apart(gradient: Tensor) -> bool:
+    """Return whether a gradient is no part of a buffer, whose other parts raise its version, too."""
+    return gradient.untyped_storage().nbytes() == gradient.nbytes
 
 
 def _may_be_watched(parameter: Tensor) -> bool:

@@ -194,7 +194,8 @@ def unmoved(steps: float, *, least: float = UNMOVED) -> Judged:
 
 @entry(
     f"the gradients of the step before are there as the next backward pass adds to them, or those that a pass has left which "
-    f"another optimizer has stepped, in the first {UNMOVED} logged steps",
+    f"another optimizer has stepped, in the first {UNMOVED} logged steps; or in these they are written into behind the step that "
+    "has used them, and then dropped (warn)",
     "torch.optim.Optimizer.zero_grad: a backward pass adds to the gradients that there are",
     "call optimizer.zero_grad() in each step",
     needs=("rms:grad",),
@@ -367,19 +368,30 @@ def optimizer_renewed(steps: float, *, least: float = UNMOVED) -> Judged:
     yield f"each of {steps:.0f} logged steps was made by a new optimizer: its averages begin anew"
 
 
+EACH_LAYER = "make each layer of a list anew, as [Layer() for _ in range(n)]; leave it where weights are to be shared"
+"""What to do where a list holds one layer several times."""
+
+
 @entry(
-    f"two optimizers, of which one holds all parameters of the other and more, make {UNMOVED} logged steps in turns",
-    "torch.optim.Optimizer moves all parameters of its groups that have a gradient",
+    f"two optimizers, of which one holds all parameters of the other and more, make {UNMOVED} logged steps in turns; or a layer "
+    "stands at several places of one list",
+    "torch.optim.Optimizer moves all parameters of its groups that have a gradient; [layer] * n is a list of one layer",
     "give each optimizer the parameters of its own part: a step for one part moves the other against its own loss",
     needs=("rms:update",),
     least="least",
     about=("setup", "large"),
 )
-def held_twice(steps: float, *, least: float = UNMOVED) -> Judged:
-    """Judge how many logged *steps* were made behind one of an optimizer that holds more, or fewer, of the same parameters."""
-    yield steps >= least
+def held_twice(steps: float, *, least: float = UNMOVED, layer: str = "") -> Judged:
+    """Judge how many logged *steps* were made behind one of an optimizer that holds more, or fewer, of the same parameters.
+
+    *layer*: one that stands at so many places of a list, in words.
+    """
+    yield (steps >= least) | bool(layer)
     yield steps
-    yield "two optimizers step in turns, and one holds all parameters of the other"
+    if layer:
+        yield f"{layer} are one layer, at {steps:.0f} places of a list: they share their weights"
+    else:
+        yield "two optimizers step in turns, and one holds all parameters of the other"
 
 
 @entry(

@@ -162,6 +162,17 @@ def in_eval_mode() -> Case:
     return net(nn.Dropout(0.1)).eval(), x, classify(y), None
 
 
+def dropout_in_each_mode() -> Case:
+    x, y = data()
+    return Around(between=lambda h: nn.functional.dropout(h, 0.2)), x, classify(y), None
+
+
+def one_layer_in_a_list() -> Case:
+    x, y = data()
+    blocks = [nn.Sequential(nn.Linear(16, 16), nn.Tanh())] * 3
+    return nn.Sequential(nn.Linear(6, 16), *blocks, nn.Linear(16, 3)), x, classify(y), None
+
+
 def log_of_a_negative() -> Case:
     x, y = data()
     return Around(before=torch.log), x, classify(y), None
@@ -774,6 +785,8 @@ def colours_by_a_view() -> Case:
         (samples_viewed_into_each_other, "samples_apart", "samples_mixed", "bad"),
         (softmax_over_the_batch, "samples_apart", "samples_mixed", "bad"),
         (in_eval_mode, "mode", "eval_mode", "warn"),
+        (dropout_in_each_mode, "mode", "dropped", "warn"),
+        (one_layer_in_a_list, "gradients", "held_twice", "warn"),
         (log_of_a_negative, "runs", "nonfinite", "bad"),
         (gradients_fade, "depth", "gradient_vanishing", "warn"),
         (outputs_grow, "depth", "output_large", "warn"),

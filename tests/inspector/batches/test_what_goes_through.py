@@ -749,3 +749,13 @@ def test_columns_that_the_losses_of_two_backward_passes_read_are_all_trained() -
             (made[:, 1] - x[:, 1]).square().mean().backward()
             optimizer.step()
     assert "terms_uneven" not in {each.rule for each in inspector.findings}
+
+
+@pytest.mark.parametrize(("is_one", "has_weights"), [(True, True), (False, True), (True, False)])
+def test_one_layer_at_several_places_of_a_list_is_told(is_one: bool, has_weights: bool) -> None:
+    block = nn.Sequential(nn.Linear(8, 8), nn.Tanh()) if has_weights else nn.Tanh()
+    blocks = [block] * 3 if is_one else [nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3)]
+    model = nn.Sequential(nn.ModuleDict({"rows": nn.Sequential(*blocks)})["rows"], nn.Linear(8, 3))
+    told = trained(model, classes(model)).get("held_twice")
+    assert (told is not None) == (is_one and has_weights)
+    assert told is None or (told.site == "0.0:param" and "0.0 to 0.2 are one layer, at 3 places" in told.message)

@@ -176,8 +176,8 @@ class LossCalls(TorchFunctionMode):
         is_predicted = bool(named["target"].requires_grad)
         node = named["input"].grad_fn
         last = None if node is None else graph_nodes.behind(node, _MOVES)
-        mask = [] if last is None or (factor := graph_nodes.constant_factor_of(last)) is None else factor.unique().tolist()
-        is_dropout = len(mask) == 2 and mask[0] == 0 and mask[1] > 1  # as it is written on a CPU
+        dropped = None if last is None else graph_nodes.dropped_by(last)
+        is_dropout = dropped is not None and float(dropped) > 0
         made_by = "" if last is None else "NativeDropout" if is_dropout else graph_nodes.operation_of(last)
         call = LossCall(name, held.pop("input"), held.pop("target"), held, func, made_by=made_by, is_predicted=is_predicted)
         call.of_cosines = node is not None and graph_nodes.is_of_cosines(node)

@@ -16,7 +16,7 @@ from torch import nn
 from sonde import rules
 from sonde.answer import Check
 from sonde.diagnosis.preflight.subject import Subject, UnjudgedError, norm_of
-from sonde.engine import Trial, parameters, unwrap
+from sonde.engine import Trial, parameters, repeated_layers, unwrap
 from sonde.rules import Finding, Severity
 from sonde.words import names_text, short
 
@@ -70,7 +70,7 @@ def gradients(subject: Subject) -> Check:
     if ran.alike:
         words = f"all units of {names_text(ran.alike)} are equal, and so are their gradients: they stay equal"
         found.append(Finding("alike", words, f"{ran.alike[0]}:param", severity="warn", advice="begin with random weights"))
-    found += _all_one(subject, zero)
+    found += [*_all_one(subject, zero), *_held_twice(subject)]
     if ran.foreign:
         words = f"{len(ran.foreign)} tensors get a gradient and are no parameters of the model: {names_text(ran.foreign)}"
         advice = "keep layers in nn.ModuleList, nn.ModuleDict or as attributes, and tensors in nn.Parameter"
@@ -87,6 +87,13 @@ def gradients(subject: Subject) -> Check:
     said += f"; {len(frozen):,} frozen" if frozen else ""
     said += f"; tied: {names_text([' = '.join(names) for names in tied])}" if tied else ""
     return Check("gradients", said, tuple(found))
+
+
+def _held_twice(subject: Subject) -> list[Finding]:
+    """Return the findings of layers that a list holds at several places."""
+    rows = repeated_layers(unwrap(subject.model))
+    found = [(row[0], rules.judge("held_twice", len(row), layer=f"{row[0]} to {row[-1]}")) for row in rows]
+    return [replace(each, site=f"{name}:param", advice=rules.updates.EACH_LAYER) for name, each in found if each is not None]
 
 
 def _all_one(subject: Subject, zero: list[str]) -> list[Finding]:

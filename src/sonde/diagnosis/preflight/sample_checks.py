@@ -20,6 +20,7 @@ from sonde.engine import (
     RandomState,
     Trial,
     as_arguments,
+    graph_nodes,
     holds_graph,
     is_floating,
     members,
@@ -30,22 +31,39 @@ from sonde.engine import (
 )
 from sonde.graph import named_inputs
 from sonde.rules import Finding, Severity
-from sonde.words import names_text, shape_text
+from sonde.words import names_text, percent, shape_text
 
 _NO_INPUT = re.compile(r"label|target|mask|position|length|(^|_)lens($|_)|(^|_)y($|_)|return_|cache", re.IGNORECASE)
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _CONVOLUTIONS = (nn.Conv1d, nn.ConvTranspose1d, nn.Unfold)
+_NODES = 5_000  # of a graph, that are walked in Python
 _TIME_FIRST = (nn.RNNBase, nn.MultiheadAttention)
 
 
 def mode(subject: Subject) -> Check:
-    """Judge whether the modules are in training mode."""
+    """Judge whether the modules are in training mode, and whether a dropout drops in evaluation mode, too."""
     modules = [item.module for item in members(subject.model)]
     evaluated = sum(not each.training for each in modules)
     drops = sum(isinstance(each, DROPOUTS) and each.p > 0 for each in modules)
     said = f"{len(modules) - evaluated:,} of {len(modules):,} modules in training mode; dropout layers: {drops:,}"
-    found = rules.judge("eval_mode", evaluated, len(modules))
-    return Check("mode", said, () if found is None else (found,))
+    found = [rules.judge("eval_mode", evaluated, len(modules)), _told_dropout(subject)]
+    return Check("mode", said, tuple(each for each in found if each is not None))
+
+
+def _told_dropout(subject: Subject) -> Finding | None:
+    """Return the finding that evaluation mode leaves a dropout on, as ``functional.dropout`` does without ``training=``."""
+    with subject.trial() as trial:
+        trial.model.eval()
+        names = {id(parameter): name for name, parameter in trial.model.named_parameters()}
+        made = [tensor.grad_fn for _, tensor in walk(trial.output()) if tensor.grad_fn is not None]
+        nodes = dict.fromkeys(node for each in made for node in graph_nodes.nodes_before(each, _NODES))
+        known = [(node, float(share)) for node in nodes if (share := graph_nodes.dropped_by(node)) is not None]
+        rate, name = max(((rate, graph_nodes.layer_near(node, names)) for node, rate in known), default=(0.0, ""))
+    if rate == 0:
+        return None
+    words = f"a dropout behind {name or 'the input'} leaves out {percent(rate)} in evaluation mode, too"
+    advice = "give it training=self.training, or take nn.Dropout; leave it where it is meant, as for Monte Carlo dropout"
+    return Finding("dropped", words, f"{name}:output" if name else "", value=rate, severity="warn", advice=advice)
 
 
 def deterministic(subject: Subject) -> Check:

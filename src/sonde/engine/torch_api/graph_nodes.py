@@ -47,6 +47,8 @@ _DETERMINANTS = ("LinalgSlogdet", "Logdet")
 _PATHS = 20_000  # through a sum
 _PAIR = 8  # operations between two scores and what is returned of them
 _EXACT = 1e-5  # rounding of a number that is computed again
+_NEAR = 40  # nodes behind an operation, among which a layer is looked for
+_FEWEST, _MOST, _CHANCE = 64, 1 << 22, 0.5  # elements of a mask that is read; how far its share of zeros is off its rate by chance
 _FUSED = ("CudnnRnn", "MiopenRnn")  # recurrent layers, of which the first axis may be of samples
 _BATCH_NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
 
@@ -225,6 +227,34 @@ def constant_factor_of(node: Node) -> Tensor | None:
     (first, _), (second, _) = node.next_functions
     held = None if (first is None) == (second is None) else getattr(node, "_saved_other" if second is None else "_saved_self", None)
     return held if isinstance(held, Tensor) else None
+
+
+def dropped_by(node: Node) -> Tensor | None:
+    """Return the share that a dropout sets to zero, float64 of no axis; 0 of what may be none, None of another operation.
+
+    On an accelerator it is one operation, which knows its rate. Else it is a product with a mask of zeros and of 1 / (1 - rate).
+    """
+    rate, mask = _rate_of(node), constant_factor_of(node)
+    if rate is not None:
+        return torch.full((), rate, dtype=torch.float64, device="cpu")
+    if mask is None or not mask.is_floating_point() or not _FEWEST <= mask.numel() <= _MOST:
+        return None
+    held = mask.detach().double()
+    top, share = held.max(), (held == 0).double().mean()
+    is_mask = ((held == 0) | (held == top)).all() & (top > 1) & ((top * (1 - share) - 1).abs() <= _CHANCE)
+    return torch.where(is_mask, 1 - 1 / top, 0.0)
+
+
+def _rate_of(node: Node) -> float | None:
+    name = {"NativeDropout": "_saved_p"}.get(operation_of(node), "_saved_dropout_p")
+    rate = getattr(node, name, None)
+    return rate if isinstance(rate, float) else None
+
+
+def layer_near(node: Node, names: Mapping[int, str]) -> str:
+    """Return the name of the layer that is nearest before a *node*, by *names* of parameters; ``""`` for none."""
+    leaves = (leaf_of(each) for each in nodes_before(node, _NEAR))
+    return next((names[id(each)].rpartition(".")[0] for each in leaves if id(each) in names), "")
 
 
 def condition_of(node: Node) -> Tensor | None:

@@ -18,6 +18,7 @@ from sonde.engine import (
     graph_nodes,
     hooks,
     raise_if_foreign,
+    repeated_layers,
     roughness_by_order,
     walk,
 )
@@ -85,7 +86,7 @@ _RULES = (
     "target_own", "samples_mixed", "outputs_alike", "input_unused", "all_linear", "terms_uneven", "penalty_alone",
     "generator_misled", "begins_large", "target_of_another", "views_same", "pushed_one_way", "errors_cancel", "attention_large",
     "input_same", "input_large", "target_large", "sentinel", "class_regressed", "loss_stuck", "weight_of_ones",
-    "weight_of_many", "few_indices", "running_off", "norm_starved", "dropped", "rank_collapse",
+    "weight_of_many", "few_indices", "running_off", "norm_starved", "dropped", "rank_collapse", "held_twice",
 )  # fmt: skip
 _GROWN = 1.5
 _DEPENDS = (0, 3, 10, 24)  # of the looks, those that walk the graph: a branch may begin at zero
@@ -276,7 +277,11 @@ class BatchChecks:
                 look.add(dropped_numbers(nodes, names))
             look.add(direction_numbers(nodes[::-1], names) if walks and self._may_walk else {})
             if self._depended == 1:
-                look.narrow, look.repeated = narrow_layer(nodes, names), repeated_norm(nodes, names)
+                look.narrow, look.repeated, look.twice = (
+                    narrow_layer(nodes, names),
+                    repeated_norm(nodes, names),
+                    repeated_layers(self._model),
+                )
                 look.add(attention_numbers(nodes, names, [each for each in given if _is_sequence(each, len(shown))]))
                 look.add(sum_numbers(nodes[::-1], dict(added_by(self._model))))
             look.is_linear, look.is_difference = (

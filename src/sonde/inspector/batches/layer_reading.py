@@ -51,7 +51,7 @@ def attention_numbers(nodes: Sequence[Any], names: Mapping[int, str], tokens: Se
         if weights is not None and weights.numel() <= _FEATURES:
             largest, place = weights.detach().double().max(-1)
             usual = (place == place.flatten().mode().values).double().mean()
-            name = _layer_near(node, names)
+            name = graph_nodes.layer_near(node, names)
             found[f"sharp {name}"] = torch.where(usual < _HALF, largest.mean(), 0.0)
             found[f"attended {name}"] = usual.new_full((), weights.shape[-1])
             own = [each for each in tokens if each.shape[1] == weights.shape[-1] and not weights.shape[0] % len(each)]
@@ -84,13 +84,7 @@ def _other_axis(product: Any, names: Mapping[int, str]) -> dict[str, Tensor]:
     if axis is None or graph_nodes.operation_of(scores) not in ("Bmm", "Mm") or graph_nodes.takes_leaf(scores):
         return {}
     off = axis - len(graph_nodes.shape_of(soft))
-    return {} if off == -1 else {f"over {_layer_near(soft, names)}": torch.full((), off, device="cpu")}
-
-
-def _layer_near(node: Any, names: Mapping[int, str]) -> str:
-    """Return the name of the layer that is nearest before a *node*; ``""`` for none."""
-    leaves = (graph_nodes.leaf_of(each) for each in graph_nodes.nodes_before(node, _NEAR))
-    return next((names[id(each)].rpartition(".")[0] for each in leaves if id(each) in names), "")
+    return {} if off == -1 else {f"over {graph_nodes.layer_near(soft, names)}": torch.full((), off, device="cpu")}
 
 
 def narrow_layer(nodes: Sequence[Any], names: Mapping[int, str]) -> str:
@@ -200,24 +194,13 @@ def _leaves_of(layer: Any) -> list[Tensor]:
 
 
 def dropped_numbers(nodes: Iterable[Any], names: Mapping[int, str]) -> dict[str, Tensor]:
-    """Return the share that each dropout sets to zero, by the name of the layer it stands behind; 0 where it is no dropout.
-
-    On an accelerator it is one operation, which knows its rate. Else it is a product with a mask of zeros and of 1 / (1 - rate).
-    """
+    """Return the share that each dropout sets to zero, by the name of the layer it stands behind; 0 where it is no dropout."""
     found: dict[str, Tensor] = {}
     for node in nodes:
-        mask, rate = graph_nodes.constant_factor_of(node), getattr(node, "_saved_p", None)
-        if graph_nodes.operation_of(node) == "NativeDropout" and isinstance(rate, float):
-            share = torch.full((), rate, dtype=torch.float64, device="cpu")
-        elif mask is not None and mask.is_floating_point() and _DEAD_ELEMENTS <= mask.numel() <= _FEATURES:
-            held = mask.detach().double()
-            top, share = held.max(), (held == 0).double().mean()
-            is_mask = ((held == 0) | (held == top)).all() & (top > 1) & ((top * (1 - share) - 1).abs() <= _HALF)
-            share = torch.where(is_mask, 1 - 1 / top, 0.0)
-        else:
-            continue
-        name = _layer_near(node, names)
-        found[f"dropped {name}"] = torch.maximum(found.get(f"dropped {name}", share), share)
+        share = graph_nodes.dropped_by(node)
+        if share is not None:
+            name = graph_nodes.layer_near(node, names)
+            found[f"dropped {name}"] = torch.maximum(found.get(f"dropped {name}", share), share)
     return found
 
 

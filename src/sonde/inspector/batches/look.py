@@ -78,6 +78,7 @@ class Look:
         outputs: the names of those that are looked at; of further ones, whether their targets are in their range.
         narrow: the layer of one unit through which all goes that the last one is given; ``""`` for none.
         repeated: the batch normalisation that is given what has gone through itself before; ``""`` for none.
+        twice: the names of each layer that a list holds at several places.
         depends: what the output depends on, if that was measured.
         tokens: how many arguments are tokens; first those whose part in the output was measured.
         is_piecewise: nothing but linear operations and activations of straight pieces has made the first output.
@@ -114,6 +115,7 @@ class Look:
     is_difference: bool = False
     narrow: str = ""
     repeated: str = ""
+    twice: list[list[str]] = field(default_factory=list)
     depends: Depends | None = None
     tokens: int = 0
     is_piecewise: bool = False

@@ -9,6 +9,7 @@ from dataclasses import replace
 from sonde.inspector.batches.findings.pass_history import KEPT, LAST, OFTEN, History, PassFindings
 from sonde.inspector.batches.look import SQUARE, Look, Table
 from sonde.rules import Chosen, Finding, among
+from sonde.rules.updates import EACH_LAYER
 from sonde.words import short
 
 _RATE = "lower its rate, which is the share that is dropped, and not that which is kept; and give it training=self.training"
@@ -62,6 +63,9 @@ class LayersOfPass(PassFindings):
         yield found and replace(found, message=f"{look.narrow} {_ONE_UNIT}", advice=_WIDER, site=f"{look.narrow}:output")
         found = self._chosen.judge("running_off", math.inf, 1.0) if look.repeated else None
         yield found and replace(found, message=f"{look.repeated} {_AT_DEPTHS}", advice=_OWN_NORM, site=f"{look.repeated}:output")
+        for names in look.twice:
+            found = self._chosen.judge("held_twice", float(len(names)), layer=f"{names[0]} to {names[-1]}")
+            yield found and replace(found, site=f"{names[0]}:param", advice=EACH_LAYER)
         yield from self._of_indices(numbers)
         yield from self._of_norms(numbers)
         yield from self._of_attention(numbers)
