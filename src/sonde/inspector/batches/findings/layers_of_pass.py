@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from sonde import rules
 from sonde.inspector.batches.findings.pass_history import KEPT, LAST, OFTEN, History, PassFindings
 from sonde.inspector.batches.look import SQUARE, Look, Table
 from sonde.rules import Chosen, Finding, among
-from sonde.rules.updates import EACH_LAYER
 from sonde.words import short
 
 _RATE = "lower its rate, which is the share that is dropped, and not that which is kept; and give it training=self.training"
@@ -65,7 +65,7 @@ class LayersOfPass(PassFindings):
         yield found and replace(found, message=f"{look.repeated} {_AT_DEPTHS}", advice=_OWN_NORM, site=f"{look.repeated}:output")
         for names in look.twice:
             found = self._chosen.judge("held_twice", float(len(names)), layer=f"{names[0]} to {names[-1]}")
-            yield found and replace(found, site=f"{names[0]}:param", advice=EACH_LAYER)
+            yield found and replace(found, site=f"{names[0]}:param", advice=rules.updates.EACH_LAYER)
         yield from self._of_indices(numbers)
         yield from self._of_norms(numbers)
         yield from self._of_attention(numbers)
