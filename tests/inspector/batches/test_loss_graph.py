@@ -56,6 +56,16 @@ def policy(weight: float) -> Callable[[Tensor, Tensor], Tensor]:
     return loss
 
 
+def ratio(*, is_kept: bool) -> Callable[[Tensor, Tensor], Tensor]:
+    """A policy gradient of ratios of likelihoods: to those that were *kept*, or to the very same."""
+
+    def loss(y: Tensor, x: Tensor) -> Tensor:
+        chances = y.log_softmax(1).gather(1, classes(x)[:, None])[:, 0]
+        return -((chances - (chances.detach() if is_kept else chances)).exp() * x[:, 0]).mean()
+
+    return loss
+
+
 def valued(y: Tensor, x: Tensor, advantage: Tensor) -> Tensor:
     """A policy gradient of choices among three, and the error of a value."""
     chances = y[:, :3].log_softmax(1).gather(1, classes(x)[:, None])[:, 0]
@@ -283,6 +293,11 @@ LOSSES: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor], str, str]] = {
     "negatives that are the positives": (
         8, lambda y, x: functional.triplet_margin_loss(y[:4], y[4:8], y[4:8].clone()), "gradient_zero", CANCELLED
     ),
+    "the log-probabilities of choices and the same ones": (3, ratio(is_kept=False), "gradient_zero", CANCELLED),
+    "the largest value in the place of one": (
+        3, lambda y, x: functional.smooth_l1_loss(y.max(1).values, x[:, 0]), "target_of_another",
+        "an error compares the largest of the 3 outputs of each sample with its target, whichever that is",
+    ),
     "a dropout of what the loss compares": (
         8, lambda y, x: functional.cross_entropy(functional.dropout(y), classes(x)), "dropped", DROPPED
     ),
@@ -390,6 +405,9 @@ SOUND: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor]]] = {
     "the flow of data, divided": (8, flow(-1.0, is_inverse=True)),
     "the flow of data, of a distribution": (8, flow(1.0, is_normal=True)),
     "negatives of other samples": (8, lambda y, x: functional.triplet_margin_loss(y[:4], y[4:8], y[8:])),
+    "the log-probabilities of choices and those that were kept": (3, ratio(is_kept=True)),
+    "the value of a choice": (3, lambda y, x: functional.smooth_l1_loss(y.gather(1, classes(x)[:, None])[:, 0], x[:, 0])),
+    "a target that is the largest value": (3, lambda y, x: functional.mse_loss(y[:, 0], y.max(1).values.detach() + x[:, 0])),
     "the same shape": (1, lambda y, x: functional.mse_loss(y, x[:, :1])),
     "a dropout of features, and a mask of outputs": (
         3, lambda y, x: functional.mse_loss(y * (x[:, :3] > 0), functional.dropout(x[:, :3]) * (x[:, :3] > 0))
@@ -415,7 +433,7 @@ def test_losses_that_look_alike_are_sound(case: str) -> None:
         not {"softmax_twice", "samples_mixed", "loss_broadcast", "target_trained", "unmoved", "target_beyond", "target_large"}
         & found.keys()
     )
-    assert found.keys().isdisjoint(("labels_alike", "loss_unbounded", "gradient_zero"))
+    assert found.keys().isdisjoint(("labels_alike", "loss_unbounded", "gradient_zero", "target_of_another"))
     assert "penalty_alone" not in found or "policy gradient" not in found["penalty_alone"].message
 
 

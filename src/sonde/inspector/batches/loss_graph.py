@@ -180,7 +180,15 @@ _PLAIN: dict[str, tuple[str, tuple[float, ...], str, str]] = {
         "gradient_zero",
         (0.0,),
         "the loss subtracts what was made of the same outputs by the same operations: nothing is left of it",
-        "look whether negatives are the positives themselves, and whether two views, or two networks, are one",
+        "look whether negatives are the positives themselves, whether two views, or two networks, are one, and whether the "
+        "log-probabilities of a policy are compared with their own, and not with those that were kept as the choices were made",
+    ),
+    "best": (
+        "target_of_another",
+        (1.0,),
+        "an error compares the largest of the {of} outputs of each sample with its target, whichever that is",
+        "of values of actions take that of the one which was chosen, values.gather(1, actions[:, None]); the largest of those of "
+        "the next state belongs into the target",
     ),
     "overlap": (
         "softmax_twice",
@@ -861,14 +869,23 @@ def _constants_of(node: Node, device: torch.device, samples: Collection[int]) ->
             ("dropout", share, 0) for share in dropped_numbers([graph_nodes.behind(before[0], graph_nodes.KEEPS)], {}).values()
         )
     yield from (("signs", share, 0) for share in _without_sign(node))
+    best = graph_nodes.behind(before[0], graph_nodes.KEEPS) if name in _SQUARES and len(before) == 1 else node
+    scores = graph_nodes.sources_of(best)[:1] if graph_nodes.operation_of(best) in ("Max", "Amax") else []
+    rows = [
+        graph_nodes.shape_of(each) for each in scores if graph_nodes.operation_of(each) in (*graph_nodes.WEIGHTED, "Add", "Sub")
+    ]
+    if rows and len(rows[0]) == 2 and graph_nodes.shape_of(best)[:1] == rows[0][:1]:
+        yield "best", torch.ones((), device=device), rows[0][1]
     factor, made = graph_nodes.constant_factor_of(node), graph_nodes.shape_of(node)
     if factor is not None and _is_spread(made, factor.shape) and _is_spread(made, graph_nodes.shape_of(before[0])):
         yield "spread", torch.ones((), device=device), made[0]
     if name == "Div" and (mask := _overlap_of(node)) is not None:
         yield "overlap", ((mask == 0) | (mask == 1)).all(), 0
     sides = [graph_nodes.behind(each, (*graph_nodes.KEEPS, "Add")) for each in before]
-    is_difference = name == "Sub" and len(sides) == 2 and sides[0] is not sides[1]
-    if is_difference and len(graph_nodes.shape_of(node)) <= 1 and graph_nodes.are_equal(*sides):
+    is_difference = name == "Sub" and len(sides) == 2 and len(graph_nodes.shape_of(node)) <= 1
+    if is_difference and (
+        node.next_functions[0] == node.next_functions[1] or (sides[0] is not sides[1] and graph_nodes.are_equal(*sides))
+    ):
         yield "cancelled", torch.ones((), device=device), 0
     target, logs = graph_nodes.constant_factor_of(node), graph_nodes.behind(node, ("Mul", "Sub", "Neg", *graph_nodes.KEEPS))
     if target is not None and graph_nodes.operation_of(logs) == "LogSoftmax" and graph_nodes.shape_of(logs) == target.shape:
