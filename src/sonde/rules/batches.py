@@ -68,7 +68,8 @@ def padding_counted(share: float, *, most: float = 0.5, at_padding: float = 0.2,
 @entry(
     "outputs depend on the padding of a sample, and not a thousandth as much on all else of it, in two training passes of two; or "
     "on a place of padding ten times as much as on a place of a token or more, three times in a model with attention; or 0.99 of "
-    "the weights of an attention are at padding, in samples that have some",
+    "the weights of an attention are at padding, in samples that have some, or as large a share as that of the places, as no mask "
+    "leaves it out; or the last step of a recurrent layer is read, which is padding",
     "a mask the wrong way round: transformers takes 1 for what is read, torch's key_padding_mask True for what is left out",
     "turn the mask round; take the last element of a sequence before its padding (pack_padded_sequence, lengths), not that of the "
     "row",
@@ -259,7 +260,8 @@ def target_own(passes: float, *, often: float = 10.0) -> Judged:
     "the gradient at one output, or in one pass of a step, is 3,000 x that at another or more, in the first six training passes or "
     "more, or that at another is zero in 18 and more; or that at one column of the output is, or at all but one of three or more, "
     "or at all places of each sample but the first two or more, half of them at most; or a log-determinant of a flow has none "
-    "in 18; or errors weighed by 50 or more make 100 x as much of the loss as a cross-entropy, in three passes",
+    "in 18; or errors weighed by 50 or more make 100 x as much of the loss as a cross-entropy, in three passes; or squares of "
+    "weights, times 0.05 or more, make half of it",
     "Kendall et al., Multi-task learning using uncertainty to weigh losses, 2018: the weights of terms; the factor is our own",
     "weigh the terms of the loss so that their gradients are of one size: look at a weight, a sum for a mean, units of a target",
     needs=("rms:output",),

@@ -231,7 +231,7 @@ def samples_mixed(distance: float, limit: float, *, is_sure: bool = True, order:
     "detach() the side that is the target, or compute it under no_grad(); where both are to learn, add what holds samples apart: "
     "other samples as negatives, or a term for the variance of outputs",
     needs=("loss",),
-    brings=("rank_collapse",),
+    brings=("rank_collapse", "penalty_alone"),
     about=("setup", "lost"),
 )
 def target_trained(sides: float) -> Judged:

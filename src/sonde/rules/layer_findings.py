@@ -20,7 +20,7 @@ from sonde.rules.gradients import ALONG
 from sonde.rules.growth import BEGINS_SIZE, BEGINS_WEIGHT, MADE_LARGE, WEIGHT_BEYOND, WEIGHT_SMALL
 from sonde.rules.layer_groups import Groups, among, first_of, joined, medians, parameter_of, rank_correlation
 from sonde.rules.model_facts import Fact, ModelFacts
-from sonde.rules.place_history import Growth, History
+from sonde.rules.place_history import RECENT, Growth, History
 from sonde.rules.readings import DEEP, PLACES, Reading, Sizes, updates
 from sonde.rules.updates import IDLE, RETURNS, UNMOVED
 from sonde.rules.window import Columns, Mask, Numbers, extended
@@ -65,6 +65,7 @@ _NO_SIZE = 0.1  # no output counts as smaller: a hundredfold of less is no large
 _ALIKE = 1.05  # ratios of updates to gradients that differ by less are one learning rate
 _LARGE_RATE, _LARGE_STEP = 0.5, 0.03  # learning rates that are no usual ones: of gradients, and of steps of that size
 _MEASURED = 16  # logged steps before a step that it is compared with
+_FEW_STEPS = 4  # steps, from which on it is known how many elements outputs have
 
 _ZEROS = (
     "look at what goes into this layer, and what of it is used: padding of zeros that a mask the wrong way round leaves alone, an "
@@ -102,8 +103,8 @@ class LayerFindings:
     >>> found = LayerFindings(ModelFacts({}), Chosen())
     >>> list(found.findings()), found.of_first_loss(2.0), found.moved_first(0, 3.0)
     ([], [], None)
-    >>> found.chance, found.dead_since("1:output")
-    (nan, {})
+    >>> found.chance, found.dead_since("1:output"), found.share_of_batch(0)
+    (nan, {}, 1.0)
 
     Rules about single steps say in their entries where they are judged, and how often they must hold. A rule that compares steps
     has a memory of its own here.
@@ -122,6 +123,7 @@ class LayerFindings:
         self._chosen = chosen
         self._groups: Groups | None = None
         self._known = -1
+        self._counts: list[tuple[int, Numbers]] = []  # of the last steps, how many elements each column has
         self._usual = np.empty(0)  # of each weight its size as torch would initialise it, 0 of what is none
         self._outputs = Growth(chosen.limit("output_growth", "factor"))
         self._weights = Growth(chosen.limit("weight_growth", "factor"))
@@ -186,6 +188,7 @@ class LayerFindings:
             self._experts = list(experts_of(dict(self._of_model()), order))
             self._norms = list(self._of_norms())
         groups = self._groups
+        self._counts = [*self._counts[-RECENT:], *zip(steps.tolist(), history.of("count"), strict=True)]
         self._remember_first(values, steps)
         weights = history.at("param") & history.matrix
         if math.isnan(self._outputs.common):
@@ -1194,6 +1197,16 @@ class LayerFindings:
             message = f"gets no gradient after step {step:,}, between weights that are trained"
             later = [(column, replace(found, message=message, step=step, first_step=step)) for _, column, _, _ in over]
             yield from joined(history, sorted(later, key=lambda each: history.rank(each[0])))
+
+    def share_of_batch(self, step: int) -> float:
+        """Return how many elements outputs have at *step*, as a share of what they have as a rule; 1 where that is not known."""
+        held = [extended(each, len(self.history)) for at, each in self._counts if at <= step][-RECENT - 1 :]
+        if len(held) <= _FEW_STEPS or all(at != step for at, _ in self._counts):
+            return 1.0
+        outputs = self.history.at("output") & np.isfinite(held[-1])
+        before = np.array(held[:-1])[:, outputs]
+        known = np.isfinite(before).sum(0) >= _FEW_STEPS
+        return float(np.median(held[-1][outputs][known] / np.nanmedian(before[:, known], 0))) if known.any() else 1.0
 
     def moved_first(self, step: int, deviations: float) -> tuple[str, float] | None:
         """Return the first site in the order of execution whose size at *step* is so many *deviations* above its sizes before."""

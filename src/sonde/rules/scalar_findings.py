@@ -101,9 +101,11 @@ _AT_FIRST = 30.0  # times the first losses, up to which the very first one may b
 _FAR_ABOVE = 4.0  # times what logarithms of a loss scatter, by which its very first value is far above the next
 _FAR_DOWN = 0.6  # of its very first value, to which a loss comes that has learnt in its first steps
 _NOISE = 3.0  # times what values of a loss scatter around those next to them, its first ones do at most
+_SHORT_BATCH = 0.5  # of the usual one
 _SURE = 4.0  # times what two thirds are apart by chance, from which on a reward has risen
 _COIN = math.log(2)  # the cross-entropy of a guess of two classes
 _DOWN = 40  # values behind its peak, from which on a loss that has risen comes down again
+_EVALUATED = 4  # validation losses, from which on they tell that nothing is learnt
 _AFTER, _HELPED = 3, 0.9  # losses after a step, and their least one against that of the step, that say that the step was a good one
 
 Where = Callable[[int, float], tuple[str, float] | None]
@@ -127,6 +129,7 @@ class ScalarFindings:
         chosen: the rules that are applied.
         moved_first: names the layer that moved first.
         chance: the cross-entropy of a guess of a model, by its name; NaN if that is not known.
+        share: how large the batch of a step is, as a share of the usual one.
     """
 
     def __init__(
@@ -134,10 +137,12 @@ class ScalarFindings:
         chosen: Chosen,
         moved_first: Where = lambda step, deviations: None,
         chance: Callable[[str], float] = lambda model: math.nan,
+        share: Callable[[int], float] = lambda step: 1.0,
     ) -> None:
         self._chosen = chosen
         self._moved_first = moved_first
         self._chance_of = chance
+        self._share_of = share
         self._nothing = _Loss(chosen)
         self._scalars: dict[str, _Scalar] = {}
         self._held_out: dict[str, _HeldOut] = {}
@@ -172,7 +177,7 @@ class ScalarFindings:
         scalar = self._scalars.get(name)
         if scalar is None:
             scalar = self._scalars[name] = _Scalar(
-                name, self._chosen, self._moved_first, partial(self.loss_of, model), partial(self._chance_of, model)
+                name, self._chosen, self._moved_first, partial(self.loss_of, model), partial(self._chance_of, model), self._share_of
             )
         scalar.add(value, epoch, step)
         if kind == "loss" and scalar.loss is not None:
@@ -287,7 +292,9 @@ class ScalarFindings:
             *self._cleared.values(),
             *(self._metrics.values() if not at_end else ()),
         )
-        told = [*(each.found for each in watched), *(each.at_end() for each in self._metrics.values() if at_end)]
+        told = [each.found for each in watched]
+        told += [each.at_end() for each in self._metrics.values()] if at_end else []
+        told += [each.at_end() for each in self._held_out.values()] if at_end else []
         told += [self._miscounted(name, each) for name, each in self._metrics.items()] if at_end else []
         yield from (each for each in told if each is not None)
         yield from (each.added for each in self._cleared.values() if each.added is not None)
@@ -321,6 +328,7 @@ class _Scalar:
         jumped: a value that does, and may be back in the next ones.
         grown: the growth of a norm of gradients, if that was too much.
         chance_of_model: returns the cross-entropy of a guess; NaN if that is not known.
+        share_of_batch: returns how large the batch of a step is, as a share of the usual one.
         rises, falls, stuck: a loss that rises, falls without bound, or had not fallen at some step.
         sinks: a loss that falls without bound if an output or a weight grows too large.
         largest: the largest size so far.
@@ -332,6 +340,7 @@ class _Scalar:
     moved_first: Where
     loss_of_model: Callable[[], _Loss]
     chance_of_model: Callable[[], float]
+    share_of_batch: Callable[[int], float]
     spike: Finding | None = None
     jumped: Finding | None = None
     grown: Finding | None = None
@@ -502,8 +511,8 @@ class _Scalar:
         noise = min(float(np.median(np.abs(logs - level))) for level in levels)
         spread = max(1.4826 * noise, _LEAST_SPREAD)  # of a normal distribution the standard deviation
         found = self.chosen.judge("spike", value, math.exp(middle), (math.log(value) - middle) / spread, largest)
-        if found is None:
-            return None
+        if found is None or self.share_of_batch(step) < _SHORT_BATCH:
+            return None  # of few samples, as the last of an epoch has, gradients scatter more
         found = replace(found, quantity="gradient" if self.kind in _GRADIENTS else self.kind.removesuffix("_norm"))
         message = f"{self.name} {found.message} at step {step:,}"
         moved = self.moved_first(step, self.chosen.limit("spike", "deviations"))
@@ -779,12 +788,24 @@ class _HeldOut:
         self._lowest, self._then, self._begin = math.inf, math.inf, math.nan
         self._count = self._passed = 0  # values, and those of the last that were no overfitting
         self._held = chosen.held("overfitting")
+        self._moment, self._first, self._guess = (0, 0), -1, math.nan  # epoch and step of the last value, step of the first one
+
+    def at_end(self) -> Finding | None:
+        """Return the finding that it has never come below that of a guess, if it stands there at the end of a training."""
+        if self._count < _EVALUATED or self._moment[1] - self._first < STUCK_STEPS or self.found is not None:
+            return None
+        found = self._chosen.judge("loss_stuck", self.last, self.last, self._begin, 0.0, self._guess, math.nan, self._lowest)
+        said = (
+            f"{self._name} stays at that of a guess, {self._guess:.4g}: it is {self.last:.4g}, and was {self._lowest:.4g} at best"
+        )
+        return found and replace(found, message=said, epoch=self._moment[0], step=self._moment[1], first_step=self._first)
 
     def add(self, value: float, epoch: int, step: int, loss: _Loss, guess: float) -> None:
         """Compare *value* with its lowest, the training *loss* with what it was then, and both with that of a *guess*."""
         if not math.isfinite(value):
             return
         self._count, self.last = self._count + 1, value
+        self._moment, self._first, self._guess = (epoch, step), step if self._first < 0 else self._first, guess
         now = math.inf if math.isnan(loss.smooth) else loss.smooth
         self._begin = value if math.isnan(self._begin) else self._begin
         begin = max(self._begin, loss.begun) if math.isfinite(loss.begun) else self._begin  # evaluated late, it has fallen already

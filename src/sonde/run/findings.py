@@ -98,7 +98,7 @@ class _Judges:
         self.defect = FirstDefect()
         self.seen: dict[str, int] = {}  # of each number at a port, and each scalar, at how many steps
         self._layers: dict[tuple[str, str], LayerFindings] = {}  # by family and model
-        self._scalars = ScalarFindings(chosen, self._moved_first, self._chance)
+        self._scalars = ScalarFindings(chosen, self._moved_first, self._chance, self._share_of_batch)
         self._ports = PortFindings(self.facts, chosen)
         self._families: set[str] = set()
         self._rates: dict[str, float] = {}  # by model the learning rate, NaN where it has several
@@ -475,6 +475,9 @@ class _Judges:
             or ("converged" in unless and loss.has_converged)
             or ("in turns" in unless and any(layers.takes_turns for layers in self._layers.values()))
         )
+
+    def _share_of_batch(self, step: int) -> float:
+        return min((each.share_of_batch(step) for each in self._layers.values()), default=1.0)
 
     def _moved_first(self, step: int, deviations: float) -> tuple[str, float] | None:
         found = (self._layers[key].moved_first(step, deviations) for key in sorted(self._layers))

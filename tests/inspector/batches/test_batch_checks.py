@@ -1257,3 +1257,46 @@ def test_outputs_that_are_alike_in_each_pass_may_be_apart_between_two(is_apart: 
         return one.var() + other.var() + ends
 
     assert ("outputs_alike" in trained(model, loss, steps=150, lr=3e-2)) is not is_apart
+
+
+@pytest.mark.parametrize("samples", [3, 64])
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_gradient_of_few_samples_that_is_far_above_others_is_no_spike(samples: int, every: int) -> None:
+    """As of the last batch of an epoch, of what is left of the data."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+
+    def loss(step: int) -> Tensor:
+        is_last = step == 60
+        x = torch.randn(samples if is_last else 64, 8)
+        return (20 if is_last else 1) * functional.mse_loss(model(x)[:, 0], x[:, 0] + 3)
+
+    assert ("spike" in trained(model, loss, steps=70, every=every)) is (samples == 64)
+
+
+@pytest.mark.parametrize("other", [0.0, 1.0])
+def test_labels_of_a_further_output_that_are_of_another_class_in_each_pass_of_a_step_are_not_alike(other: float) -> None:
+    """As those of a domain, of data from two sources."""
+    torch.manual_seed(0)
+    model = Heads()
+
+    def loss(_: int) -> Tensor:
+        made, total = [model(torch.randn(16, 8)) for _ in range(2)], torch.zeros(())
+        for (classes, domain), label in zip(made, (0.0, other), strict=True):
+            total = total + functional.cross_entropy(classes, torch.arange(16) % 3)
+            total = total + functional.binary_cross_entropy_with_logits(domain, torch.full((16,), label))
+        return total
+
+    assert ("labels_alike" in trained(model, loss)) is (other == 0.0)
+
+
+class Heads(nn.Module):
+    """Classes, and where samples come from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.classes, self.domain = nn.Linear(8, 16), nn.Linear(16, 3), nn.Linear(16, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        held = self.body(x).tanh()
+        return self.classes(held), self.domain(held)[:, 0]

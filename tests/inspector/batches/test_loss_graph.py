@@ -800,3 +800,20 @@ def test_scores_that_begin_far_too_large_are_found_by_the_loss(times: float, is_
     found = trained(mlp(8), loss).get("begins_large")
     assert (found is not None) is is_told
     assert found is None or "its scores begin far too large" in found.message
+
+
+@pytest.mark.parametrize(
+    ("weight", "by_hand", "is_told"), [(2.0, True, True), (2.0, False, True), (1e-3, True, False), (2.0, None, False)]
+)
+def test_a_penalty_on_weights_that_is_most_of_the_loss_is_told(weight: float, by_hand: bool | None, is_told: bool) -> None:
+    """Of squares that are added up, not of their means, which are as small as those of weights."""
+    model = mlp(3)
+
+    def loss(y: Tensor, x: Tensor) -> Tensor:
+        squares = [each * each if by_hand else each.pow(2) for each in model.parameters()]
+        penalty = sum(each.mean() if by_hand is None else each.sum() for each in squares)
+        return functional.cross_entropy(y, classes(x)) + weight * penalty
+
+    told = trained(model, loss).get("terms_uneven")
+    assert (told is not None) is is_told
+    assert told is None or (told.severity == "warn" and told.message.startswith("the squares of weights, times 2, make"))

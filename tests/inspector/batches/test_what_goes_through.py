@@ -759,3 +759,85 @@ def test_one_layer_at_several_places_of_a_list_is_told(is_one: bool, has_weights
     told = trained(model, classes(model)).get("held_twice")
     assert (told is not None) == (is_one and has_weights)
     assert told is None or (told.site == "0.0:param" and "0.0 to 0.2 are one layer, at 3 places" in told.message)
+
+
+class Reader(nn.Module):
+    """Tokens that an encoder reads, or a softmax over places weighs, with a mask of the padding or without."""
+
+    def __init__(self, kind: str, *, is_masked: bool) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(20, 16), nn.Parameter(0.1 * torch.randn(12, 16))
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.query, self.last = nn.Linear(16, 1), nn.Linear(16, 3)
+        self.kind, self.is_masked = kind, is_masked
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x, hidden = self.tokens(tokens) + self.places, tokens == 0
+        if self.kind == "causal":
+            x = self.encoder(x, mask=nn.Transformer.generate_square_subsequent_mask(12), is_causal=True)
+            return self.last(x[torch.arange(len(x)), (~hidden).sum(1) - 1])  # type: ignore[no-any-return]
+        if self.kind == "encoder":
+            x = self.encoder(x, src_key_padding_mask=hidden if self.is_masked else None)
+        scores = self.query(x)[:, :, 0] if self.kind == "weighed" else torch.zeros(tokens.shape)
+        weights = scores.masked_fill(hidden, -1e9).softmax(1) if self.is_masked or self.kind != "weighed" else scores.softmax(1)
+        return self.last((weights[:, :, None] * x).sum(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_masked", "same", "is_told"),
+    [
+        ("encoder", False, False, True), ("weighed", False, False, True), ("encoder", True, False, False),
+        ("weighed", True, False, False), ("causal", False, False, False), ("encoder", False, True, False),
+    ],
+)  # fmt: skip
+def test_attention_to_padding_that_no_mask_leaves_out_is_told(kind: str, is_masked: bool, same: bool, is_told: bool) -> None:
+    torch.manual_seed(0)
+    model = Reader(kind, is_masked=is_masked)
+
+    def loss(_: int) -> Tensor:
+        lengths = torch.full((16, 1), 8) if same else torch.randint(4, 10, (16, 1))  # rows of one length end with what they hold
+        tokens = torch.randint(1, 20, (16, 12)) * (torch.arange(12) < lengths)
+        return functional.cross_entropy(model(tokens), tokens[:, 0] % 3)
+
+    told = trained(model, loss, steps=8).get("padding_alone")
+    assert (told is not None) is is_told
+    assert told is None or ("no mask leaves it out" in told.message and told.severity == "warn")
+
+
+class Series(nn.Module):
+    """A recurrent layer over features, of which the *last* step is read, or the one before the padding begins."""
+
+    def __init__(self, make: type[nn.LSTM | nn.GRU], *, has_first: bool, reads_last: bool) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 8) if has_first else nn.Identity(), nn.Linear(16, 2)
+        self.layer, self.reads_last = make(8 if has_first else 3, 16, batch_first=True), reads_last
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        made = self.layer(self.first(x))[0]
+        return self.last(made[:, -1] if self.reads_last else made[torch.arange(len(x)), lengths - 1])  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("make", "has_first", "reads_last", "ends"),
+    [
+        (nn.LSTM, False, True, "zeros"), (nn.LSTM, True, True, "zeros"), (nn.GRU, False, True, "zeros"),
+        (nn.LSTM, False, False, "zeros"), (nn.LSTM, True, False, "zeros"), (nn.LSTM, True, True, "numbers"),
+        (nn.GRU, False, True, "sparse"),
+    ],
+)  # fmt: skip
+def test_the_step_of_padding_that_is_read_of_a_recurrent_layer_is_told(
+    make: type[nn.LSTM | nn.GRU], has_first: bool, reads_last: bool, ends: str
+) -> None:
+    torch.manual_seed(0)
+    model = Series(make, has_first=has_first, reads_last=reads_last)
+
+    def loss(_: int) -> Tensor:
+        lengths = torch.randint(4, 16, (24,)) if ends == "zeros" else torch.full((24,), 16)
+        x = torch.randn(24, 16, 3) * (torch.arange(16) < lengths[:, None])[:, :, None]
+        x = x * (torch.rand(24, 16, 1) < 0.3) if ends == "sparse" else x
+        return functional.cross_entropy(model(x, lengths), (x[:, 0, 0] > 0).long())
+
+    told = trained(model, loss, steps=8).get("padding_alone")
+    assert (told is not None) is (reads_last and ends == "zeros")
+    assert told is None or "padding" in told.message

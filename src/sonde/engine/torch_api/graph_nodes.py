@@ -96,6 +96,15 @@ def _signed(number: int) -> int:
     return number - (1 << 64) if number >= 1 << 63 else number
 
 
+def last_of(node: Node) -> int:
+    """Return the size of the axis whose last place an operation picks alone; 0 of another one."""
+    sizes: Sequence[int] = getattr(node, "_saved_self_sym_sizes", ())
+    if operation_of(node) != "Select" or not sizes:
+        return 0
+    size = int(sizes[_signed(node._saved_dim)])
+    return size if _signed(node._saved_index) in (-1, size - 1) else 0
+
+
 def normalised_by(node: Node) -> tuple[str, int] | None:
     """Return which softmax an operation completes, as a distribution makes it of logits or of what it takes for shares; its axis.
 
@@ -448,8 +457,13 @@ def is_square(node: Node) -> bool:
     return is_power or (operation_of(node) == "Mul" and len(before) == 2 and before[0] is before[1])
 
 
-def attention_of(node: Node) -> Tensor | None:
-    """Return the weights of the last query of an attention that is one operation, ``(samples, heads, keys)``.
+def squared_leaf(node: Node) -> Tensor | None:
+    """Return the parameter that an operation squares; None of another one."""
+    return leaf_of(sources_of(node)[0]) if is_square(node) else None
+
+
+def attention_of(node: Node, *, of_first: bool = False) -> Tensor | None:
+    """Return the weights of the last query, or *of_first*, of an attention that is one operation, ``(samples, heads, keys)``.
 
     They are 0 where it may see no key. None for another operation.
     """
@@ -457,14 +471,17 @@ def attention_of(node: Node) -> Tensor | None:
     mask = getattr(node, "_saved_attn_mask", getattr(node, "_saved_attn_bias", None))
     if not operation_of(node).startswith("ScaledDotProduct") or not isinstance(query, Tensor) or not isinstance(key, Tensor):
         return None
-    last, keys = query.detach()[..., -1:, :].double(), key.detach().double()
+    place = slice(0, 1) if of_first else slice(-1, None)
+    last, keys = query.detach()[..., place, :].double(), key.detach().double()
     scale = float(scale) if scale is not None else query.shape[-1] ** -0.5
     if keys.shape[1] != last.shape[1]:
         return None
     scores = last @ keys.transpose(-2, -1) * scale
     if isinstance(mask, Tensor):
-        of_last = mask.detach()[..., -1:, :]
+        of_last = mask.detach()[..., place, :]
         scores = scores.masked_fill(~of_last, -math.inf) if mask.dtype == torch.bool else scores + of_last.double()
+    if of_first and getattr(node, "_saved_is_causal", False):
+        scores[..., 1:] = -math.inf
     return scores.softmax(-1).nan_to_num()[..., 0, :]
 
 

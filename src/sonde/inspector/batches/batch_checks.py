@@ -41,6 +41,7 @@ from sonde.inspector.batches.layer_reading import (
     direction_numbers,
     dropped_numbers,
     input_numbers,
+    last_numbers,
     narrow_layer,
     norm_numbers,
     repeated_norm,
@@ -283,7 +284,7 @@ class BatchChecks:
                     repeated_layers(self._model),
                 )
                 look.add(attention_numbers(nodes, names, [each for each in given if _is_sequence(each, len(shown))]))
-                look.add(sum_numbers(nodes[::-1], dict(added_by(self._model))))
+                look.add(sum_numbers(nodes[::-1], dict(added_by(self._model))) | last_numbers(nodes, names, given))
             look.is_linear, look.is_difference = (
                 _is_linear(nodes, given, self._model),
                 graph_nodes.is_own_difference(output.grad_fn),

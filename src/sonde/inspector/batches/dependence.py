@@ -42,11 +42,13 @@ class Entry:
         given: the input, ``(samples, places, ...)``.
         sizes: how much the output that is looked at depends on each place of each sample, ``(samples, places)``, float64.
         is_argument: it is an argument of the model, and not made of one, nor tokens behind what alone was measured.
+        steps: of features, ``(samples, steps, features)``, the sizes of each step of each sample.
     """
 
     given: Tensor
     sizes: Tensor
     is_argument: bool = True
+    steps: Tensor | None = None
 
 
 @dataclass
@@ -78,6 +80,7 @@ class Dependence:
         ``own``, ``others``: how much the output depends on its own sample, and on other ones; ``most``: on one of these.
         ``real``, ``padding``: on tokens of its own but for the one that has most, which may be where the output is read, and on
         what is the same token at the end of its row; ``read``: how many times as much on one of these as on another one.
+        ``zeros``: how many times as much on a step of zeros at the end of the sample as on one before, if it has some, as padding.
         ``before``, ``here``, ``next``, ``later``, ``beside``: on tokens before, at and behind its place, along the second axis (0)
         or the first (1), and on those of other samples. ``near``: how far samples that stand next to each other are apart, of what
         any two are. ``cross``: on tokens of another row and another column; ``few``: on those of other rows, or other columns,
@@ -94,6 +97,10 @@ class Dependence:
             if entry.given.is_floating_point():
                 rows = entry.given.detach().reshape(len(sizes), -1)[:, :_ELEMENTS].double()
                 yield f"near {number}", (rows[1:] - rows[:-1]).square().mean() / (2 * rows.var(0).mean())
+                if entry.steps is not None:
+                    at_end, by_step = (_row(each, self.sample) for each in (zero_steps(entry.given), entry.steps))
+                    behind, before = ((by_step * each).sum() / each.sum() for each in (at_end, 1 - at_end))
+                    yield f"zeros {number}", behind / before
                 if sizes.shape[1] == 1:
                     continue
             else:
@@ -170,7 +177,8 @@ def dependence_of(
     if series is not None and len(shape) == 3:
         order = [order[0], series[0], 3 - order[0] - series[0]]
     ordered = [shape[axis] for axis in order]
-    sample, place = _looked_at(tokens, ordered, output.device)
+    stepped = [] if tokens else [held for held, _ in entries.values() if held.dim() == 3 and held.is_floating_point()]
+    sample, place = _looked_at(tokens, ordered, output.device, stepped)
     found = Dependence(sample, place, is_graph=holds_graph(model, given, samples), is_cut=is_cut)
     if not entries:
         return found if is_cut else None
@@ -189,7 +197,10 @@ def dependence_of(
     gradients = graph_nodes.gradients_at(output, weight, entries.keys(), see)
     for node, (held, is_argument) in entries.items():
         places = 1 if series is None or held.dim() != 3 else shape[series[0]]
-        entry = Entry(held, _sizes(gradients.get(node), held, samples, places), is_argument)
+        is_stepped = series is None and any(held is each for each in stepped) and len(held) == samples
+        steps = _sizes(gradients.get(node), held, samples, held.shape[1]) if is_stepped else None
+        steps = steps if steps is not None and steps.shape == held.shape[:2] else None
+        entry = Entry(held, _sizes(gradients.get(node), held, samples, places), is_argument, steps)
         (found.inputs if held.is_floating_point() else found.tokens).append(entry)
     if behind is not None:
         sizes = [_sizes_of_tokens(gradients.get(node), held, behind) for node, (held, _) in entries.items()]
@@ -410,14 +421,17 @@ def _sizes_of_tokens(gradient: Tensor | None, held: Tensor, tokens: Tensor) -> T
     return found
 
 
-def _looked_at(tokens: Sequence[Tensor], shape: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return which sample of an output is looked at, and which place of it."""
+def _looked_at(
+    tokens: Sequence[Tensor], shape: Sequence[int], device: torch.device, stepped: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return which sample of an output is looked at, and which place of it; *stepped* are inputs whose steps may be padding."""
     count = samples_of(shape)
     sample = torch.full((), count // 2, device=device)
     places = shape[1] if len(shape) > 1 else 1
     place = torch.full((), places // 2, device=device)
     if not tokens:
-        return sample, place
+        run = zero_steps(stepped[0])[:count].sum(1) if stepped and len(stepped[0]) >= count else torch.zeros(1, device=device)
+        return torch.where(run.max() > 0, run.argmax(), sample), place
     given = next((each for each in tokens if each.shape[1] == places), tokens[0])
     padding = padded(given)[:count]
     run = padding.sum(1)
@@ -449,6 +463,18 @@ def padded(tokens: Tensor) -> Tensor:
     is_behind = behind.sum() >= front.sum()
     found = (behind & (are_one | is_behind)) | (front & (are_one | ~is_behind))
     return (found & (found.sum(1, keepdim=True) < tokens.shape[1])).long()
+
+
+def zero_steps(given: Tensor) -> Tensor:
+    """Return which steps of *given* features, ``(samples, steps, features)``, are padding: zeros alone, at the end of a sample.
+
+    There are next to none elsewhere, samples have different numbers of them, and none has nothing else.
+    """
+    is_zero = (given == 0).flatten(2).all(2)
+    behind = is_zero.flip(1).cumprod(1).flip(1).bool() & ~is_zero.all(1, keepdim=True)
+    counts = behind.sum(1)
+    is_padding = ((is_zero & ~behind).sum() <= _INSIDE * counts.sum()) & (counts.max() > counts.min()) & (counts.max() > 1)
+    return (behind & is_padding).double()
 
 
 def _run(tokens: Tensor) -> Tensor:

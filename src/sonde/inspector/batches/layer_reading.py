@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.engine import graph_nodes
-from sonde.inspector.batches.dependence import padded
+from sonde.inspector.batches.dependence import padded, zero_steps
 
 _NOTHING = 1e-6  # of a gradient, rounding
 # operations between products and their softmax
@@ -28,6 +28,7 @@ _PRODUCTS = ("Addmm", "Mm")
 _ROWS, _FEWEST, _KNOWN = 256, 8, 0.25  # rows and columns that are read, the fewest that tell something, and the share without zeros
 _FEW_COLUMNS = 4  # of a table
 _ROUNDS, _TINY = 3, 1e-300
+_RECURRENT = ("MkldnnRnnLayer", "CudnnRnn", "MiopenRnn", "Stack")  # operations that return all steps of a recurrent layer
 _SHUTS = ("Tanh", "Sigmoid", "Softmax")
 _NEAR_LAYER = 12  # operations between a layer and its activation, as sums over the neighbours in a graph
 _DEAD_ELEMENTS = 64  # of an activation, of which one that is not zero would be seen
@@ -36,7 +37,9 @@ _DEAD_ELEMENTS = 64  # of an activation, of which one that is not zero would be 
 def attention_numbers(nodes: Sequence[Any], names: Mapping[int, str], tokens: Sequence[Tensor]) -> dict[str, Tensor]:
     """Return how large the largest weight of each attention is on average (*sharp*), and of how many (*attended*).
 
-    It is 0 where most rows have it at one place. *on padding*: which share the padding of *tokens* has, of samples that have some.
+    It is 0 where most rows have it at one place. *on padding*: which share the padding of *tokens* has, of samples that have some;
+    *first on*: of the first query alone, and *room of* what share of places that is, where samples have different ones.
+
     *over*: the axis over which weights add up to 1, from the last, where that is not the one over which they weigh something.
     """
     found: dict[str, Tensor] = {}
@@ -54,25 +57,70 @@ def attention_numbers(nodes: Sequence[Any], names: Mapping[int, str], tokens: Se
             name = graph_nodes.layer_near(node, names)
             found[f"sharp {name}"] = torch.where(usual < _HALF, largest.mean(), 0.0)
             found[f"attended {name}"] = usual.new_full((), weights.shape[-1])
-            own = [each for each in tokens if each.shape[1] == weights.shape[-1] and not weights.shape[0] % len(each)]
-            for each in own:
-                padding = _padding_of(each)
-                shares = (weights.detach().double().reshape(len(each), -1, each.shape[1]) * padding[:, None]).sum(-1).mean(1)
-                share = (shares * padding.amax(1)).sum() / padding.amax(1).sum().clamp(min=1)
+            for share, *_ in _on_padding(weights, tokens):
                 found[f"on padding {name}"] = torch.maximum(share, found.get(f"on padding {name}", share))
+        first = _of_first_query(node)
+        known = list(_on_padding(first, tokens)) if first is not None and first.numel() <= _FEATURES else []
+        if known:
+            name = graph_nodes.layer_near(node, names)
+            share, room, is_varied = torch.stack([torch.stack(each) for each in known]).amin(0)
+            found |= {f"first on {name}": share, f"room of {name}": room * is_varied}
+    return found
+
+
+def _of_first_query(node: Any) -> Tensor | None:
+    """Return the weights of the first query of an attention, ``(samples or more, keys)``; None of another operation."""
+    weights = graph_nodes.attention_of(node, of_first=True)
+    if weights is not None:
+        return weights.flatten(0, -2)
+    made, axis = graph_nodes.result_of(node), graph_nodes.axis_of(node)
+    if (
+        graph_nodes.operation_of(node) not in ("Softmax", "SafeSoftmax")
+        or made is None
+        or axis is None
+        or made.dim() < 2
+        or not axis
+    ):
+        return None
+    rows = made.detach().double().movedim(axis, -1)
+    scores = [graph_nodes.behind(each, _SCORES) for each in graph_nodes.sources_of(node)]
+    is_product = bool(scores) and graph_nodes.operation_of(scores[0]) == "Bmm"
+    if is_product and axis == made.dim() - 1:
+        return rows[..., 0, :].flatten(0, -2) if rows.dim() > 2 else rows
+    return rows.reshape(len(rows), -1) if rows.numel() == len(rows) * rows.shape[-1] else None
+
+
+def _on_padding(weights: Tensor, tokens: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield of each of the *tokens* that *weights* are of the share that their padding has, that of places, and whether it varies.
+
+    Of samples that have some.
+    """
+    for each in [each for each in tokens if each.shape[1] == weights.shape[-1] and not weights.shape[0] % len(each)]:
+        padding = _padding_of(each)
+        shares = (weights.detach().double().reshape(len(each), -1, each.shape[1]) * padding[:, None]).sum(-1).mean(1)
+        have = padding.amax(1)
+        share, room = ((one * have).sum() / have.sum().clamp(min=1) for one in (shares, padding.mean(1)))
+        counts = padding.sum(1)
+        yield share, room, (counts.max() > counts.min()).double()
+
+
+def last_numbers(nodes: Iterable[Any], names: Mapping[int, str], given: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Return the share of samples whose last step is padding, of recurrent layers of which that step alone is read."""
+    found: dict[str, Tensor] = {}
+    for node in nodes:
+        made = graph_nodes.behind(next(iter(graph_nodes.sources_of(node)), node), graph_nodes.MOVES)
+        steps = graph_nodes.last_of(node) if graph_nodes.operation_of(made) in _RECURRENT else 0
+        for each in given if steps else ():
+            if each.dim() == 3 and each.is_floating_point() and each.shape[1] == steps:
+                found[f"last of {graph_nodes.layer_near(made, names)}"] = zero_steps(each)[:, -1].mean()
     return found
 
 
 def _padding_of(given: Tensor) -> Tensor:
-    """Return which places of *given* tokens, or of features, are padding: of features zeros alone, at the end of a sample.
-
-    Tokens that are 0 and 1 are a mask.
-    """
+    """Return which places of *given* tokens, or of features, are padding; tokens that are 0 and 1 are a mask."""
     if given.dim() == 2:
         return (given == torch.where(padded(given) > 0, given, -1).max()).double() * (given.max() > 1)
-    is_zero = (given == 0).flatten(2).all(2)
-    behind = is_zero.flip(1).cumprod(1).flip(1)
-    return (behind * ~is_zero.all(1, keepdim=True)).double()
+    return zero_steps(given)
 
 
 def _other_axis(product: Any, names: Mapping[int, str]) -> dict[str, Tensor]:

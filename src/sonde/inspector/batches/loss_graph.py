@@ -104,6 +104,8 @@ _UNSCALED = (
 )
 _UNDIVIDED = "divide each loss by the number of passes that make a step, or the learning rate"
 _SAME_LOSS = 1e-3  # rounding
+_DECAYS, _HEAVY_DECAY = 0.5, 0.05  # of a loss, a penalty on weights, and what it is multiplied with
+_LIGHTER = "multiply the penalty by less (1e-5 to 1e-2 is usual), or leave it to the weight_decay of AdamW"
 _OFF = 0.05  # what targets add up to
 _ONE_FACTOR = 2.0  # between two steps, of a loss that is the mean of several passes
 _LISTED = (
@@ -369,18 +371,8 @@ class LossGraph:
         elif kind.startswith("beyond") and len(numbers) >= 3 * _LOOKS and min(numbers[::3]) > 0:
             ends = min(numbers[::3]), min(numbers[1::3]), max(numbers[2::3])
             found = judge("target_beyond", *ends, what=kind.split()[1])
-        elif kind == "errors" and len(numbers) >= 3 * _LOOKS and min(numbers[1::3]) >= _DROWNED:
-            size, times, weight = numbers[0], min(numbers[1::3]), min(numbers[2::3])
-            found = judge("target_large", size**2, 1.0, 1.0) if times >= _DROWNS else None
-            weighs = f"weighed by {short(weight)}, " * (found is None)
-            found = found or (judge("terms_uneven", math.inf) if weight >= _WEIGHTY else None)
-            what = f"errors, of size {short(size)}, {weighs}make {short(times)} x as much of the loss"
-            message = f"{what} as the cross-entropy beside them: the loss hears one term alone"
-        elif kind == "entropy" and len(numbers) >= 2 * _LOOKS and _raises(numbers[::2], numbers[1::2]):
-            found = judge("penalty_alone", 0.0, 0.0, numbers[0], is_entropy=True)
-        elif kind == "entropy" and max(numbers[::2]) < 0:
-            found, advice = judge("penalty_alone", 0.0, 0.0, numbers[0], is_entropy=True), _LOWERED
-            message = f"the loss lowers the entropy of the outputs, at a weight of {short(-numbers[0])}, beside a policy gradient"
+        elif kind in ("errors", "decayed", "entropy"):
+            return self._of_weights(kind, numbers)
         elif kind == "width" and max(numbers) <= SHRUNK:
             found, advice = judge("target_beyond", 1.0, 0.0, math.inf), TEMPERATURE
             message = (
@@ -388,6 +380,27 @@ class LossGraph:
                 f"{short(2 * numbers[0])} of that of a guess"
             )
         return found and replace(found, message=message or found.message, advice=advice or found.advice)
+
+    def _of_weights(self, kind: str, numbers: Sequence[float]) -> Finding | None:
+        """Judge the *numbers* of one *kind* that say how much of a loss one of its terms makes."""
+        found, message, advice, judge = None, "", None, self._chosen.judge
+        if kind == "errors" and len(numbers) >= 3 * _LOOKS and min(numbers[1::3]) >= _DROWNED:
+            size, times, weight = numbers[0], min(numbers[1::3]), min(numbers[2::3])
+            found = judge("target_large", size**2, 1.0, 1.0) if times >= _DROWNS else None
+            weighs = f"weighed by {short(weight)}, " * (found is None)
+            found = found or (judge("terms_uneven", math.inf) if weight >= _WEIGHTY else None)
+            what = f"errors, of size {short(size)}, {weighs}make {short(times)} x as much of the loss"
+            message = f"{what} as the cross-entropy beside them: the loss hears one term alone"
+        elif kind == "decayed" and min(numbers[::2]) >= _DECAYS and max(numbers[::2]) <= 1 and min(numbers[1::2]) >= _HEAVY_DECAY:
+            found, advice = judge("terms_uneven", math.inf), _LIGHTER
+            what = f"the squares of weights, times {short(numbers[1])}, make {percent(numbers[0])} of the loss"
+            message = f"{what}: this penalty takes the weights to 0, whatever outputs become of it"
+        elif kind == "entropy" and len(numbers) >= 2 * _LOOKS and _raises(numbers[::2], numbers[1::2]):
+            found = judge("penalty_alone", 0.0, 0.0, numbers[0], is_entropy=True)
+        elif kind == "entropy" and max(numbers[::2]) < 0:
+            found, advice = judge("penalty_alone", 0.0, 0.0, numbers[0], is_entropy=True), _LOWERED
+            message = f"the loss lowers the entropy of the outputs, at a weight of {short(-numbers[0])}, beside a policy gradient"
+        return found and replace(found, message=message or found.message, advice=advice or found.advice, severity="warn")
 
     def _of_function(self, nodes: Sequence[Node]) -> Iterator[Finding]:
         """Yield what is wrong in the *nodes* of the loss function."""
@@ -783,6 +796,13 @@ def _of_terms(loss: Tensor) -> Iterator[Read]:
         weight = torch.stack(others).max() if others else torch.ones((), device=loss.device)
         times = (loss.detach().double().abs().reshape(()) - beside) / beside
         yield "errors", torch.stack([size, times, weight.double()]), 0
+    squares = [(leaf, weight) for node, weight in terms if (leaf := graph_nodes.squared_leaf(node)) is not None]
+    if squares and len(squares) < len(terms):
+        decay = torch.stack(
+            [(weight.to(leaf.device) * leaf.detach().double().square().sum()).to(loss.device) for leaf, weight in squares]
+        )
+        heaviest = torch.stack([weight for _, weight in squares]).max().to(loss.device)
+        yield "decayed", torch.stack([decay.sum() / loss.detach().double().reshape(()), heaviest]), 0
     if (guess := _guess_of(terms)) > 0:
         yield "begun", torch.stack([loss.detach().double().reshape(()), torch.full((), guess, device=loss.device)]), 0
     for share in _smoothed_in(terms):

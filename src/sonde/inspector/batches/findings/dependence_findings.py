@@ -173,6 +173,7 @@ class DependenceFindings(PassFindings):
         if look.depends is not None:
             yield from self._of_samples(look, look.depends, numbers)
             yield from self._of_series(look.depends, numbers)
+            yield from self._of_zeros(look.depends, numbers)
 
     def _told_recurrent(self, look: Look) -> Finding | None:
         """Return that a recurrent layer takes samples for steps, as two looks have found it."""
@@ -278,6 +279,18 @@ class DependenceFindings(PassFindings):
                 yield self._chosen.judge("future_seen", (following + later) / whole, before + here, what="values")
             if aheads == [0] and before > 0 and following + later <= NOTHING * whole:
                 yield self._chosen.judge("target_shifted", 0.0)
+
+    def _of_zeros(self, depends: Depends, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield that steps of zeros at the end of samples, as padding, are read more than those before them."""
+        for place, (_, is_argument) in enumerate(depends.inputs):
+            times = self._so_far("zeros", place, value=numbers.get(f"zeros {place}", math.nan))
+            if is_argument and len(times) > 1 and all(_PADDING[self._has_attention] <= each < math.inf for each in times[-2:]):
+                found = self._chosen.judge("padding_alone", 0.0, 1.0)
+                message = (
+                    f"what the model returns depends {short(times[-1])} x as much on a step of padding, zeros at the end of a "
+                    "sample, as on one before"
+                )
+                yield found and replace(found, message=message, severity="warn")
 
     def _told_unused(self, look: Look, numbers: Mapping[str, float], *, is_cut: bool = False) -> Finding | None:
         """Return that outputs do not depend on what they are made of; *is_cut*: the first one does not, others do."""

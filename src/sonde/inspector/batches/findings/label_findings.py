@@ -136,9 +136,10 @@ class LabelFindings(PassFindings):
                 labels = self._so_far("labelled", at, look.number, value=(numbers[f"labelled {at}"], numbers[f"label {at}"]))
                 firsts = self._so_far("labelled", at, 0) or labels
                 classes = {each for _, each in firsts}
+                every = {label for (output, *_), held in self._by("labelled").items() if output == at for _, label in held}
                 others = (("zeros", "all 0") if classes == {1.0} else ("ones", "all 1")) if classes <= {0.0, 1.0} else ()
                 beside = any(map(numbers.get, others))  # the first output has them
-                if len(classes) == 1 and not beside and not any(map(math.isnan, classes)):
+                if len(classes) == 1 and every == classes and not beside and not any(map(math.isnan, classes)):
                     counts = sum(count for count, _ in firsts)
                     found = self._chosen.judge("labels_alike", counts, float(len(firsts)), 1.0)
                     yield found and replace(found, site=f"{self._part}:output{look.outputs[at]}")

@@ -10,7 +10,7 @@ from sonde import rules
 from sonde.inspector.batches.findings.pass_history import KEPT, LAST, OFTEN, History, PassFindings
 from sonde.inspector.batches.look import SQUARE, Look, Table
 from sonde.rules import Chosen, Finding, among
-from sonde.words import short
+from sonde.words import percent, short
 
 _RATE = "lower its rate, which is the share that is dropped, and not that which is kept; and give it training=self.training"
 _SHARP = (
@@ -34,6 +34,14 @@ _AVERAGED = (
 _AT_DEPTHS = "normalises at several depths of a network: its running statistics, which evaluation takes, are of none of them"
 _OWN_NORM = "give each place a batch normalisation of its own, or use a LayerNorm, which has no statistics of batches"
 _ALL_PADDING = 0.99  # of the weights of an attention
+_ROOM, _AS_TOKENS = (
+    0.1,
+    0.3,
+)  # share of places that are padding; and of that, what it has of the weights where no mask leaves it out
+_MASK = (
+    "leave padding out: src_key_padding_mask (True at padding), attention_mask (0 there), or masked_fill(scores, -inf) in front of "
+    "the softmax; and out of a mean over places"
+)
 _ONE_UNIT = "has one unit: all that outputs know of what goes in is one number"
 _WIDER = "give it more units, as many as what it stands for has independent numbers, or more"
 _DEAD_LOOKS = 2  # one after the other, in which all units of a layer were dead
@@ -181,6 +189,22 @@ class LayersOfPass(PassFindings):
             found = self._chosen.judge("padding_alone", 0.0, float(numbers.get(f"on padding {name}", 0.0) >= _ALL_PADDING))
             message = f"the attention{f' behind {name}' if name else ''} reads the padding of samples, and none of their tokens"
             yield found and replace(found, message=message, site=name and f"{name}:output")
+        for name in (each.removeprefix("room of ") for each in numbers if each.startswith("room of ")):
+            share, room = numbers[f"first on {name}"], numbers[f"room of {name}"]
+            found = self._chosen.judge("padding_alone", 0.0, float(room >= _ROOM and share >= _AS_TOKENS * room))
+            behind = f" behind {name}" if name else ""
+            message = (
+                f"the attention{behind} gives {percent(share)} of its weights to padding, which is {percent(room)} of the places: "
+                "no mask leaves it out"
+            )
+            yield found and replace(found, message=message, site=name and f"{name}:output", advice=_MASK, severity="warn")
+
+        for name in (each.removeprefix("last of ") for each in numbers if each.startswith("last of ")):
+            share = numbers[f"last of {name}"]
+            found = self._chosen.judge("padding_alone", 0.0, float(share >= _ROOM))
+            which = f"padding, zeros, in {percent(share)} of the samples"
+            message = f"of {name or 'a recurrent layer'} the last step alone is read, which is {which}"
+            yield found and replace(found, message=message, site=name and f"{name}:output", severity="warn")
 
     def _of_dropped(self, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that a dropout which is no module drops nearly all, in two looks."""
