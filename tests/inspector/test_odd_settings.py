@@ -92,6 +92,23 @@ def test_an_eps_that_is_zero_in_float16_is_the_root_of_a_nan(dtype: torch.dtype,
     assert {each.follows for each in inspector.findings if each.rule == "nonfinite"} <= {"eps_lost"}
 
 
+@pytest.mark.parametrize(("steps", "severity"), [(2, "warn"), (4, "note"), (100, "")])
+def test_an_optimizer_that_is_made_anew_again_and_again_is_told(steps: int, severity: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+    optimizer = Adam(model.parameters(), 1e-3)
+    with sonde.watch(model, every=1, to="memory", verbose=False, bad_steps=None) as inspector:
+        for step in range(32):
+            optimizer = optimizer if step % steps else Adam(model.parameters(), 1e-3)
+            functional.cross_entropy(model(torch.randn(32, 8)), torch.zeros(32).long()).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+    told = [(each.severity, each.message) for each in inspector.findings if each.rule == "optimizer_renewed"]
+    assert told == [(severity, f"the optimizer was made anew every {steps} steps, 5 times: its averages begin anew")] * bool(
+        severity
+    )
+
+
 @pytest.mark.parametrize(("kind", "is_found"), [(Adam, True), (SGD, False)])
 @pytest.mark.parametrize("every", [1, 4])
 def test_an_optimizer_that_is_made_anew_in_each_step_is_found_where_it_keeps_averages(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ _GIVE_RATE = (
 )
 _FACTOR, _SAME = 0.1, 1e-3  # a rate that is no factor of one, as 1 is; and how near a rate comes to its square
 _IN_TYPE = (optim.Adam, optim.AdamW, optim.NAdam, optim.Adamax, optim.RMSprop, optim.Adagrad)  # compute as their parameters are
+_RENEWED, _SHORT_LIFE = 5, 3  # optimizers, one after the other; steps, in which averages of an optimizer do not settle
 _ALIVE = 2  # optimizers: where more are kept, they are many, and none is made anew
 
 
@@ -47,6 +49,7 @@ class OddSettings:
         self._highest = 0.0  # rate of all steps
         self._epoch = self._step = 0
         self.climbs = False
+        self._renewed: list[int] = []  # first steps of optimizers that keep averages
         self._new = 0  # logged steps, one after the other, of optimizers that were not seen before
         self._held: WeakKeyDictionary[Optimizer, frozenset[int]] = WeakKeyDictionary()  # by optimizer, ids of its parameters
         self._last: frozenset[int] = frozenset()  # of the optimizer that made the logged step before
@@ -61,7 +64,7 @@ class OddSettings:
         self.climbs |= any(group.get("maximize") and _number(group.get("lr")) >= 0 for group in groups)
         self._look_for_still(optimizer, hooks, epoch, step)
         self._look_at_warm_up(groups[0], epoch, step)
-        for found in filter(None, self._of_steps(optimizer)):
+        for found in filter(None, self._of_steps(optimizer, step)):
             self._keep(found, epoch, step, first=0)
         for number, group in enumerate(groups):
             rate, decay = (_number(group.get(name)) for name in ("lr", "weight_decay"))
@@ -114,9 +117,11 @@ class OddSettings:
                 found = replace(found, advice=_RETURNS_RATE) if is_squared else found
                 self._keep(found, self._epoch, self._step, first=first)
 
-    def _of_steps(self, optimizer: Optimizer) -> Iterator[Finding | None]:
+    def _of_steps(self, optimizer: Optimizer, step: int) -> Iterator[Finding | None]:
         """Judge which optimizers make the steps: one that had made none, or one that holds all parameters of another."""
         is_known = optimizer in self._held
+        if not is_known and optimizer.state:
+            self._renewed.append(step)
         self._new = 0 if is_known or not optimizer.state else self._new + 1
         if not is_known:
             self._held[optimizer] = frozenset(id(each) for group in optimizer.param_groups for each in group["params"])
@@ -124,6 +129,11 @@ class OddSettings:
         self._last = held
         self._shared += is_known and bool(last) and (held < last or last < held)
         yield self._chosen.judge("optimizer_renewed", self._new) if len(self._held) <= _ALIVE else None
+        lives = [later - each for each, later in itertools.pairwise(self._renewed)][-_RENEWED:]
+        if len(lives) == _RENEWED and len(self._held) <= _ALIVE and held == last and max(lives) > 1:
+            found = self._chosen.judge("optimizer_renewed", float(_RENEWED))
+            message = f"the optimizer was made anew every {max(lives)} steps, {_RENEWED} times: its averages begin anew"
+            yield found and replace(found, message=message, severity="note" if max(lives) > _SHORT_LIFE else found.severity)
         yield self._chosen.judge("held_twice", self._shared)
 
     def _keep(self, found: Finding, epoch: int, step: int, *, first: int) -> None:

@@ -354,7 +354,8 @@ def betas_odd(second: float, first: float) -> Judged:
 
 
 @entry(
-    f"each of {UNMOVED} logged steps was made by an optimizer that had made none before, and that keeps averages",
+    f"each of {UNMOVED} logged steps was made by an optimizer that had made none before, and that keeps averages; or {UNMOVED} "
+    "times in a row one is made anew behind 3 steps or fewer (behind more a note)",
     "torch.optim.Adam: what it divides by, and a momentum, are averages over the steps of one optimizer",
     "make the optimizer once, before the loop",
     needs=("rms:update",),

@@ -156,7 +156,7 @@ class Encoder(nn.Module):
 @pytest.mark.parametrize(
     ("kind", "is_told"),
     [
-        ("pooled", True), ("each", True), ("pooled, positions", False), ("each, zero positions", False), ("pooled, causal", False),
+        ("pooled", True), ("each", False), ("pooled, positions", False), ("each, zero positions", False), ("pooled, causal", False),
         ("each, causal", False), ("pooled, dropout", False), ("bag", False),
     ],
 )  # fmt: skip
@@ -168,7 +168,7 @@ def test_attention_that_does_not_see_the_order_of_tokens_is_told(kind: str, is_t
         given = text()
         return against(model(given), given % 4) if "each" in kind else functional.cross_entropy(model(given), given[:, 0] % 4)
 
-    found = trained(model, loss, 30)
+    found = trained(model, loss, 200 if "pooled" in kind else 30)  # where the loss falls, their order does not matter
     assert ("input_unused" in found) is is_told
     if is_told:
         told = found["input_unused"]
@@ -391,7 +391,9 @@ def test_attention_to_the_states_of_padding_alone_is_told_though_these_hold_some
         target = torch.randint(1, 20, (16, 7))
         return functional.cross_entropy(model(source, target[:, :-1]).flatten(0, 1), target[:, 1:].flatten())
 
-    assert ("padding_alone" in trained(model, loss, steps=10)) is (kind == "inverted")
+    told = trained(model, loss, steps=10).get("padding_alone")
+    assert (told is not None) is (kind != "right")
+    assert told is None or ("no mask leaves it out" in told.message) is (kind == "none")
 
 
 def mlp(outputs: int, last: nn.Module | None = None) -> nn.Sequential:
@@ -1278,7 +1280,7 @@ def test_a_gradient_of_few_samples_that_is_far_above_others_is_no_spike(samples:
 def test_labels_of_a_further_output_that_are_of_another_class_in_each_pass_of_a_step_are_not_alike(other: float) -> None:
     """As those of a domain, of data from two sources."""
     torch.manual_seed(0)
-    model = Heads()
+    model = Domains()
 
     def loss(_: int) -> Tensor:
         made, total = [model(torch.randn(16, 8)) for _ in range(2)], torch.zeros(())
@@ -1290,7 +1292,7 @@ def test_labels_of_a_further_output_that_are_of_another_class_in_each_pass_of_a_
     assert ("labels_alike" in trained(model, loss)) is (other == 0.0)
 
 
-class Heads(nn.Module):
+class Domains(nn.Module):
     """Classes, and where samples come from."""
 
     def __init__(self) -> None:

@@ -786,6 +786,12 @@ def test_labels_of_ctc_that_are_its_blank_are_found(blank: int, least: int, coun
     assert not is_told or f"of the labels of ctc_loss are its blank, {blank}" in found["target_beyond"]
 
 
+def test_labels_that_are_no_shares_and_not_scores_make_a_first_loss_large() -> None:
+    found = trained(mlp(8), lambda y, x: functional.binary_cross_entropy_with_logits(y, 255.0 * (x > 0)))
+    assert "target_beyond" in found
+    assert "begins_large" not in found
+
+
 @pytest.mark.parametrize(
     ("times", "is_binary", "is_told"), [(1.0, False, False), (300.0, False, True), (300.0, True, True), (1.0, True, False)]
 )

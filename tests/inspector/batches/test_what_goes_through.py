@@ -841,3 +841,40 @@ def test_the_step_of_padding_that_is_read_of_a_recurrent_layer_is_told(
     told = trained(model, loss, steps=8).get("padding_alone")
     assert (told is not None) is (reads_last and ends == "zeros")
     assert told is None or "padding" in told.message
+
+
+class Weighing(nn.Module):
+    """Steps that a softmax weighs over an axis, and outputs that end with another softmax or not."""
+
+    def __init__(self, axis: int, last: nn.Module, first: nn.Module) -> None:
+        super().__init__()
+        self.first, self.score, self.out, self.last, self.axis = first, nn.Linear(4, 1), nn.Linear(4, 1), last, axis
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return self.last(self.out((self.score(x).softmax(self.axis) * x).sum(1)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("axis", "last", "first", "message"),
+    [
+        (1, nn.Sigmoid(), nn.LayerNorm(4), ""),
+        (2, nn.Sigmoid(), nn.LayerNorm(4), "the softmax behind score is over one element"),
+        (1, nn.Softmax(1), nn.LayerNorm(4), "the softmax behind out is over one element"),
+        (1, nn.Sigmoid(), nn.Sequential(nn.Unflatten(2, (4, 1)), nn.LayerNorm(1), nn.Flatten(2)),
+         "the normalisation first.1 is over one element"),
+        (1, nn.Sigmoid(), nn.Sequential(nn.Flatten(1), nn.GroupNorm(24, 24), nn.Unflatten(1, (6, 4))),
+         "the normalisation first.1 is over one element"),
+    ],
+)  # fmt: skip
+def test_a_softmax_or_a_normalisation_over_one_element_is_told(axis: int, last: nn.Module, first: nn.Module, message: str) -> None:
+    torch.manual_seed(0)
+    model = Weighing(axis, last, first)
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(16, 6, 4)
+        return functional.binary_cross_entropy(model(x), (x[:, 0, :1] > 0).float())
+
+    told = trained(model, loss, steps=8).get("input_unused")
+    assert (told is not None) is bool(message)
+    assert told is None or told.message.startswith(message)

@@ -551,6 +551,15 @@ def batch_statistics(node: Node) -> BatchStatistics | None:
     return BatchStatistics(running_mean, running_var, mean, inverse**-2, eps, held[4].numel() // mean.numel())
 
 
+def is_norm_of_one(node: Node) -> bool:
+    """Return whether an operation normalises each element by itself, of which nothing is left then."""
+    shape: Sequence[int] | None = getattr(node, "_saved_normalized_shape", None)
+    channels, groups, places = (getattr(node, f"_saved_{each}", 0) for each in ("C", "group", "HxW"))
+    return (shape is not None and math.prod(shape) == 1) or (
+        operation_of(node) == "NativeGroupNorm" and channels * places == groups
+    )
+
+
 def is_batch_norm(node: Node) -> bool:
     """Return whether the operation normalises over samples."""
     return operation_of(node) in _BATCH_NORMS

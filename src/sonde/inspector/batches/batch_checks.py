@@ -44,6 +44,7 @@ from sonde.inspector.batches.layer_reading import (
     last_numbers,
     narrow_layer,
     norm_numbers,
+    of_one,
     repeated_norm,
     shut_numbers,
     sum_numbers,
@@ -278,9 +279,10 @@ class BatchChecks:
                 look.add(dropped_numbers(nodes, names))
             look.add(direction_numbers(nodes[::-1], names) if walks and self._may_walk else {})
             if self._depended == 1:
-                look.narrow, look.repeated, look.twice = (
+                look.narrow, look.repeated, look.single, look.twice = (
                     narrow_layer(nodes, names),
                     repeated_norm(nodes, names),
+                    of_one(nodes, names),
                     repeated_layers(self._model),
                 )
                 look.add(attention_numbers(nodes, names, [each for each in given if _is_sequence(each, len(shown))]))

@@ -104,6 +104,22 @@ def _on_padding(weights: Tensor, tokens: Sequence[Tensor]) -> Iterator[tuple[Ten
         yield share, room, (counts.max() > counts.min()).double()
 
 
+def of_one(nodes: Iterable[Any], names: Mapping[int, str]) -> dict[str, str]:
+    """Return the operations that are over one element, and return the same whatever it is, each with the layer it stands behind.
+
+    An attention over one place is none of them.
+    """
+    found: dict[str, str] = {}
+    for node in nodes:
+        name, axis, sizes = graph_nodes.operation_of(node), graph_nodes.axis_of(node), graph_nodes.shape_of(node)
+        if name in ("Softmax", "LogSoftmax") and axis is not None and sizes[axis : axis + 1] == (1,) and math.prod(sizes) > 1:
+            scores = [graph_nodes.operation_of(graph_nodes.behind(each, _SCORES)) for each in graph_nodes.sources_of(node)]
+            found |= {"softmax": graph_nodes.layer_near(node, names)} if scores != ["Bmm"] else {}
+        elif graph_nodes.is_norm_of_one(node):
+            found["normalisation"] = graph_nodes.layer_near(node, names)
+    return found
+
+
 def last_numbers(nodes: Iterable[Any], names: Mapping[int, str], given: Sequence[Tensor]) -> dict[str, Tensor]:
     """Return the share of samples whose last step is padding, of recurrent layers of which that step alone is read."""
     found: dict[str, Tensor] = {}

@@ -79,6 +79,7 @@ class Look:
         narrow: the layer of one unit through which all goes that the last one is given; ``""`` for none.
         repeated: the batch normalisation that is given what has gone through itself before; ``""`` for none.
         twice: the names of each layer that a list holds at several places.
+        single: operations over one element, and the layers that they stand behind.
         depends: what the output depends on, if that was measured.
         tokens: how many arguments are tokens; first those whose part in the output was measured.
         is_piecewise: nothing but linear operations and activations of straight pieces has made the first output.
@@ -115,6 +116,7 @@ class Look:
     is_difference: bool = False
     narrow: str = ""
     repeated: str = ""
+    single: dict[str, str] = field(default_factory=dict)
     twice: list[list[str]] = field(default_factory=list)
     depends: Depends | None = None
     tokens: int = 0

@@ -803,8 +803,7 @@ def _of_terms(loss: Tensor) -> Iterator[Read]:
         )
         heaviest = torch.stack([weight for _, weight in squares]).max().to(loss.device)
         yield "decayed", torch.stack([decay.sum() / loss.detach().double().reshape(()), heaviest]), 0
-    if (guess := _guess_of(terms)) > 0:
-        yield "begun", torch.stack([loss.detach().double().reshape(()), torch.full((), guess, device=loss.device)]), 0
+    yield from _begun_of(loss, terms)
     for share in _smoothed_in(terms):
         yield "smoothed", share.to(loss.device), 0
     for node, weight in terms:
@@ -824,6 +823,16 @@ def _of_terms(loss: Tensor) -> Iterator[Read]:
         sizes = [torch.where(((each == 0) | (each == 1)).all(), 0.0, each.double().square().mean().sqrt()) for each in held]
         size = torch.stack(sizes).max()
         yield "entropy", torch.stack([torch.where(size == 0, 0.0, torch.stack(weights).sum()), size]), 0
+
+
+def _begun_of(loss: Tensor, terms: Sequence[tuple[Node, Tensor]]) -> Iterator[Read]:
+    """Yield a *loss*, and what a guess has of it; infinite where its labels are beyond 0 and 1, which make it large themselves."""
+    if (guess := _guess_of(terms)) > 0:
+        labels = [held for node, _ in terms if (held := graph_nodes.target_of(node)) is not None and held.is_floating_point()]
+        beyond = [((each < 0) | (each > 1)).any() for each in labels]
+        usual = torch.full((), guess, device=loss.device)
+        usual = torch.where(torch.stack(beyond).any(), math.inf, usual) if beyond else usual
+        yield "begun", torch.stack([loss.detach().double().reshape(()), usual]), 0
 
 
 def _raises(weights: Sequence[float], sizes: Sequence[float]) -> bool:

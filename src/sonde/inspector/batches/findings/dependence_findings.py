@@ -51,6 +51,7 @@ _STEPS = (
     "transposition before it"
 )
 _ALONE = "an output depends on the token at its own place alone, though the model has attention: no place reads another"
+_EVEN_LOOKS = 2  # of samples with equal tokens
 _EVEN = 1e-4  # of how much outputs depend on two equal tokens, rounding
 _NO_ORDER = "the order of tokens says nothing to the model: an output depends alike on equal ones, wherever they stand"
 _POSITIONS = (
@@ -205,9 +206,9 @@ class DependenceFindings(PassFindings):
             yield found and replace(found, message=message, severity="warn")
         are_even = self._has_attention and numbers[f"twins {place}"] > 1 and numbers[f"uneven {place}"] <= _EVEN
         even = self._so_far("even", place, value=are_even if numbers[f"twins {place}"] > 1 else None)
-        if are_even and len(even) >= LAST and all(even):
+        if are_even and len(even) >= _EVEN_LOOKS and all(even):
             found = self._chosen.judge("input_unused", 2, 1, name="the order of its tokens", has_layers=True)
-            yield found and replace(found, message=_NO_ORDER, advice=_POSITIONS)
+            yield found and replace(found, message=_NO_ORDER, advice=_POSITIONS, evidence={"order": 0.0})
         places = [at for at, (_, is_argument) in enumerate(look.depends.inputs) if f"read {at}" in numbers and is_argument]
         others = sum(numbers[f"{name} {at} {way}"] for at in places for way in (0, 1) for name in ("before", "next", "later"))
         here = numbers[f"here {place} 0"]

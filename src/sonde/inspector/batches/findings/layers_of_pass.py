@@ -44,6 +44,10 @@ _MASK = (
 )
 _ONE_UNIT = "has one unit: all that outputs know of what goes in is one number"
 _WIDER = "give it more units, as many as what it stands for has independent numbers, or more"
+_OF_ONE = {
+    "softmax": "take the sigmoid of one output, or the softmax over the axis of several: of classes, or of places (dim=)",
+    "normalisation": "normalise over several features, or over the samples (BatchNorm), or leave it out",
+}
 _DEAD_LOOKS = 2  # one after the other, in which all units of a layer were dead
 
 
@@ -71,6 +75,11 @@ class LayersOfPass(PassFindings):
         yield found and replace(found, message=f"{look.narrow} {_ONE_UNIT}", advice=_WIDER, site=f"{look.narrow}:output")
         found = self._chosen.judge("running_off", math.inf, 1.0) if look.repeated else None
         yield found and replace(found, message=f"{look.repeated} {_AT_DEPTHS}", advice=_OWN_NORM, site=f"{look.repeated}:output")
+        for kind, name in look.single.items():
+            found = self._chosen.judge("input_unused", 1, 1, has_layers=True)
+            where = f" behind {name}" if kind == "softmax" and name else f" {name}".rstrip()
+            message = f"the {kind}{where} is over one element: it returns the same, whatever goes in"
+            yield found and replace(found, message=message, advice=_OF_ONE[kind], site=name and f"{name}:output")
         for names in look.twice:
             found = self._chosen.judge("held_twice", float(len(names)), layer=f"{names[0]} to {names[-1]}")
             yield found and replace(found, site=f"{names[0]}:param", advice=rules.updates.EACH_LAYER)
