@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -796,3 +797,38 @@ def test_a_loss_that_falls_in_its_first_steps_alone_is_not_stuck(begun: float, i
         scalars.add("lr", 0.1, 0, step)
         scalars.add("loss", 0.47 + (begun - 0.47) * 0.5**step, 0, step)
     assert any(each.rule == "loss_stuck" for each in scalars.findings(at_end=True)) is is_told
+
+
+@pytest.mark.parametrize(
+    ("rate", "is_told"),
+    [
+        (lambda step: 0.05 * (1 + math.cos(math.pi * step / 5)), True),  # T_max in epochs, stepped in each batch
+        (lambda step: 0.05 * (1 + math.cos(math.pi * step / 15)), False),
+        (lambda step: 0.05 * (1 + math.cos(math.pi * (step % 10) / 10)), False),  # warm restarts, which rise at once
+        (lambda step: 0.05 * (2 + math.cos(math.pi * step / 5)), False),  # not to zero
+        (lambda step: 0.05 * (1 + math.cos(math.pi * step / 90)), False),
+    ],
+)
+def test_a_rate_that_swings_every_few_steps_is_told(rate: Callable[[int], float], is_told: bool) -> None:
+    scalars = rules.ScalarFindings(rules.Chosen())
+    for step in range(90):
+        scalars.add("lr", rate(step), 0, step)
+        scalars.add("loss", 1 / (1 + step), 0, step)
+    assert [each.message for each in scalars.of_rates("") if each.rule == "rate_small"] == [
+        "the learning rate goes from 0.1 to 0 and back every 10 steps"
+    ] * is_told
+
+
+@pytest.mark.parametrize(
+    ("values", "is_told"), [([1.8, 1.79, 1.78, 1.79], True), ([1.8, 1.7, 1.6, 1.55], False), ([1.8, 1.79], False)]
+)
+def test_a_validation_loss_that_stays_at_that_of_a_guess_is_told_at_the_end(values: list[float], is_told: bool) -> None:
+    """Though samples of the training are learnt by heart, if only a little."""
+    scalars = rules.ScalarFindings(rules.Chosen(), chance=lambda model: math.log(6))
+    for step in range(40 * len(values)):
+        scalars.add("loss", 1.85 - 0.001 * step, 0, step)
+        if step % 40 == 39:
+            scalars.add("val_loss", values[step // 40], 0, step)
+    told = [each.message for each in scalars.findings(at_end=True) if each.rule == "loss_stuck" and "val_loss" in each.message]
+    assert told == ["val_loss stays at that of a guess, 1.792: it is 1.79, and was 1.78 at best"] * is_told
+    assert not [each for each in scalars.findings() if "val_loss" in each.message]

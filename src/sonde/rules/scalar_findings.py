@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections import deque
@@ -101,6 +102,7 @@ _AT_FIRST = 30.0  # times the first losses, up to which the very first one may b
 _FAR_ABOVE = 4.0  # times what logarithms of a loss scatter, by which its very first value is far above the next
 _FAR_DOWN = 0.6  # of its very first value, to which a loss comes that has learnt in its first steps
 _NOISE = 3.0  # times what values of a loss scatter around those next to them, its first ones do at most
+_SWINGS, _SWING, _RISES = 4, 20, 3  # lows in a row of a rate, the most steps from one to the next, and those of a rise
 _SHORT_BATCH = 0.5  # of the usual one
 _SURE = 4.0  # times what two thirds are apart by chance, from which on a reward has risen
 _COIN = math.log(2)  # the cross-entropy of a guess of two classes
@@ -150,6 +152,7 @@ class ScalarFindings:
         self._metrics: dict[str, _Metric] = {}
         self._latest: dict[tuple[str, str], float] = {}  # by model the norm of all parameters, the steps that a momentum adds up
         self._rates: dict[str, list[tuple[int, float]]] = {}  # by model the last two learning rates, with their steps
+        self._swings: dict[str, _Swings] = {}  # by model how its rate goes up and down
         self._moved: dict[str, list[tuple[int, float]]] = {}  # by model how far its steps have moved them, at the last two of these
 
     def add(self, name: str, value: float, epoch: int, step: int) -> None:
@@ -158,6 +161,8 @@ class ScalarFindings:
         if "lr" in (kind, model.rpartition("/")[2]):
             known = self._rates.setdefault(model if kind == "lr" else model.rpartition("/")[0], [])
             _keep_two(known, step, max([value, *[rate for at, rate in known if at == step]]))  # of several groups the largest
+            if kind == "lr":
+                self._swings.setdefault(model, _Swings()).add(value, step)
         if kind in ("param_norm", "momentum_steps"):
             self._latest[model, kind] = value
         if kind == "update_norm" and (size := self._latest.get((model, "param_norm"), 0.0)) > 0:
@@ -200,6 +205,12 @@ class ScalarFindings:
         )
         found = found or self._of_clipping(model, loss)
         yield from (replace(each, step=loss.steps[1], first_step=loss.steps[0]) for each in (found,) if each is not None)
+        swings = self._swings.get(model, _Swings())
+        if swings.period:
+            low, high = swings.ends
+            found = self._chosen.judge("rate_small", 0.0, high, 1.0, math.nan)
+            message = f"the learning rate goes from {high:.3g} to {low:.3g} and back every {swings.period} steps"
+            yield from (replace(each, message=message, step=loss.steps[1], first_step=0) for each in (found,) if each is not None)
         for step, rate in self._rates.get(model, [])[-1:]:
             found = self._chosen.judge("momentum_large", rate, self.added_up(model))
             yield from (replace(each, step=step, first_step=0) for each in (found,) if each is not None)
@@ -521,6 +532,34 @@ class _Scalar:
             message += f"; {site} moved first"
             found = replace(found, site=site, evidence={**found.evidence, "deviations_at_site": away})
         return replace(found, message=message, epoch=epoch, step=step, first_step=step)
+
+
+class _Swings:
+    """How a learning rate goes down and up again, step by step, as a schedule does that is stepped beyond its end.
+
+    Attributes:
+        ends: the smallest and the largest rate.
+    """
+
+    def __init__(self) -> None:
+        self.ends = math.inf, -math.inf
+        self._last, self._rises = math.nan, 0
+        self._turns: list[int] = []  # steps behind which it has risen for some
+
+    @property
+    def period(self) -> int:
+        """The most steps from one low to the next, of the last of several, where these are few; 0 elsewhere."""
+        periods = [later - each for each, later in itertools.pairwise(self._turns)][-_SWINGS:]
+        is_deep = self.ends[0] <= LOW_RATE * 10 * self.ends[1]
+        return max(periods) if len(periods) == _SWINGS and max(periods) <= _SWING and is_deep else 0
+
+    def add(self, rate: float, step: int) -> None:
+        """Add the *rate* of a *step*."""
+        self.ends = min(self.ends[0], rate), max(self.ends[1], rate)
+        rises = self._rises + 1 if rate > self._last else 0
+        if rises == _RISES:
+            self._turns = [*self._turns[-_SWINGS:], step - _RISES]
+        self._last, self._rises = rate, rises
 
 
 class _Loss:

@@ -469,7 +469,8 @@ def rate_grown(rate: float, best: float, *, factor: float = GROWN_RATE) -> Judge
     "square of that one; or a discriminator's outputs for what it is given and for what a generator makes are 2 x their deviations "
     "apart in six looks, up to step 100 or later, and steps have moved it 30 x as far as all other models; or 0.01 of the norm "
     "of gradients or less is left at 0.9 of the steps, which move less than 0.0003 of the norm of all weights, and the loss has "
-    "not fallen by a fifth in 90 of them",
+    "not fallen by a fifth in 90 of them; or the rate goes down to 0.01 of the largest and rises again, step by step, every 20 "
+    "steps or fewer, four times in a row",
     "our own: a schedule that is stepped too often, or for the wrong reason, leaves a rate that moves nothing",
     "look at the schedule: how often its step() is called, its length and unit (steps or epochs), the mode of ReduceLROnPlateau",
     needs=("lr", "loss"),
