@@ -832,3 +832,23 @@ def test_a_validation_loss_that_stays_at_that_of_a_guess_is_told_at_the_end(valu
     told = [each.message for each in scalars.findings(at_end=True) if each.rule == "loss_stuck" and "val_loss" in each.message]
     assert told == ["val_loss stays at that of a guess, 1.792: it is 1.79, and was 1.78 at best"] * is_told
     assert not [each for each in scalars.findings() if "val_loss" in each.message]
+
+
+@pytest.mark.parametrize(
+    ("moved", "fall", "is_told"), [(1e-4, 0.001, True), (1e-3, 0.001, False), (1e-4, 0.004, False), (1e-4, 0.0, False)]
+)
+def test_steps_that_hardly_move_the_weights_of_a_loss_that_creeps_are_told_at_the_end(
+    moved: float, fall: float, is_told: bool
+) -> None:
+    scalars = rules.ScalarFindings(rules.Chosen())
+    for step in range(150):
+        for name, value in (
+            ("param_norm", 1.0),
+            ("update_norm", moved),
+            ("lr", 1e-5),
+            ("loss", 1.8 - fall * step + 0.01 * (step % 3)),
+        ):
+            scalars.add(name, value, 0, step)
+    assert [each.message for each in scalars.of_rates("")] == []
+    told = [each.message for each in scalars.of_rates("", at_end=True)]
+    assert [each[:60] for each in told] == ["all steps together have moved the weights by 1 %, and the loss"[:60]] * is_told

@@ -42,7 +42,7 @@ from sonde.rules.loop import (
 )  # fmt: skip
 from sonde.rules.updates import LOW_RATE, WARMED
 from sonde.rules.window import Held
-from sonde.words import short
+from sonde.words import percent, short
 
 _GRADIENTS = ("grad_norm", "grad_norm_raw")
 _LOSSES = ("loss", "val_loss")
@@ -98,6 +98,8 @@ _UNCLIPPED = (
     "raise the limit of the norm first (0.5 to 10 is usual), and under a GradScaler clip behind scaler.unscale_(optimizer); else "
     "look at what divides gradients between backward() and step()"
 )
+_CREPT = 0.05  # of the size of all weights, what steps move them by that hardly learn
+_FASTER = "raise the learning rate, tenfold at first, as long as the loss falls faster by that; or train for longer"
 _AT_FIRST = 30.0  # times the first losses, up to which the very first one may be that of a network that knows nothing
 _FAR_ABOVE = 4.0  # times what logarithms of a loss scatter, by which its very first value is far above the next
 _FAR_DOWN = 0.6  # of its very first value, to which a loss comes that has learnt in its first steps
@@ -193,8 +195,11 @@ class ScalarFindings:
         scalar = self._scalars.get(f"{model}/loss") or self._scalars.get("loss")
         return self._nothing if scalar is None or scalar.loss is None else scalar.loss
 
-    def of_rates(self, model: str) -> Iterator[Finding]:
-        """Yield what may be wrong with the learning rates of a model; whether it did harm another finding says."""
+    def of_rates(self, model: str, *, at_end: bool = False) -> Iterator[Finding]:
+        """Yield what may be wrong with the learning rates of a model; whether it did harm another finding says.
+
+        *at_end*: no values come, so that a loss which falls slowly has not fallen any further.
+        """
         loss = self.loss_of(model)
         found = self._chosen.judge("rate_grown", loss.rate, loss.best_rate)
         yield from (replace(each, step=loss.steps[1], first_step=loss.grown_at) for each in (found,) if each is not None)
@@ -203,7 +208,7 @@ class ScalarFindings:
             if loss.stands(_SLOWLY) or loss.idles
             else None
         )
-        found = found or self._of_clipping(model, loss)
+        found = found or self._of_clipping(model, loss) or (self._of_creeping(loss) if at_end else None)
         yield from (replace(each, step=loss.steps[1], first_step=loss.steps[0]) for each in (found,) if each is not None)
         swings = self._swings.get(model, _Swings())
         if swings.period:
@@ -214,6 +219,19 @@ class ScalarFindings:
         for step, rate in self._rates.get(model, [])[-1:]:
             found = self._chosen.judge("momentum_large", rate, self.added_up(model))
             yield from (replace(each, step=step, first_step=0) for each in (found,) if each is not None)
+
+    def _of_creeping(self, loss: _Loss) -> Finding | None:
+        """Return the finding that steps have hardly moved the weights, while the loss still falls, by little, at one pace."""
+        thirds = loss.thirds() if loss.stands(_SLOWLY) and loss.moved < _CREPT else None
+        if thirds is None:
+            return None
+        late, middle, early, error = thirds
+        if middle - late < max(2 * error, (early - middle) / 2) or early - middle < 2 * error:
+            return None
+        found = self._chosen.judge("rate_small", loss.rate, math.inf, 1.0, math.nan)
+        way = f"{early:.4g} in the first third, {late:.4g} in the last"
+        message = f"all steps together have moved the weights by {percent(loss.moved)}, and the loss still falls at one pace: {way}"
+        return found and replace(found, message=message, advice=_FASTER)
 
     def _of_clipping(self, model: str, loss: _Loss) -> Finding | None:
         """Return the finding that clipping has left next to nothing of the gradients in most steps, which are small by that."""

@@ -148,7 +148,7 @@ class _Judges:
             begun = self._scalars.loss_of(model).begun
             found += layers.of_first_loss(begun)
         models = dict.fromkeys(model for _, model in self._layers) or {"": None}
-        found += [each for model in models for each in self._scalars.of_rates(model)]
+        found += [each for model in models for each in self._scalars.of_rates(model, at_end=at_end)]
         if not all_of_them:
             found = [each for each in found if not (self.has_helped(each) or self._is_contradicted(each))]
             found = [weighed for each in found if (weighed := self._weighed(each, found)) is not None]
