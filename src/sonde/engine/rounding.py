@@ -18,8 +18,10 @@ class RoundingMode(OperatorMode):
     """While entered, multiply each floating result of an operation by ``1 + d``, with random ``|d|`` up to its type's ``eps``.
 
     Elements that are whole numbers stay, since operations on whole numbers are exact and may become indices; so do infinities,
-    and numbers that would overflow. Views, types other than plain tensors, and what a collective still writes stay too. Gradients
-    are disturbed like other results. The random numbers come from a generator of the mode's own.
+    and numbers that would overflow. What an operation picks among its operands stays, too: the largest of some numbers is one of
+    them, and code that compares them to it would choose otherwise. Views, types other than plain tensors, and what a collective
+    still writes stay as well. Gradients are disturbed like other results. The random numbers come from a generator of the mode's
+    own.
 
     Args:
         seed: of the random numbers.
@@ -32,9 +34,9 @@ class RoundingMode(OperatorMode):
 
     def operator(self, call: OperatorCall) -> Any:
         result = call.run()
-        if call.is_view or call.is_unfinished:
-            return result
         name = getattr(call.function, "__name__", "")
+        if call.is_view or call.is_unfinished or name.partition(".")[0] in _PICKING:
+            return result
         for tensor in [result] if isinstance(result, Tensor) else flatten(result)[0]:
             if type(tensor) is Tensor and _can_be_disturbed(tensor):
                 self._disturb(tensor, _spacing(tensor, name))
@@ -49,6 +51,11 @@ class RoundingMode(OperatorMode):
         signed = torch.rand(wide.shape, generator=generator, dtype=wide.dtype, device=wide.device).mul_(2).sub_(1)
         moved = (wide + wide * signed.mul_(spacing)).to(real.dtype)
         real.copy_(torch.where((wide == wide.round()) | ~moved.isfinite(), real, moved))
+
+
+_PICKING = {"topk", "sort", "msort", "kthvalue", "max", "min", "amax", "amin", "aminmax", "median", "nanmedian", "mode", "cummax"}
+_PICKING |= {"cummin", "gather", "index", "index_select", "take"}
+"""Operations whose results are entries of their operands."""
 
 
 def _can_be_disturbed(tensor: Tensor) -> bool:
