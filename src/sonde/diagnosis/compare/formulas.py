@@ -321,7 +321,8 @@ def _of_sum(scene: Scene) -> Iterator[Suspect]:
     if len(alone) > 1 or (alone and is_other):
         here = alone  # of one that b does not have, that of a stands in
     there = there or _sum_of(scene, scene.made_of[1], scene.tensors[1])
-    if not here or not there or here == there:
+    is_itself = [*there.values()] == [1.0] and not there.keys() <= common[1].keys()  # the tensor at the place, by another name
+    if not here or not there or here == there or (is_itself and len(here) > 1):
         return
     held = scene.made_of[0] | {name: scene.made_of[1][name] for name in common[1]}
     made = sum((factor * held[name] for name, factor in here.items()), torch.zeros_like(scene.tensors[1]))

@@ -90,12 +90,19 @@ def joined_projections(a: Side, b: Side) -> list[Joined]:
             found.append(_divided(of_b[0], of_a, is_in_a=False))
         elif left > 1 and up == 1:
             found.append(_divided(of_a[0], of_b, is_in_a=True))
+        elif {up, left} == {2, 3}:
+            few, many = sorted((of_a, of_b), key=len)
+            joined, parts = next(_in_any_order(few, many))
+            found.append(_divided(joined, parts, is_in_a=up < left))
         row, column = row - up, column - left
     return found[::-1]
 
 
-_STEPS = ((1, 0), (0, 1), (1, 1), (3, 1), (2, 1), (1, 3), (1, 2))
-"""How many projections of ``a`` and of ``b`` may belong together: one alone has none, and one is at most three."""
+_STEPS = ((1, 0), (0, 1), (1, 1), (3, 1), (2, 1), (1, 3), (1, 2), (2, 3), (3, 2))
+"""How many projections of ``a`` and of ``b`` may belong together: one alone has none, and one is at most three.
+
+Of two against three, one of the two is two of the three, and the other one the third, whatever runs first.
+"""
 
 
 def _score(of_a: list[_Projection], of_b: list[_Projection]) -> float:
@@ -103,10 +110,22 @@ def _score(of_a: list[_Projection], of_b: list[_Projection]) -> float:
     if not of_a or not of_b:
         return 0.0
     both = (*of_a, *of_b)
+    if {len(of_a), len(of_b)} == {2, 3}:
+        found = next(_in_any_order(*sorted((of_a, of_b), key=len)), None)
+        return -math.inf if found is None else len(both) * 1.5 + 0.2
     alike = len({each.inner for each in both}) == 1 and sum(each.outer for each in of_a) == sum(each.outer for each in of_b)
     one_layer = len({each.parent for each in of_a}) == len({each.parent for each in of_b}) == 1
     alike = alike and all(map(_is_one_input, (of_a, of_b))) and (one_layer or (len(both) > 2 and _hold_the_same(of_a, of_b)))
     return len(both) * (1.5 if _is_one_input(both) else 1.0) + 0.1 * (len(both) == 2) if alike else -math.inf
+
+
+def _in_any_order(two: list[_Projection], three: list[_Projection]) -> Iterator[tuple[_Projection, list[_Projection]]]:
+    """Yield which of *two* is joined of which of *three*, where the other is the third: all of one input, and of equal weights."""
+    for (joined, alone), third in itertools.product((two, two[::-1]), three):
+        parts = [each for each in three if each is not third]
+        is_alike = alone.inner == third.inner and alone.outer == third.outer and _is_one_input((*two, *three))
+        if is_alike and _hold_the_same([alone], [third]) and _hold_the_same([joined], parts):
+            yield joined, parts
 
 
 def _hold_the_same(of_a: list[_Projection], of_b: list[_Projection]) -> bool:

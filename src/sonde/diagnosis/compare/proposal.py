@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,6 +75,12 @@ def proposed_match(a: Side, b: Side, without: Collection[str] = ()) -> dict[str,
         scores[i, :] = scores[:, j] = 0.0
         scores[i, j] = _CERTAIN
     order = dict(_aligned(scores)) | same
+    for _ in range(_MOST_ALIGNED):
+        crossing = [(i, j) for i, j in order.items() if _is_crossed(i, j, order, one, other, here, there)]
+        for i, j in crossing:
+            scores[i, j] = 0.0
+        order = dict(_aligned(scores)) | same if crossing else order
+    order = {i: j for i, j in order.items() if not _is_crossed(i, j, order, one, other, here, there)}
     pairs = [(one[i].name, other[j].name) for i, j in sorted(order.items()) if one[i].name and other[j].name]
     pairs = [
         each
@@ -87,6 +93,30 @@ def proposed_match(a: Side, b: Side, without: Collection[str] = ()) -> dict[str,
     names = Names(match, [layer.name for layer in one], [layer.name for layer in other])
     exact = {name: beside for name, beside in pairs if names.of_b(name) != beside}
     return {**exact, **match}
+
+
+_MOST_ALIGNED = 3
+"""So often layers are aligned again without pairs that cannot be."""
+
+
+def _is_crossed(
+    i: int,
+    j: int,
+    order: Mapping[int, int],
+    one: Sequence[_Layer],
+    other: Sequence[_Layer],
+    here: Mapping[str, nn.Module],
+    there: Mapping[str, nn.Module],
+) -> bool:
+    """Return whether of two layers of equal parameters one lies in one of the pair, and the other not: as a norm before a block."""
+    if not (one[i].is_container and one[i].name and other[j].is_container and other[j].name):
+        return False
+    inside = (
+        (x, y)
+        for x, y in order.items()
+        if one[x].name.startswith(f"{one[i].name}.") != other[y].name.startswith(f"{other[j].name}.")
+    )
+    return any(of_equal_parameters(here.get(one[x].name), there.get(other[y].name)) for x, y in inside)
 
 
 def _of_same_numbers(one: Sequence[nn.Module | None], other: Sequence[nn.Module | None]) -> dict[int, int]:
@@ -169,8 +199,9 @@ def _score(here: _Layer, there: _Layer) -> float:
         return 0.0
     score = 2.0 + _same_kind(here.type, there.type) + (1.0 if here.is_container == there.is_container else -2.0)
     if here.parameters is not None and there.parameters is not None:
-        if here.parameters == there.parameters:
-            score += 3.0 if here.parameters else 0.5
+        is_same = here.held == there.held and (here.is_container or there.is_container)  # however it lies in layers inside
+        if here.parameters == there.parameters or is_same:
+            score += 3.0 if here.parameters or is_same else 0.5
         elif bool(here.parameters) != bool(there.parameters):
             score -= 3.0
         else:
@@ -181,8 +212,9 @@ def _score(here: _Layer, there: _Layer) -> float:
 
 
 def _hold_alike(here: _Layer, there: _Layer) -> bool:
-    """Return whether two layers hold about as many numbers, if one has others inside: a block is no counterpart of its part."""
-    if here.held is None or there.held is None or not (here.is_container or there.is_container):
+    """Return whether two layers hold about as many numbers, if that tells them apart: a block is no counterpart of its part."""
+    is_told = here.is_container or there.is_container or here.type == there.type == "linear"  # not of a table, which may be longer
+    if not here.held or not there.held or not is_told:
         return True
     return max(here.held, there.held) <= _MOST_TIMES * min(here.held, there.held)
 
