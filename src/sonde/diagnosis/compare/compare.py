@@ -22,7 +22,7 @@ from sonde.diagnosis.compare.formulas import where_it_differs
 from sonde.diagnosis.compare.joined import liken, of_ranks, settle_gradients
 from sonde.diagnosis.compare.live_runs import Loss, Request, live_side
 from sonde.diagnosis.compare.names import Names, check_match
-from sonde.diagnosis.compare.portions import Joined, joined_projections
+from sonde.diagnosis.compare.portions import Joined, cut_calls, joined_projections
 from sonde.diagnosis.compare.proposal import few_in_common, proposed_match
 from sonde.diagnosis.compare.recorded_runs import compare_recorded, is_recorded
 from sonde.diagnosis.compare.scene import Scene
@@ -287,7 +287,7 @@ def _compared(a: Side, b: Side, match: Mapping[str, str] | None, noise: float | 
     with left_out("parameters", failed, _MATCHING):
         names.add_parameters(_parameters(a, b, names))
     _liken(a, b, names)
-    notes += [note for side in (a, b) if side.ranks and (note := settle_gradients(side))]
+    notes += _cut(a, b, names, failed) + [note for side in (a, b) if side.ranks and (note := settle_gradients(side))]
     places = _places(a, b, names, noise, failed)
     _check_common(a, b, names, places)
     apart = [place for place in places if place.remark.startswith(NOT_COMPARED)]
@@ -329,6 +329,17 @@ def _compared(a: Side, b: Side, match: Mapping[str, str] | None, noise: float | 
         tuple(notes),
         tuple(_error(side) for side in (a, b) if side.error is not None),
     )
+
+
+def _cut(a: Side, b: Side, names: Names, failed: list[Finding]) -> list[str]:
+    """Cut calls of one side that are several in the other, and return which, in words."""
+    pairs, notes = [] if a.ranks or b.ranks else list(names.pairs()), list[str]()
+    for one, other, held in ((a, b, pairs), (b, a, [(beside, name) for name, beside in pairs])):
+        with left_out("calls", failed, _MATCHING):
+            cut = cut_calls(one, other, held)
+            what = f"{other.name} calls in parts, as step by step, what {one.name} calls once, which is cut"
+            notes += [f"{what}: {names_text(cut, 4)}"] if cut else []
+    return notes
 
 
 def _places(a: Side, b: Side, names: Names, noise: float | None, failed: list[Finding]) -> list[Place]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sonde.diagnosis.compare.sides import Portion, Side, feature_axis
+from sonde.diagnosis.compare.sides import Cut, Kept, Portion, Side, feature_axis
 from sonde.diagnosis.distance import as_numbers, distance, readable
 from sonde.engine import parameters_of
 
@@ -226,3 +226,52 @@ def layouts(sizes: list[int]) -> Iterator[list[Tensor]]:
             if sizes[0] % heads == 0:
                 turns = every.reshape(heads, len(sizes), -1)
                 yield [turns[:, place].flatten() for place in range(len(sizes))]
+
+
+def cut_calls(one: Side, other: Side, pairs: Iterable[tuple[str, str]]) -> list[str]:
+    """Let calls of *one* be compared in parts, where *other* calls the same module several times: step by step, or in chunks.
+
+    Args:
+        one: the side whose calls are cut.
+        other: the other side.
+        pairs: the modules that belong together, of *one* and *other*.
+
+    Returns:
+        The modules whose calls are cut.
+    """
+    held: list[dict[tuple[str, str], list[Kept]]] = [{}, {}]
+    for side, found in zip((one, other), held, strict=True):
+        for kept in side.forward:
+            found.setdefault((kept.site.path, kept.site.port), []).append(kept)
+    calls, cuts = dict[str, int](), dict[tuple[str, str], Cut]()
+    for name, beside in pairs:
+        for port in ("output", "input"):
+            whole, parts = held[0].get((name, port), []), held[1].get((beside, port), [])
+            cut = _cut_of(whole[0], parts) if len(whole) == 1 < len(parts) else None
+            if cut is not None and (port == "output" or name in calls):
+                calls[name], cuts[name, port] = len(parts), cut
+                cuts |= {(name, "grad_output"): cut} if port == "output" else {}
+    one.cut(calls, cuts)
+    return list(calls)
+
+
+def _cut_of(whole: Kept, parts: Sequence[Kept]) -> Cut | None:
+    """Return how the tensor of one call is divided into those of several; None if it is not. Of two ways it is the nearer one."""
+    mains = [kept.main for kept in (whole, *parts)]
+    tensors = [main[1] for main in mains if main is not None and not main[1].is_meta and not main[1].is_nested]
+    if len(tensors) < len(mains):
+        return None
+    wide, *rest = tensors
+    while all(each.dim() > wide.dim() and each.size(0) == 1 for each in rest):
+        rest = [each[0] for each in rest]
+    found: list[tuple[Cut, Tensor]] = []
+    for axis in range(wide.dim()):
+        shapes = {each.shape[:axis] + each.shape[axis + 1 :] for each in rest if each.dim() == wide.dim()}
+        sizes = tuple(each.size(axis) for each in rest if each.dim() == wide.dim())
+        around = wide.shape[:axis] + wide.shape[axis + 1 :]
+        if len(sizes) == len(rest) and shapes == {around} and sum(sizes) == wide.size(axis):
+            found.append((Cut(axis, sizes), torch.cat([as_numbers(each) for each in rest], axis)))
+        elif {each.shape for each in rest} == {around} and wide.size(axis) == len(rest):
+            found.append((Cut(axis, ()), torch.stack([as_numbers(each) for each in rest], axis)))
+    apart = [distance(as_numbers(wide), joined).relative for _, joined in found] if len(found) > 1 else [0.0]
+    return found[apart.index(min(apart))][0] if found else None

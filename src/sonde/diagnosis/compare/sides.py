@@ -148,6 +148,26 @@ class Portion:
         return tensor.index_select(self.axis if axis is None else axis, self.features.to(tensor.device))
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a tensor of one call is divided into those of several calls of the other side: as where it decodes step by step.
+
+    Attributes:
+        axis: along which they lie.
+        sizes: how many entries each has; none where each has one, and no such axis.
+    """
+
+    axis: int
+    sizes: tuple[int, ...]
+
+    def of(self, tensor: Tensor, count: int) -> list[Tensor]:
+        """Return the *count* parts of *tensor*; the whole for each where it does not fit."""
+        length = tensor.size(self.axis) if tensor.dim() > self.axis else 0
+        if length != (sum(self.sizes) or count):
+            return [tensor] * count
+        return list(tensor.split(list(self.sizes), self.axis) if self.sizes else tensor.unbind(self.axis))
+
+
 @dataclass
 class Side:
     """One side.
@@ -173,6 +193,8 @@ class Side:
         unseen: sites at which ranks held addends, which are not kept.
         ids: of one saved side, the numbers of the entries of the batch along an axis, by axis.
         alone: modules to which none of the other side corresponds: what they compute is code of the module around them.
+        cuts: of modules that are called once, and on parts of that in the other side, how the tensors of each port are cut.
+        calls: how many calls of the other side these are, by module.
     """
 
     name: str
@@ -196,6 +218,8 @@ class Side:
     unseen: set[Site] = field(default_factory=set)
     ids: dict[int, list[int]] = field(default_factory=dict)
     alone: set[str] = field(default_factory=set)
+    cuts: dict[tuple[str, str], Cut] = field(default_factory=dict)
+    calls: dict[str, int] = field(default_factory=dict)
 
     def add(self, kept: Kept) -> None:
         """Add an event that was kept, behind those of its phase."""
@@ -292,8 +316,9 @@ class Side:
         """Return a function that hands an event, and those of portions, to *take*."""
 
         def taking(kept: Kept) -> None:
-            for each in self.expanded(kept):
-                take(each)
+            for whole in self.expanded(kept):
+                for each in self._parts(whole):
+                    take(each)
 
         return taking
 
@@ -307,6 +332,34 @@ class Side:
             for (site, call), moved in list(self.scatter.items()):
                 if site.owner.path == module:
                     self.scatter[replace(site, path=name + site.path[len(module) :]), call] = moved
+
+    def _parts(self, kept: Kept) -> list[Kept]:
+        """Return *kept* as so many calls as the other side makes."""
+        cut, count = self.cuts.get((kept.site.path, kept.site.port)), self.calls.get(kept.site.path, 1)
+        if cut is None or kept.call:
+            return [kept]
+        parts = {leaf: [held] * count if held.is_nested else cut.of(held, count) for leaf, held in kept.leaves.items()}
+        return [replace(kept, call=call, leaves={leaf: held[call] for leaf, held in parts.items()}) for call in range(count)]
+
+    def cut(self, calls: Mapping[str, int], cuts: Mapping[tuple[str, str], Cut]) -> None:
+        """Let calls be compared like several: behind the first, which has all inside, each with its input and output."""
+        self.calls, self.cuts = dict(calls), dict(cuts)
+        for events in (self.forward, self.backward):
+            found: list[Kept] = []
+            given: dict[str, list[Kept]] = {}
+            for kept in events:
+                first, *rest = self._parts(kept)
+                found.append(first)
+                if kept.site.port == "input":
+                    given[kept.site.path] = rest
+                    continue
+                inputs = given.pop(kept.site.path, [])
+                found += [each for call in range(len(rest)) for each in (*inputs[call : call + 1], rest[call])]
+            events[:] = found
+        for (site, call), moved in list(self.scatter.items()):
+            if (site.path, site.port) in cuts and not call:
+                self.scatter |= {(site, part): moved for part in range(calls[site.path])}
+        self.random |= {(site, part) for site, _ in self.random if site.path in calls for part in range(calls[site.path])}
 
     def types(self) -> dict[str, str]:
         """Return the class name of every module that ran, in order of execution."""
