@@ -300,9 +300,14 @@ def _of_module(scene: Scene) -> Iterator[Suspect]:
             if made is None or of is None or not _equal(scene, made[0], own) or not _equal(scene, of[0], beside):
                 continue
             result, what = made[0] if side == "a" else of[0], f"{kept.site.path} ({kept.type})"
+            words = f"{what} is not called here in {lacking}: {side} goes on with its output, the other with its input"
+            if kept.call:
+                words = (
+                    f"{side} calls {what} {kept.call + 1} times: {lacking} goes on with what {side} has after {kept.call} of them"
+                )
             yield scene.suspect(
                 "module_missing",
-                f"{what} is not called here in {lacking}: {side} goes on with its output, the other with its input",
+                words,
                 Undo(made=lambda _, result=result: result),  # type: ignore[misc]  # a tensor
                 f"call it here in {lacking}, or leave it out in {side}",
             )

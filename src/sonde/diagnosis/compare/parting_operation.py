@@ -7,18 +7,21 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from sonde.diagnosis.compare.changes import putting
 from sonde.diagnosis.compare.relations import as_laid_out, relation_of
 from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.sides import Kept, Key, Side
 from sonde.diagnosis.compare.suspects import CannotChangeError, Change, Suspect, Undo
-from sonde.diagnosis.compare.weights import EXACT
+from sonde.diagnosis.compare.weights import EXACT, order_of_rows, words_of_order
 from sonde.diagnosis.distance import as_numbers, readable
 from sonde.diagnosis.nonfinite.source_lines import calling_frames, line_of, lines_of
 from sonde.engine import OperatorCall, OperatorMode, remap
@@ -57,10 +60,11 @@ class _Print:
         numbers = whole[finite]
         sums = float(numbers.sum()), float(numbers.abs().sum()), float(numbers.square().sum())
         long, filled = [axis for axis, length in enumerate(shape) if length > 1], whole.where(finite, 0.0)
+        filled = filled + filled.abs() / 2  # behind a normalisation the sums of all positions are 0
         placed = [
             (shape[axis], float(filled.movedim(axis, -1).reshape(-1, shape[axis]).sum(0) @ _weights(shape[axis]))) for axis in long
         ]
-        return cls(shape, whole.numel(), numbers.numel(), *sums, tuple(sorted(placed)))
+        return cls(shape, whole.numel(), numbers.numel(), *sums, tuple(placed))
 
     def is_like(self, other: _Print, within: float) -> bool:
         """Return whether two tensors may be equal, up to a relative difference of *within*."""
@@ -77,10 +81,17 @@ class _Print:
 
     def is_placed_as(self, other: _Print, within: float) -> bool | None:
         """Return whether two tensors of the same lengths have the same numbers at the same places; None of other lengths."""
-        if [size for size, _ in self.placed] != [size for size, _ in other.placed]:
+        own, beside = sorted(self.placed), sorted(other.placed)
+        if [size for size, _ in own] != [size for size, _ in beside]:
             return None
         most = within * (self.magnitude + other.magnitude)
-        return all(abs(x - y) <= most for (_, x), (_, y) in zip(self.placed, other.placed, strict=True))
+        return all(abs(x - y) <= most for (_, x), (_, y) in zip(own, beside, strict=True))
+
+    def is_turned_from(self, other: _Print, within: float) -> bool:
+        """Return whether the axes of two tensors of the same numbers, of the same lengths in order, are in another order."""
+        most = within * (self.magnitude + other.magnitude)
+        is_same = [size for size, _ in self.placed] == [size for size, _ in other.placed]
+        return is_same and any(abs(x - y) > most for (_, x), (_, y) in zip(self.placed, other.placed, strict=True))
 
 
 @functools.cache
@@ -100,10 +111,14 @@ class _Step:
     made: list[_Print]
     line: str
 
-    @property
+    @functools.cached_property
     def name(self) -> str:
-        held = str(getattr(self.call.function, "name", lambda: self.call.function)())
-        return held.rpartition("::")[2].partition(".")[0].strip("_").removeprefix("native_").removesuffix("_with_indices")
+        return _name_of(self.call)
+
+    @property
+    def role(self) -> tuple[str, str, int]:
+        """What it has in common with the same operation of the code in another round of a loop."""
+        return self.name, self.line, len(self.given)
 
     @property
     def is_layout(self) -> bool:
@@ -111,10 +126,20 @@ class _Step:
         return self.call.is_view or self.name in ("clone", "unsafe_view")
 
     @property
+    def is_constant(self) -> bool:
+        """Whether it makes a tensor of a number in the code."""
+        return self.name == "lift_fresh" and all(each.count == 1 for each in self.given)
+
+    @property
     def plain(self) -> dict[str, Any]:
         """The arguments that are no tensors, by name, with the defaults."""
         given = {name: held for name, held in (self.call.defaults | self.call.given).items() if not _tensors(held)}
         return {name: tuple(held) if isinstance(held, list) else held for name, held in given.items()}
+
+
+def _name_of(call: OperatorCall) -> str:
+    held = str(getattr(call.function, "name", lambda: call.function)())
+    return held.rpartition("::")[2].partition(".")[0].strip("_").removeprefix("native_").removesuffix("_with_indices")
 
 
 def _tensors(value: Any) -> list[Tensor]:
@@ -133,7 +158,29 @@ def _is_detach(call: OperatorCall) -> bool:
     return call.function in (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 
-class _Recorder(OperatorMode):
+class _InParts(OperatorMode):
+    """While entered, a recurrent layer and attention of torch's own run as the operations that they consist of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._before: list[tuple[Any, AbstractContextManager[None]]] = []
+        self._fused: Any = torch.backends.mkldnn
+
+    def __enter__(self) -> Self:
+        attention = sdpa_kernel(SDPBackend.MATH)
+        self._before.append((self._fused.enabled, attention))
+        self._fused.enabled = False
+        attention.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        self._fused.enabled, attention = self._before.pop()
+        attention.__exit__(*raised)
+
+
+class _Recorder(_InParts):
     """Keeps the operations that the code of some modules runs between two events."""
 
     def __init__(self, own: Collection[str], call: Key, until: Key, wanted: Collection[_Source] = ()) -> None:
@@ -208,7 +255,7 @@ class _Way:
     @property
     def given(self) -> list[_Print]:
         """What both sides have, as often as an operation is given it."""
-        pairs = [pair for step, each in zip(self.steps, self.operands, strict=True) for pair in zip(step.given, each, strict=True)]
+        pairs = [pair for step, each in zip(self.steps, self.operands, strict=True) for pair in zip(step.given, each, strict=False)]
         return [held for held, (is_of_b, _) in pairs if is_of_b]
 
     def made(self, held: Mapping[_Source, Tensor]) -> list[Tensor]:
@@ -216,6 +263,9 @@ class _Way:
         results: dict[_Source, Tensor] = {}
         made: list[Tensor] = []
         for step, operands in zip(self.steps, self.operands, strict=True):
+            if step.is_constant:
+                results[step.number, 0] = step.call.args[0].clone()
+                continue
             given = [held[source].clone() if is_of_b else results[source] for is_of_b, source in operands]
             if any(_turns(tensor.shape, each.shape) is None for tensor, each in zip(given, step.given, strict=True)):
                 raise CannotChangeError(f"{step.name} is given tensors in another layout")  # a kernel need not look
@@ -226,7 +276,7 @@ class _Way:
         return made
 
 
-class _Replacing(OperatorMode):
+class _Replacing(_InParts):
     """While entered, tensors that operations make are others: what is *put*, of tensors before it, itself, and *held*."""
 
     def __init__(self, put: Sequence[_Put], held: Mapping[_Source, Tensor]) -> None:
@@ -322,11 +372,21 @@ def of_operation(scene: Scene) -> Iterator[Suspect]:
             next((step for step in steps[::-1] if step.made and step.made[0].is_like(end, within)), None)
             for steps, end in zip((here, there), ends, strict=True)
         )
-        for put, words, is_whole in _instead(scene, codes, here, there, in_a, in_b, idle, last, behind, within):
+        certain, vague = _instead(scene, codes, here, there, in_a, in_b, idle, last, behind, within)
+        replacing = [
+            [
+                (Undo(b=Change(contexts=(functools.partial(_Replacing, put, held),))), words, is_whole)
+                for put, words, is_whole in each
+            ]
+            for each in (certain, vague)
+        ]
+        picks = [(undo, words, False) for undo, words in (*_of_counts(here, there), *_of_indices(here, there))]
+        first, others = [each for each in picks if _SOME not in each[1]], [each for each in picks if _SOME in each[1]]
+        others += [(undo, words, False) for undo, words in _of_blocks(scene, there)]
+        for undo, words, is_whole in (*first, *replacing[0], *others, *replacing[1]):
             if words not in told:
                 told.add(words)
-                change = Change(contexts=(functools.partial(_Replacing, put, held),))
-                suspect = scene.suspect("operation", words + times * (not is_whole), Undo(b=change), _ADVICE, instead="operation")
+                suspect = scene.suspect("operation", words.rstrip() + times * (not is_whole), undo, _ADVICE, instead="operation")
                 yield replace(suspect, is_guess=True, is_whole=is_whole)
     if last is not None and behind is None:  # b goes on with a tensor that both have
         kind = torch.float32 if any(each.call.written for each in here) else torch.float64
@@ -355,8 +415,11 @@ def _instead(
     last: _Step | None,
     behind: _Step | None,
     within: float,
-) -> list[_Replaced]:
-    """Return what of ``a`` may stand in the place of operations of ``b``, and at last what makes the result of *last* there."""
+) -> tuple[list[_Replaced], list[_Replaced]]:
+    """Return what of ``a`` may stand in the place of operations of ``b``, and what of that may be no cause.
+
+    The last of the latter is what makes the result of *last* there.
+    """
     lacking = [step for step in here if step.made and _found(step.made[0], in_b, within) is None]
     apart = [step for step in there if step.made and _found(step.made[0], in_a, within) is None]
     back = _way(behind, there, in_a, within, _MOST_STEPS) if behind is not None and behind in apart else None
@@ -365,8 +428,9 @@ def _instead(
     )  # what comes out alike in the end does not count
     first = [step for step in own if all(_found(each, in_a, within) for each in step.given)][:_MOST_FIRST]
     in_b = {**in_b, **idle}
-    around = [_around(step, here, lacking, in_b, within) for step in first]
-    found = [*(each for way in around[:_FEW] for each in way), *_at_all(around)]
+    around = [_around(step, here, there, lacking, in_b, within) for step in first]
+    often = [_in_all_rounds(way, step, there, in_b) for way, step in zip(around[:_FEW], first, strict=False)]
+    found = [*(each for way in often for each in way), *_at_all(around)]
     vague = [each for each in found if _OF_OTHERS in each[1] or "view in a" in each[1]]
     foreign = [(step.number, -1 - at) for step in here for at, each in enumerate(step.given) if _found(each, in_b, within) is None]
     of_a = [*((step.number, 0) for step in lacking), *foreign, *(source for step in lacking for source in step.sources)]
@@ -374,7 +438,7 @@ def _instead(
     related = _related(codes, (here, there), (of_a, of_b), within)
     told = [each for each in found if each not in vague]
     if last is None or behind is None:
-        return [*told, *related, *vague]
+        return [*told, *related], vague
     known = {each: at for each, at in in_b.items() if at[0] <= behind.number}
     known = known if behind not in apart else _before(behind, in_b)
     way = _way(last, here, known, within, _MOST_STEPS)
@@ -385,11 +449,14 @@ def _instead(
             else [behind] * (behind.call.is_view and _picks(behind))
         )
         rest = rest if back is None else back.steps
-        words, is_whole = _of_both(scene, way, back, rest, behind, within)
+        words, is_whole = _of_rounds(way, back, here, there, last, behind, within), False
+        words, is_whole = (words, is_whole) if words else _of_both(scene, way, back, rest, behind, within)
         whole: _Replaced = ([((behind.number, 0), way.needed, way.made)], words, is_whole)
         if words:
+            if _ROUNDS in words:
+                return [whole, *told, *related], vague
             (vague if is_whole or _OF_OTHERS in words else told).append(whole)
-    return [*told, *related, *vague]
+    return [*told, *related], vague
 
 
 _MOST_FIRST = 8
@@ -457,6 +524,346 @@ def _constant(held: Mapping[_Source, Tensor], tensor: Tensor) -> list[Tensor]:
     return [tensor.clone()]
 
 
+def _in_all_rounds(
+    found: Sequence[_Replaced], first: _Step, there: Sequence[_Step], in_b: Mapping[_Print, _Source]
+) -> list[_Replaced]:
+    """Return *found*, what may stand in the place of *first*, each also in the place of what a loop does later at its line.
+
+    In a first round tensors may be equal that are not later on, as where a state is zero: then the last of them is tried, too.
+    """
+    latest = _latest(first, there, in_b)
+    by_number = {step.number: step for step in there}
+    again = [step for step in there if step.number > first.number and _is_again(first, step)]
+    last = {step.role: step.number for step in there}
+    later = [step.number - first.number for step in again[:_MOST_ROUNDS] if _is_given_again(first, step, last, by_number)]
+    later = [ahead for ahead in later if any(_is_moved(first.number + near, ahead, by_number) for near in (-1, 1))]
+    if not later or len(again) > _MOST_ROUNDS:
+        return list(found)
+    every: list[_Replaced] = []
+    for puts, words, is_whole in found[: _MOST_TRIED // 2]:
+        (at, needed, make), *rest = puts
+        every += [([(at, needed, make), *rest], words, is_whole)]
+        for own in ({}, latest) if not rest and at[0] == first.number else ():
+            moved = [
+                (ahead, {each: _moved(own.get(each, each), ahead, first, there, by_number) for each in needed}) for ahead in later
+            ]
+            puts_again = [
+                ((at[0] + ahead, at[1]), frozenset(where.values()), functools.partial(_made_of, make=make, where=where))
+                for ahead, where in moved
+            ]
+            every += [([*puts, *puts_again], f"{words}, at {1 + len(later)} places{' ' * bool(own)}", is_whole)]
+    return every
+
+
+def _latest(first: _Step, there: Sequence[_Step], in_b: Mapping[_Print, _Source]) -> dict[_Source, _Source]:
+    """Return the last one in front of *first* of the tensors that are equal to one, by where the first of them is."""
+    found = dict[_Source, _Source]()
+    for step in there:
+        made = [] if step.number >= first.number else [(each, (step.number, place)) for place, each in enumerate(step.made)]
+        made += [(each, (step.number, -1 - place)) for place, each in enumerate(step.given) if step is first]
+        found |= {in_b[each]: source for each, source in made if each in in_b}
+    return {source: last for source, last in found.items() if source != last}
+
+
+_MOST_ROUNDS = 100
+
+
+def _is_again(one: _Step, other: _Step) -> bool:
+    """Return whether two operations may be one of a loop in two of its rounds."""
+    return bool(one.line) and one.role == other.role
+
+
+def _is_given_again(one: _Step, other: _Step, last: Mapping[tuple[str, str, int], int], by_number: Mapping[int, _Step]) -> bool:
+    """Return whether an operation is given in a later round what it is given in the first one: the same, or what is made again.
+
+    *last* has the number of the last operation of each role.
+    """
+    for (number, place), (later, beside) in zip(one.sources, other.sources, strict=True):
+        made, again = by_number.get(number), by_number.get(later)
+        if (number, place) == (later, beside) or made is None or again is None:
+            continue
+        is_first = last[made.role] == number  # a state has another source at first
+        if not is_first and not (_is_again(made, again) and place == beside):
+            return False
+    return True
+
+
+def _is_moved(number: int, ahead: int, steps: Mapping[int, _Step]) -> bool:
+    """Return whether an operation is done again so many operations later, or there is none with that number."""
+    return number not in steps or (number + ahead in steps and _is_again(steps[number], steps[number + ahead]))
+
+
+def _moved(source: _Source, ahead: int, first: _Step, there: Sequence[_Step], by_number: Mapping[int, _Step]) -> _Source:
+    """Return where in a later round the tensor is that has the role of *source*; *source* where it is the same in all rounds."""
+    if source[0] in by_number and _is_moved(source[0], ahead, by_number):
+        return source[0] + ahead, source[1]
+    steps = [step for step in there if step.number <= first.number and _is_moved(step.number, ahead, by_number)]
+    given = [(step.number, -1 - place) for step in steps for place, each in enumerate(step.sources) if each == source]
+    return (given[-1][0] + ahead, given[-1][1]) if given else source
+
+
+def _made_of(held: Mapping[_Source, Tensor], make: _Make, where: Mapping[_Source, _Source]) -> list[Tensor]:
+    """Return what *make* makes of tensors that are held elsewhere."""
+    return make({source: held[other] for source, other in where.items()})
+
+
+_ROUNDS = "goes on with what"
+
+
+def _of_rounds(
+    way: _Way, back: _Way | None, here: Sequence[_Step], there: Sequence[_Step], last: _Step, behind: _Step, within: float
+) -> str:
+    """Return in words that one side goes on with what the other has after fewer rounds of a loop; ``""`` if it does not."""
+    ways = (way, back, here, behind, "a", "b"), (back, way, there, last, "b", "a")
+    for longer, shorter, steps, start, side, other in ways:
+        own, tail = ([] if each is None else [step for step in each.steps if not step.is_layout] for each in (longer, shorter))
+        loop, begins = own[: len(own) - len(tail)], [start.made[0]] if shorter is None else shorter.given
+        if not loop or [step.name for step in own[len(loop) :]] != [step.name for step in tail]:
+            continue
+        ran = [step for step in steps if step.number <= loop[-1].number and step.role == loop[-1].role]
+        done = [step for step in ran[:-1] if any(each.is_like(step.made[0], within) for each in begins)]
+        if done and ran.index(done[-1]) < len(ran) - 2:  # then several may be of one round
+            ran = [step for step in ran if _is_round(step, loop[-1], steps)]
+        done = [step for step in ran[:-1] if any(each.is_like(step.made[0], within) for each in begins)]
+        known = {(step.name, step.line) for step in steps if done and step.number <= done[-1].number}
+        more = [step for step in loop if done and step.number > done[-1].number]
+        if done and all(step.line and (step.name, step.line) in known for step in more):
+            fewer = ran.index(done[-1]) + 1
+            words = f"{side} does {_listed(_told(more))}{_at(more[-1])} {len(ran)} times, {other} {fewer} times"
+            return f"{words}: {other} {_ROUNDS} {side} has after {fewer} rounds"
+    return ""
+
+
+def _of_blocks(scene: Scene, there: Sequence[_Step]) -> Iterator[tuple[Undo, str]]:
+    """Yield that the code of a recurrent layer takes the parts of its weights, one for each gate, in another order."""
+    if scene.tensors is None or scene.owner_b is None or not {"sigmoid", "tanh"} <= {step.name for step in there}:
+        return
+    width, held = scene.tensors[1].size(-1), scene.b.tensors_of(scene.owner_b)
+    for count in (3, 4):
+        axes = {name: [axis for axis, size in enumerate(each.shape) if size == count * width][:1] for name, each in held.items()}
+        blocks = {name: (held[name], axis[0]) for name, axis in axes.items() if axis}
+        for order in itertools.islice(itertools.permutations(range(count)), 1, None) if blocks else ():
+            changes = [
+                putting(scene.b, scene.owner_b, name, torch.cat([each.chunk(count, axis)[part] for part in order], axis))
+                for name, (each, axis) in blocks.items()
+            ]
+            which = f"{names_text(blocks)}, one for each gate, in another order: {', '.join(map(str, order))}"
+            said = f"b takes the {count} parts of {which}"
+            yield Undo(b=sum(changes, Change())), said
+
+
+def _is_round(one: _Step, other: _Step, steps: Sequence[_Step]) -> bool:
+    """Return whether two operations, and those in front of them, are those of a loop in two of its rounds."""
+    ends = [next(at for at, each in enumerate(steps, 1) if each is step) for step in (one, other)]
+    return all(itertools.starmap(_is_again, zip(*(steps[max(end - 4, 0) : end][::-1] for end in ends), strict=False)))
+
+
+_SORTED, _COUNTED = ("sort", "msort"), ("topk", "kthvalue")
+_CHOSEN = ("argmax", "argmin", "max", "min")
+
+
+def _counts(steps: Sequence[_Step]) -> dict[int, _Step]:
+    """Return how many of the largest entries operations pick: by ``topk``, or as a part of what was sorted, with the last one."""
+    ordered, found = {step.number for step in steps if step.name in _SORTED}, dict[int, _Step]()
+    for step in steps:
+        count = _picked(step.call) if step.name in _COUNTED or (step.sources and step.sources[0][0] in ordered) else None
+        count = 1 if step.name in _CHOSEN and step.plain.get("dim") is not None else count
+        found |= {} if count is None else {count: step}
+    return found
+
+
+def _picked(call: OperatorCall) -> int | None:
+    """Return how many entries a call picks of an axis, or which one; None for a call that picks none."""
+    name, given = _name_of(call), call.defaults | call.given
+    if name in _COUNTED:
+        return int(given["k"])
+    if name == "select":
+        index = int(given["index"])
+        return index + 1 if index >= 0 else -index
+    if name == "slice" and given.get("step", 1) == 1:
+        start, end = given.get("start") or 0, given.get("end")
+        length = given["self"].size(given.get("dim", 0))
+        whole = end is None or end >= length
+        if start < 0 and whole:
+            return -int(start)
+        return int(end) if start == 0 and not whole and end is not None else None
+    return None
+
+
+class _Counting(OperatorMode):
+    """While entered, code picks *wanted* entries where it would pick *count*, and divides by as many where it divides by these."""
+
+    def __init__(self, count: int, wanted: int, *, divides: bool) -> None:
+        super().__init__()
+        self._count, self._wanted, self._divides = count, wanted, divides
+        self._ordered: dict[int, Tensor] = {}
+
+    def operator(self, call: OperatorCall) -> Any:
+        name, args = _name_of(call), call.args
+        is_of_ordered = bool(args) and id(args[0]) in self._ordered
+        if (name in _COUNTED or (is_of_ordered and name in ("slice", "select"))) and _picked(call) == self._count:
+            args = tuple(self._changed(name, place, each) for place, each in enumerate(args))
+        elif self._divides and name in ("div", "mul") and len(args) > 1:
+            is_number = not isinstance(args[1], Tensor) or args[1].dim() == 0
+            args = (args[0], self._wanted, *args[2:]) if is_number and args[1] == self._count else args
+        result = call.function(*args, **call.kwargs)
+        if name in _SORTED:
+            self._ordered |= {id(each): each for each in _tensors(result)}
+        return result
+
+    def _changed(self, name: str, place: int, value: Any) -> Any:
+        is_it = place == {"slice": 3, "select": 2}.get(name, 1) or (name == "slice" and place == 2)
+        if not is_it or not isinstance(value, int):
+            return value
+        off = self._count - self._wanted
+        return value - off if value > 0 or (name == "select" and value == self._count - 1) else value + off * (value < 0)
+
+
+def _of_counts(here: Sequence[_Step], there: Sequence[_Step]) -> Iterator[tuple[Undo, str]]:
+    """Yield that one side picks more of the largest entries than the other, undone on each side."""
+    counts = _counts(here), _counts(there)
+    pairs = [(x, y) for x in counts[0] for y in counts[1] if x != y][:_FEW_COUNTS]
+    for (x, y), divides in itertools.product(pairs, (False, True)):
+        step, beside = counts[0][x], counts[1][y]
+        words = _of_arguments(step, beside) if step.name == beside.name and step.name in _COUNTED and not divides else ""
+        ordered = f"the {x} first are taken of what is ordered by size in a{_at(step)}, the {y} first in b{_at(beside)}"
+        words = words or ordered
+        words += ", and it is divided by as many" * divides
+        yield Undo(b=Change(contexts=(functools.partial(_Counting, y, x, divides=divides),))), words
+        yield Undo(a=Change(contexts=(functools.partial(_Counting, x, y, divides=divides),))), f"{words} "
+
+
+_FEW_COUNTS = 4
+
+_INDEXING = {"index", "index_select", "gather", "embedding", "take", "index_add", "index_copy", "index_put", "index_fill"}
+_INDEXING |= {"scatter", "scatter_add", "scatter_reduce", "index_reduce", "unsafe_index", "unsafe_index_put"}
+"""Operations that are given whole numbers by which they find entries."""
+
+
+class _Indexing(OperatorMode):
+    """While entered, operations find entries by other indices in the place of equal ones of some."""
+
+    def __init__(self, instead: Sequence[tuple[Tensor, Tensor]]) -> None:
+        super().__init__()
+        self._instead = instead
+
+    def operator(self, call: OperatorCall) -> Any:
+        if _name_of(call) not in _INDEXING:
+            return call.run()
+        args, kwargs = remap((call.args, call.kwargs), self._replaced)
+        return call.function(*args, **kwargs)
+
+    def _replaced(self, tensor: Tensor) -> Tensor:
+        if not _is_index(tensor):
+            return tensor
+        for own, given in self._instead:
+            if _are_same(own, tensor):
+                return given.to(tensor.dtype)
+            if _repeats(tensor, own):
+                return given.to(tensor.dtype).reshape(-1, *[1] * (tensor.dim() - 1)).expand_as(tensor)
+        return tensor
+
+
+def _is_index(tensor: Tensor) -> bool:
+    return tensor.dtype in (torch.int64, torch.int32) and tensor.numel() > 1
+
+
+def _are_same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one.long(), other.long())
+
+
+def _repeats(tensor: Tensor, own: Tensor) -> bool:
+    """Return whether *tensor* has the entries of *own*, of one axis, along its first one, and repeats them along others."""
+    is_long = own.dim() == 1 and tensor.dim() > 1 and tensor.size(0) == own.size(0)
+    return is_long and torch.equal(tensor.long(), own.long().reshape(-1, *[1] * (tensor.dim() - 1)).expand_as(tensor))
+
+
+def _of_indices(here: Sequence[_Step], there: Sequence[_Step]) -> Iterator[tuple[Undo, str]]:
+    """Yield that entries are found by other indices in the two sides, which do not follow from what the model computes."""
+    one, other = _indices(here), _indices(there)
+    mine = [each for each in one if not any(_are_same(each[0].flatten(), held.flatten()) for held, _ in other)]
+    theirs = [each for each in other if not any(_are_same(each[0].flatten(), held.flatten()) for held, _ in one)]
+    pairs = [(x, y) for x in mine for y in theirs if x[0].numel() == y[0].numel()][:_FEW_INDICES]
+    for (x, step), (y, beside) in pairs:
+        laid = x.reshape(y.shape)
+        turned = [laid.mT.contiguous()] if laid.dim() == 2 and laid.shape == laid.mT.shape else []
+        for given, words in ((laid, ""), *((each, ", which are its own with axes exchanged") for each in turned)):
+            what = _between_indices(given, y)
+            said = f"{step.name} in a{_at(step)} and {beside.name} in b{_at(beside)} find entries by other indices{words}: {what}"
+            yield Undo(b=Change(contexts=(functools.partial(_Indexing, [(y, given)]),))), said
+    for side, held in (("b", other), ("a", one)):
+        for (x, step), (y, beside) in itertools.combinations(held, 2) if len(held) <= _FEW_INDICES else ():
+            if x.shape == y.shape:
+                change = Change(contexts=(functools.partial(_Indexing, [(x, y), (y, x)]),))
+                said = f"the indices by which {step.name}{_at(step)} and {beside.name}{_at(beside)} of {side} find entries"
+                said += " have their roles exchanged in the other side, as sources and targets of edges"
+                yield Undo(b=change) if side == "b" else Undo(a=change), said
+
+
+_FEW_INDICES = 4
+
+
+def _indices(steps: Sequence[_Step]) -> list[tuple[Tensor, _Step]]:
+    """Return by which indices operations find entries, each once: those that are given, or follow from positions alone."""
+    found: list[tuple[Tensor, _Step]] = []
+    by_number = {step.number: step for step in steps}
+    for step in steps:
+        if step.name not in _INDEXING:
+            continue
+        for tensor, source in zip(_tensors((step.call.args, step.call.kwargs)), step.sources, strict=True):
+            if not _is_index(tensor) or not _is_of_positions(source, tensor, by_number):
+                continue
+            first = tensor.flatten(1)[:, 0] if tensor.dim() > 1 else tensor
+            own = first if _repeats(tensor, first) else tensor
+            if not any(_are_same(own, held) for held, _ in found):
+                found.append((own.clone(), step))
+    return found
+
+
+def _is_of_positions(source: _Source, tensor: Tensor, steps: Mapping[int, _Step]) -> bool:
+    """Return whether a tensor is made of whole numbers alone, or of what the code makes of nothing: not of what a layer gave."""
+    left, seen = [(source, tensor)], {source}
+    while left:
+        (number, place), held = left.pop()
+        step = steps.get(number)
+        if place < 0 or step is None:
+            if held.is_floating_point() and held.numel() > 1:
+                return False
+            continue
+        pairs = zip(step.sources, _tensors((step.call.args, step.call.kwargs)), strict=True)
+        new = [each for each in pairs if each[0] not in seen]
+        seen |= {each for each, _ in new}
+        left += new
+    return True
+
+
+def _between_indices(a: Tensor, b: Tensor) -> str:
+    """Return in words how the indices *b* follow from *a*, of its shape."""
+    one, other = a.long(), b.long()
+    off = other - one
+    count = int((off != 0).sum())
+    if bool((off == off.flatten()[0]).all()):
+        return f"those of b are {int(off.flatten()[0]):+d} from those of a"
+    if bool((one + other == (one + other).flatten()[0]).all()):
+        return "those of b count from the other end"
+    if one.dim() == 2 and one.shape == one.mT.shape and torch.equal(one.mT, other):
+        return "those of b are those of a with axes 0 and 1 exchanged"
+    if one.dim() == 1 and torch.equal(one.argsort(), other):
+        return "those of b are the order by which that of a is undone"
+    order = order_of_rows(as_numbers(one), as_numbers(other), EXACT)
+    if order is not None:
+        return f"those of b are those of a with {words_of_order(order, 'rows')}"
+    most = off[off != 0].mode().values
+    same = int((off == most).sum())
+    return (
+        f"{count} of {off.numel()} are {int(most):+d} from those of a" if 2 * same > count else f"{count} of {off.numel()}{_SOME}"
+    )
+
+
+_SOME = " are others"
+"""Of indices that follow from those of the other side in no way that is known: an operation that makes them may tell more."""
+
+
 _LINE = re.compile(r" \([^()]*:\d+\)")
 
 
@@ -481,8 +888,9 @@ def _of_both(scene: Scene, way: _Way, back: _Way | None, rest: Sequence[_Step], 
     otherwise = _otherwise(way.steps, rest, within)
     if otherwise and not changes:
         return otherwise, False
-    if not changes or set(less) & set(more) or max(len(less), len(more)) > (1 if rest and back is None else _FEW):
-        is_whole = sorted(one) != sorted(other)  # in another order it is the order
+    is_long = max(map(len, in_full)) > _LONGEST and not _JOINING.isdisjoint((*less, *more))
+    if not changes or is_long or set(less) & set(more) or max(len(less), len(more)) > (1 if rest and back is None else _FEW):
+        is_whole = sorted(in_full[0]) != sorted(in_full[1])  # in another order it is the order
         said = in_full if one == other else (one, other)
         if said[0] == said[1] or (one == other and max(map(len, said)) > _MOST_NAMES):
             return "", False  # which tensors these are would be the cause
@@ -507,6 +915,10 @@ _ALIKE = {"safe_softmax": "softmax", "softmax": "softmax"}
 
 _PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "mv", "dot", "mul"})
 """Operations that, with sums, may be one product of two tensors, summed over an axis."""
+
+
+_JOINING = _PRODUCTS | {"sum", "stack", "cat"}
+"""Operations that one side may have and the other lack where both compute the same, in long code."""
 
 
 def _parameters(side: Side, steps: Sequence[_Step], within: float) -> str:
@@ -536,14 +948,24 @@ def _is_factor(ratio: float, within: float) -> bool:
 
 
 def _around(
-    first: _Step, here: Sequence[_Step], lacking: Sequence[_Step], in_b: Mapping[_Print, _Source], within: float
+    first: _Step,
+    here: Sequence[_Step],
+    there: Sequence[_Step],
+    lacking: Sequence[_Step],
+    in_b: Mapping[_Print, _Source],
+    within: float,
 ) -> list[_Replaced]:
-    """Return what of ``a`` may stand in the place of *first*, the first operation of ``b`` that ``a`` has not, or before it."""
+    """Return what of ``a`` may stand in the place of *first*, the first operation of ``b`` that ``a`` has not, or before it.
+
+    It leaves out several operations of ``a`` where ``b`` does half of them somewhere else: what differs would be another thing.
+    """
+    own = {_said(step) for step in there if step is not first}
     known, found = _before(first, in_b), list[_Replaced]()
     ways = [way for step in lacking if (way := _way(step, here, known, within)) is not None]
     ways.sort(key=lambda way: (len(way.steps), not _are_given_alike(way.steps[0], first, within)))
     sizes = {source: each.count for each, source in in_b.items()}
-    for way in ways:
+    said = [{*_told(way.steps)} for way in ways]
+    for way in (way for way, names in zip(ways, said, strict=True) if len(names) <= _FEW or 2 * len(names & own) < len(names)):
         found.append(([((first.number, 0), way.needed, way.made)], _words(way, first), False))
         behind = [at for at in way.needed if at[1] >= 0 and sizes.get(at) == way.steps[-1].made[0].count]
         words = f"{_names(way.steps)} in a{_at(way.steps[-1])}, and not in b"
@@ -618,7 +1040,7 @@ def _way(
     while left:
         step = left.pop()
         held = operands[step.number] = []
-        for each, source in zip(step.given, step.sources, strict=True):
+        for each, source in () if step.is_constant else zip(step.given, step.sources, strict=True):
             of_b = _found(each, known, within, is_laid_out=True)
             held.append((of_b is not None, of_b or source))
             if of_b is None and (source[1] < 0 or source[0] not in by_number or len(operands) > longest):
@@ -640,6 +1062,7 @@ def _found(wanted: _Print, held: Mapping[_Print, _Source], within: float, *, is_
         (each.shape == wanted.shape, source)
         for (each, source), is_placed in zip(alike, placed, strict=True)
         if (is_placed or is_placed is least) and not (is_laid_out and _turns(each.shape, wanted.shape) is None)
+        if not (is_laid_out and each.is_turned_from(wanted, within))
     ]
     return max(found, key=lambda each: each[0], default=(False, None))[1]
 

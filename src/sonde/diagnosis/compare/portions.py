@@ -120,7 +120,7 @@ def _score(of_a: list[_Projection], of_b: list[_Projection]) -> float:
 
 
 def _in_any_order(two: list[_Projection], three: list[_Projection]) -> Iterator[tuple[_Projection, list[_Projection]]]:
-    """Yield which of *two* is joined of which of *three*, where the other is the third: all of one input, and of equal weights."""
+    """Yield one of *two*, and which of *three* it joins, where the other is the third: all of one input, and of equal weights."""
     for (joined, alone), third in itertools.product((two, two[::-1]), three):
         parts = [each for each in three if each is not third]
         is_alike = alone.inner == third.inner and alone.outer == third.outer and _is_one_input((*two, *three))

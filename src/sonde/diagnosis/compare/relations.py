@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sonde.diagnosis.compare.weights import factor_between, order_of_rows, words_of_order
 from sonde.diagnosis.distance import distance, laid_out_alike
+from sonde.words import names_text
 
 _LEAST, _MOST_AXES = 4, 4
 
@@ -23,7 +24,7 @@ def relation_of(a: Tensor, b: Tensor, tolerance: float) -> str:
     factor = factor_between(a, b, tolerance)
     if factor is not None:
         return f"{factor:.6g} times {{a}}"
-    return next(itertools.chain(_shares(a, b, tolerance), _orders(a, b, tolerance)), "")
+    return next(itertools.chain(_shares(a, b, tolerance), _orders(a, b, tolerance), _factors(a, b, tolerance)), "")
 
 
 def _is_one_number(tensor: Tensor) -> bool:
@@ -37,6 +38,24 @@ def _shares(a: Tensor, b: Tensor, tolerance: float) -> Iterator[str]:
             total = one.sum(axis, keepdim=True)
             if a.size(axis) > 1 and bool((total != 0).all()) and distance(one / total, other).relative <= 4 * tolerance:
                 yield f"{words} over the {a.size(axis)} entries of axis {axis}"
+
+
+def _factors(a: Tensor, b: Tensor, tolerance: float) -> Iterator[str]:
+    """Yield along what first axes each entry of one tensor, of many elements, is that of the other times a number."""
+    for count in range(1, a.dim()):
+        rest = list(range(count, a.dim()))
+        many = [a.size(axis) for axis in rest]
+        square = (a * a).sum(rest, keepdim=True)
+        if torch.Size(many).numel() < _MANY or not bool((square > 0).all()):
+            continue
+        factors = (a * b).sum(rest, keepdim=True) / square
+        if bool((factors != 0).all()) and distance(a * factors, b).relative <= 4 * tolerance:
+            which = "axis 0" if count == 1 else f"axes {', '.join(map(str, range(count)))}"
+            said = names_text([f"{float(each):.4g}" for each in factors.flatten()[:8]], 4)
+            yield f"{{a}}, times a number for each entry of {which}: {said}"
+
+
+_MANY = 8
 
 
 def _orders(a: Tensor, b: Tensor, tolerance: float) -> Iterator[str]:
