@@ -372,7 +372,8 @@ def label_seen(
 
 @entry(
     "the targets of a squared error are what was given of other samples of the batch, each of one, in six training passes or more; "
-    "or it compares the largest output of each sample",
+    "or it compares the largest output of each sample; at the end, where outputs explain nothing of targets that are like drawn "
+    "numbers, a note",
     "our own: the gradient of a squared error is the output less its target",
     "look at what brings inputs and targets together: two shuffles, a roll, a sort, an index, a loader of each",
     needs=("rms:output",),

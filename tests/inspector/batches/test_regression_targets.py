@@ -10,6 +10,7 @@ from tests.inspector.batches.test_batch_checks import mlp, trained
 from torch import Tensor, nn
 from torch.nn import functional
 
+import sonde
 from sonde.inspector.batches.regression_targets import errors_of, sentinel_numbers
 
 pytestmark = pytest.mark.first_is_quick
@@ -276,3 +277,25 @@ def test_targets_of_zeros_and_ones_have_no_sentinel() -> None:
         return functional.mse_loss(model(x), x)
 
     assert "sentinel" not in trained(model, loss, steps=30)
+
+
+@pytest.mark.parametrize(("kind", "is_told"), [("drawn twice", True), ("drawn once", False), ("of other samples", False)])
+def test_noise_that_is_drawn_once_more_for_its_target_is_a_note(kind: str, is_told: bool) -> None:
+    """Beside the loss that stands, whose advice names it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 8))
+    nn.init.zeros_(model[2].weight)  # type: ignore[arg-type]
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False) as inspector:
+        for _ in range(220):
+            x, noise = torch.randn(256, 8).sign(), torch.randn(256, 8)
+            aim = {"drawn twice": torch.randn(256, 8), "drawn once": noise, "of other samples": 3 * x.roll(1, 0)}[kind]
+            loss = functional.mse_loss(model(x + noise), aim)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            inspector.push_loss(loss.item(), train=True)
+    told = {each.rule: each for each in inspector.findings}
+    assert ("target_of_another" in told) is is_told
+    assert ("loss_stuck" in told) is (kind != "drawn once")
+    assert not is_told or (told["target_of_another"].severity, "target_of_another" in told["loss_stuck"].advice) == ("note", True)

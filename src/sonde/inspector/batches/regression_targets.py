@@ -31,6 +31,7 @@ _SIGNS = 64  # elements, whose signs are not alike by chance
 _ROWS, _COLUMNS = 8, 64  # samples whose targets tell how they vary; columns that are looked through for a sentinel
 _FAR = 10.0  # deviations of the others, as which a sentinel is at least away from the nearest of them
 _VALUES = 16  # different ones, as numbers that are no counts have
+_CHANCE = 4.0  # deviations that a mean of drawn numbers is off by chance
 _EXACT, _READ = 1e-4, 1e-5  # of a number, as what is read off a gradient may differ from it, and deviations that are rounding
 _ELEMENTS = 1 << 12
 _CURVED = 1e-3  # of the squares of an output, or a gradient, that are no line of a column
@@ -218,8 +219,8 @@ def regression_numbers(output: Tensor, errors: Tensor, reaches: Range | None, *,
     """Return what an *output* says of its targets together with what it is off them by, the *errors*.
 
     *error*: how far they are off, by root mean square; *explained*: the share of their variance that outputs explain; *classed*:
-    all columns of each sample are asked for one number, that of a class; also what :func:`beyond_numbers` and
-    :func:`sentinel_numbers` return of them.
+    all columns of each sample are asked for one number, that of a class; *drawn*: targets have the mean 0 and the deviation 1
+    that as many drawn numbers have; also what :func:`beyond_numbers` and :func:`sentinel_numbers` return of them.
 
     Args:
         output, errors: of one shape.
@@ -228,7 +229,7 @@ def regression_numbers(output: Tensor, errors: Tensor, reaches: Range | None, *,
     """
     low, high = (-math.inf, math.inf) if reaches is None else (reaches.low, reaches.high)
     targets = output.double() - errors
-    rows = targets.reshape(len(targets), -1)
+    rows, count = targets.reshape(len(targets), -1), targets.numel()
     total = (rows - rows.mean(0)).square().sum()
     are_two = ((rows - rows.min()) * (rows.max() - rows)).abs().max() <= ALIKE * total  # as those of a discriminator
     is_told = (total > 0) & (len(rows) >= _ROWS) & ~are_two
@@ -239,6 +240,7 @@ def regression_numbers(output: Tensor, errors: Tensor, reaches: Range | None, *,
         "one": targets.max() - targets.min() <= ALIKE * output.double().std(),
         "explained": torch.where(is_told, 1 - errors.square().sum() / total.clamp(min=1e-300), math.nan),
         "classed": _are_classes(targets),
+        "drawn": (targets.mean().abs() <= _CHANCE * count**-0.5) & ((targets.std() - 1).abs() <= _CHANCE * (2 * count) ** -0.5),
         **(_unreached_numbers(output.double(), targets) if is_plain else {}),
     }
 

@@ -53,6 +53,8 @@ _ROUNDING = 1e-3  # of a number that is read off gradients
 _TRIED = 100  # steps in which outputs have come nearer to their targets
 _EXPLAINED = 0.02  # of what targets vary
 _GUESS = "outputs explain {share} of what the targets vary: the error is that of returning their mean for all samples"
+_DRAWN = "targets are like drawn numbers, of mean 0 and deviation 1 in each look, and outputs explain nothing of them"
+_DRAWN_ONCE = "look whether the noise that is to be predicted is the one in the input: draw it once, and use it for both"
 _SURELY = 2.0  # of their deviations outputs for samples of two kinds are apart
 _OUTRUN = 30.0  # times as far as the generator, of equal rates at most a few, steps move a discriminator that it cannot follow
 _RATES = (
@@ -81,8 +83,8 @@ class TargetFindings(PassFindings):
     def at_end(self) -> Iterator[Finding | None]:
         """Yield what the last passes of a training show."""
         for at, name in enumerate(self._outputs):
-            found = self._told_unexplained(at)
-            yield found and replace(found, site=f"{self._part}:output{name if at else ''}")
+            for found in (self._told_unexplained(at), self._told_drawn(at)):
+                yield found and replace(found, site=f"{self._part}:output{name if at else ''}")
 
     def _of_range(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that targets are beyond what outputs can be, are made of these, or weigh too much."""
@@ -139,6 +141,7 @@ class TargetFindings(PassFindings):
                 found.append(self._chosen.judge("target_large", errors[0] ** 2, sizes[0], 1.0))
             classed = self._so_far("classed", at, value=numbers.get(f"classed {at}"))
             found.append(self._chosen.judge("class_regressed", float(len(classed)), float(all(classed))))
+            self._so_far("drawn", at, value=numbers.get(f"drawn {at}"))
             self._so_far("explained", at, value=numbers.get(f"explained {at}") if look.step >= SETTLED else None)
             found.append(self._told_unexplained(at) if look.step >= LONG else None)
             yield from (each and replace(each, site=f"{self._part}:output{name if at else ''}") for each in found)
@@ -151,6 +154,14 @@ class TargetFindings(PassFindings):
         if any(each < -HALF for each in explained[-LAST:]):
             return None  # the error is not that of their mean, but larger
         return self._told_stuck(explained, _EXPLAINED, _GUESS.format(share=percent(max([0.0, *explained[-LAST:]]))), at)
+
+    def _told_drawn(self, at: int) -> Finding | None:
+        """Return, as a note, that targets are like drawn numbers of which outputs explain nothing."""
+        explained, drawn = self._so_far("explained", at)[-LAST:], self._so_far("drawn", at)
+        if len(explained) < LAST or max(explained) > _EXPLAINED or min(explained) < -HALF or not all(drawn):
+            return None
+        found = self._chosen.judge("target_of_another", 1.0)
+        return found and replace(found, message=_DRAWN, advice=_DRAWN_ONCE, severity="note")
 
     def _told_sentinel(self, what: str, read: Sequence[float | None]) -> Finding | None:
         """Return that one number, far from all others, stands in *what* of most passes.
