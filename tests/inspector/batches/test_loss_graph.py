@@ -407,6 +407,9 @@ SOUND: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor]]] = {
     "negatives of other samples": (8, lambda y, x: functional.triplet_margin_loss(y[:4], y[4:8], y[8:])),
     "the log-probabilities of choices and those that were kept": (3, ratio(is_kept=True)),
     "the value of a choice": (3, lambda y, x: functional.smooth_l1_loss(y.gather(1, classes(x)[:, None])[:, 0], x[:, 0])),
+    "a target that is the largest value, and trained": (
+        3, lambda y, x: functional.mse_loss(y.gather(1, classes(x)[:, None])[:, 0], x[:, 0] + 0.9 * y.max(1).values)
+    ),
     "a target that is the largest value": (3, lambda y, x: functional.mse_loss(y[:, 0], y.max(1).values.detach() + x[:, 0])),
     "the same shape": (1, lambda y, x: functional.mse_loss(y, x[:, :1])),
     "a dropout of features, and a mask of outputs": (

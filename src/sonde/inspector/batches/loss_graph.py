@@ -898,8 +898,8 @@ def _constants_of(node: Node, device: torch.device, samples: Collection[int]) ->
             ("dropout", share, 0) for share in dropped_numbers([graph_nodes.behind(before[0], graph_nodes.KEEPS)], {}).values()
         )
     yield from (("signs", share, 0) for share in _without_sign(node))
-    best = graph_nodes.behind(before[0], graph_nodes.KEEPS) if name in _SQUARES and len(before) == 1 else node
-    scores = graph_nodes.sources_of(best)[:1] if graph_nodes.operation_of(best) in ("Max", "Amax") else []
+    best = graph_nodes.behind(before[0], graph_nodes.KEEPS) if name in _SQUARES and len(before) == 1 else None
+    scores = graph_nodes.sources_of(best)[:1] if best is not None and graph_nodes.operation_of(best) in ("Max", "Amax") else []
     rows = [
         graph_nodes.shape_of(each) for each in scores if graph_nodes.operation_of(each) in (*graph_nodes.WEIGHTED, "Add", "Sub")
     ]
