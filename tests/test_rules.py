@@ -835,7 +835,8 @@ def test_a_validation_loss_that_stays_at_that_of_a_guess_is_told_at_the_end(valu
 
 
 @pytest.mark.parametrize(
-    ("moved", "fall", "is_told"), [(1e-4, 0.001, True), (1e-3, 0.001, False), (1e-4, 0.004, False), (1e-4, 0.0, False)]
+    ("moved", "fall", "is_told"),
+    [(1e-4, 0.001, True), (1e-3, 0.001, False), (1e-4, 0.004, False), (1e-4, 0.0, False), (1e-4, 1e-5, False)],
 )
 def test_steps_that_hardly_move_the_weights_of_a_loss_that_creeps_are_told_at_the_end(
     moved: float, fall: float, is_told: bool

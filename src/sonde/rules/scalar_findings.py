@@ -99,6 +99,7 @@ _UNCLIPPED = (
     "look at what divides gradients between backward() and step()"
 )
 _CREPT = 0.05  # of the size of all weights, what steps move them by that hardly learn
+_CREEPS = 0.01  # of a loss, by which it falls at least in each third
 _FASTER = "raise the learning rate, tenfold at first, as long as the loss falls faster by that; or train for longer"
 _AT_FIRST = 30.0  # times the first losses, up to which the very first one may be that of a network that knows nothing
 _FAR_ABOVE = 4.0  # times what logarithms of a loss scatter, by which its very first value is far above the next
@@ -226,7 +227,8 @@ class ScalarFindings:
         if thirds is None:
             return None
         late, middle, early, error = thirds
-        if middle - late < max(2 * error, (early - middle) / 2) or early - middle < 2 * error:
+        least = max(2 * error, _CREEPS * early)
+        if early - middle < least or middle - late < max(least, (early - middle) / 2):
             return None
         found = self._chosen.judge("rate_small", loss.rate, math.inf, 1.0, math.nan)
         way = f"{early:.4g} in the first third, {late:.4g} in the last"

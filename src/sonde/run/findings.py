@@ -378,7 +378,10 @@ class _Judges:
             share = _THIRD if "pull" in each.evidence else _HALF
             return each if self._scalars.loss_of(each.model).stands(share) else None
         if each.rule == "spike" and _quantity(each) == "gradient":
-            return replace(each, severity="note") if _CUT * self._scalars.largest_norm(each.model) <= each.value else each
+            loss = self._scalars.loss_of(each.model)
+            is_worse = loss.has_worsened(each.step) if loss.count else True
+            is_cut = _CUT * self._scalars.largest_norm(each.model) <= each.value
+            return None if is_worse is None else replace(each, severity="note") if is_cut or not is_worse else each
         is_game = each.rule == "loss_stuck" or (each.rule == "loss_rising" and each.value < _LOST * each.evidence["first"])
         if is_game and (self._scalars.has_risen or (each.rule == "loss_rising" and self._follows_values(each))):
             return None  # values that are learnt from their own estimates grow as the policy gets better
