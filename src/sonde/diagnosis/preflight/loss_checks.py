@@ -1,4 +1,4 @@
-"""Checks of the loss: its labels, its shapes, what goes into it, and its first value."""
+"""Checks of the loss: its shapes, what goes into it, and its first value."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from sonde.words import many, names_text, percent, shape_text, short
 
 _WHY = "sonde.why_nan(model, batch, loss_fn) names the operation"
 _HALF = "float16 ends at 65,504: scale what goes in, or compute in bfloat16, or keep float32 weights and use autocast"
-_SOME = 8  # samples of one class that are no chance
-_OFTEN = 8  # labels of each other class, beside which the lack of one is no chance
 _FEWEST = 16  # elements from 0 to 1 that are no chance
 
 
@@ -53,80 +51,6 @@ def runs(subject: Subject) -> Check:
         wrong.append(Finding("nonfinite", words, f"{broken[0]}:grad", severity="bad", advice=_WHY))
     said = "forward, no loss" if found.loss is None else f"forward and backward; the loss is {short(found.loss)}"
     return Check("runs", said, tuple(wrong))
-
-
-def labels(subject: Subject) -> Check:
-    """Judge the class indices, and the targets of binary losses."""
-    calls = subject.first.calls
-    judged = [(call, indices) for call in calls if (indices := call.indices) is not None]
-    ignored = [call for call in calls if call.indices is None and call.ignores_all]
-    if ignored:
-        words = f"all {ignored[0].target.numel():,} targets of {ignored[0].name} are {int(ignored[0].target.flatten()[0])}"
-        advice = "look at how the labels are made: at masks, at truncation, and at ignore_index"
-        return Check("labels", "", (Finding("labels_ignored", f"{words}, which it ignores", severity="bad", advice=advice),))
-    binary = [call for call in calls if call.name.startswith("binary") and call.target.numel()]
-    others = _some(each for call in calls for each in (_several(call), _beyond(call)))
-    if others:
-        return Check("labels", "", others)
-    if not judged and not binary:
-        raise UnjudgedError("no loss function with class indices was seen")
-    found = [rules.judge("labels_outside", int(indices.min()), int(indices.max()), call.classes) for call, indices in judged]
-    for call in binary:
-        low, high = float(call.target.min()), float(call.target.max())
-        if low < 0 or high > 1:
-            words = f"the targets of {call.name} go from {short(low)} to {short(high)}: they are probabilities, from 0 to 1"
-            found.append(Finding("labels_outside", words, value=high, severity="bad", advice="give 0 and 1, or what is between"))
-    for call, indices in judged:
-        if len(call.target) >= _SOME and len(indices) >= _FEWEST and bool((indices == indices[0]).all()) and call.classes > 1:
-            words = f"all {len(indices):,} labels are {int(indices[0])}, of {call.classes:,} classes"
-            found.append(
-                Finding("labels_alike", words, severity="warn", advice="give a batch of several classes; shuffle the data")
-            )
-    found += [_absent(call, indices) for call, indices in judged]
-    if not judged:
-        return Check("labels", f"{len(torch.unique(binary[0].target)):,} different targets of {binary[0].name}", _some(found))
-    call, indices = judged[0]
-    said = f"{len(torch.unique(indices)):,} different labels of {call.classes:,} classes"
-    return Check("labels", said, _some(found))
-
-
-def _several(call: LossCall) -> Finding | None:
-    """Return the finding that targets of a cross-entropy, which are no class indices, add up to other numbers than 1."""
-    sums = call.added_up
-    if sums is None or float((sums - 1).abs().max()) <= _OFF:
-        return None
-    low, high = short(float(sums.min())), short(float(sums.max()))
-    words = f"the targets of {call.name} add up to {low} to {high} for each sample, and one softmax to 1"
-    advice = "use binary_cross_entropy_with_logits for several labels of one sample; else divide the targets by their sum"
-    return Finding("labels_several", words, value=float(sums.mean()), severity="warn", advice=advice)
-
-
-def _beyond(call: LossCall) -> Finding | None:
-    """Return the finding that targets of a regression lie beyond what the activation in front of the loss returns."""
-    ends = _RANGES.get(call.made_by) if call.name in REGRESSION and call.target.shape == call.input.shape else None
-    if ends is None or not call.target.numel():
-        return None
-    share = float(((call.target < ends[0]) | (call.target > ends[1])).double().mean())
-    return rules.judge("target_beyond", share, float(call.target.min()), float(call.target.max()), what=call.made_by)
-
-
-_OFF = 0.05  # what targets add up to, beside 1
-_RANGES = {"Tanh": (-1.0, 1.0), "Sigmoid": (0.0, 1.0)}
-
-
-def _absent(call: LossCall, indices: torch.Tensor) -> Finding | None:
-    """Return the finding of one class that never occurs, where each other one occurs often enough that this is no chance."""
-    if not 2 < call.classes <= len(indices) or int(indices.min()) < 0 or int(indices.max()) >= call.classes:
-        return None
-    counts = torch.bincount(indices, minlength=call.classes)
-    if int((counts == 0).sum()) != 1:
-        return None
-    absent, least = int(counts.argmin()), int(counts[counts > 0].min())
-    if least < _OFTEN:
-        return None
-    words = f"class {absent} never occurs among {len(indices):,} labels, and each other class {least:,} times or more"
-    advice = "look at whether the labels count from 1" if absent == 0 else "look at whether the model has an output too many"
-    return Finding("label_absent", words, value=float(absent), severity="note", advice=advice)
 
 
 def loss_shape(subject: Subject) -> Check:

@@ -13,6 +13,7 @@ from torch import nn
 from sonde.answer import Chart, Check, Line, ModelChecks, Part, Verdict, said_of
 from sonde.checked import checked
 from sonde.diagnosis.preflight import (
+    label_checks,
     layer_checks,
     loss_checks,
     parameter_checks,
@@ -94,7 +95,7 @@ CHECKS: dict[str, Callable[[Subject], Check]] = {
     for each in (
         loss_checks.runs,
         sample_checks.mode,
-        loss_checks.labels,
+        label_checks.labels,
         loss_checks.loss_shape,
         loss_checks.loss_input,
         loss_checks.initial_loss,
