@@ -75,7 +75,9 @@ def _unneeded(call: LossCall, indices: torch.Tensor) -> Finding | None:
     are_many = len(indices) >= max(_FEWEST, _EACH * seen) and seen > 1
     if not are_many or int(indices.min()) < 0 or call.classes < _TOO_MANY * used:
         return None
-    words = f"all {len(indices):,} labels are below {used:,}, and {call.name} has {call.classes:,} classes: the others occur in none"
+    words = (
+        f"all {len(indices):,} labels are below {used:,}, and {call.name} has {call.classes:,} classes: the others occur in none"
+    )
     advice = "make the last layer as wide as there are classes; leave it where other batches hold the others"
     return Finding("labels_few", words, value=float(used), severity="note", advice=advice)
 

@@ -28,7 +28,10 @@ _SEEN: dict[Any, str] = {
 REGRESSION = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 _LOGS = (functional.log_softmax, torch.log_softmax, Tensor.log_softmax, functional.logsigmoid)
 _MOVES = (*graph_nodes.MOVES, "Slice", "Select")
-_DIFFERENCES = {"sub", "__sub__", "rsub", "__rsub__", "subtract"}
+DIFFERENCE, PRODUCT = "a difference", "a product"
+"""What compares outputs with targets, or weighs them, beside loss functions."""
+_COMPARES = dict.fromkeys(("sub", "__sub__", "rsub", "__rsub__", "subtract"), DIFFERENCE)
+_COMPARES |= dict.fromkeys(("mul", "__mul__", "__rmul__", "multiply"), PRODUCT)
 
 
 @dataclass
@@ -128,7 +131,8 @@ class LossCalls(TorchFunctionMode):
 
     Attributes:
         found: the calls, in order.
-        pairs: numbers of samples and of elements of each difference of an ``(N, 1)`` and an ``(N,)`` tensor in the loss function.
+        pairs: what an ``(N, 1)`` and an ``(N,)`` tensor, or an ``(N, N)`` one of the model and an ``(N,)`` one, are given to in the
+            loss function: its name, N, and the number of pairs; that is below 0 where the model has made them.
         in_loss: the loss function runs now, and no longer the model.
         logs: the log-probabilities that a softmax or a sigmoid has made.
         sums: of each sum of all elements in the loss function the number of elements along its first axis, and the result.
@@ -154,8 +158,9 @@ class LossCalls(TorchFunctionMode):
                 if result.requires_grad:
                     result.retain_grad()
             return result
-        if self.in_loss and getattr(func, "__name__", "") in _DIFFERENCES and len(args) == 2:
-            self._compare("a difference", *args)
+        what = _COMPARES.get(getattr(func, "__name__", "")) if self.in_loss and len(args) == 2 else None
+        if what is not None:
+            self._compare(what, *args)
         result = func(*args, **given)
         if func in _LOGS and result.requires_grad:
             result.retain_grad()
@@ -194,9 +199,16 @@ class LossCalls(TorchFunctionMode):
     def _compare(self, what: str, one: Any, other: Any) -> None:
         if not (isinstance(one, Tensor) and isinstance(other, Tensor) and {one.dim(), other.dim()} == {1, 2}):
             return
-        column, line = (one, other) if one.dim() == 2 else (other, one)
-        if column.shape[1] == 1 and column.shape[0] == line.shape[0] > 1 and what not in ("cross_entropy", "nll_loss"):
-            self.pairs.append((what, line.shape[0], line.shape[0] ** 2))
+        wide, line = (one, other) if one.dim() == 2 else (other, one)
+        count = len(line)
+        if what in ("cross_entropy", "nll_loss") or len(wide) != count or count < 2:
+            return
+        if what == PRODUCT and wide.requires_grad == line.requires_grad:  # of two outputs, as of a matrix of pairs
+            return
+        if wide.shape[1] == 1:
+            self.pairs.append((what, count, count**2))
+        elif wide.shape[1] == count and what != PRODUCT and not line.requires_grad:
+            self.pairs.append((what, count, -(count**2)))
 
 
 def is_whole(gradient: Tensor | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -11,10 +12,10 @@ from torch import nn
 
 from sonde import rules
 from sonde.answer import Check
-from sonde.diagnosis.preflight.loss_calls import REGRESSION, LossCall, LossCalls, is_probability
+from sonde.diagnosis.preflight.loss_calls import DIFFERENCE, PRODUCT, REGRESSION, LossCall, LossCalls, is_probability
 from sonde.diagnosis.preflight.sample_checks import DROPOUTS, inputs_of
 from sonde.diagnosis.preflight.subject import Subject, UnjudgedError
-from sonde.engine import Trial, parameters, unwrap
+from sonde.engine import Trial, as_arguments, parameters, remap, unwrap, walk
 from sonde.graph import named_inputs
 from sonde.rules import Finding
 from sonde.words import many, names_text, percent, shape_text, short
@@ -56,16 +57,44 @@ def runs(subject: Subject) -> Check:
 def loss_shape(subject: Subject) -> Check:
     """Judge whether the loss compares each output with its own target."""
     _ = subject.loss
-    pairs = subject.first.pairs
-    found = [
-        rules.judge("loss_broadcast", samples, pairs, what=what, is_sure=what != "a difference") for what, samples, pairs in pairs
-    ]
+    found = [_told_pairs(subject, *pair) for pair in dict.fromkeys(subject.first.pairs)]
     count = subject.first.summed
     if count:
         words = f"the loss adds up {count:,} samples, so that its gradients grow with their number"
         found.append(Finding("loss_summed", words, value=float(count), severity="note", advice="take the mean over the samples"))
     calls = ", ".join(dict.fromkeys(call.name for call in subject.first.calls))
     return Check("loss_shape", calls or "a loss function of your own", _some(found))
+
+
+def _told_pairs(subject: Subject, what: str, samples: int, pairs: int) -> Finding | None:
+    """Return the finding that a loss compares each output with each target, or multiplies each with each.
+
+    An ``(N, N)`` tensor of the model is one of samples by samples if it has N - 1 rows and columns where it is given one less.
+    """
+    found = rules.judge("loss_broadcast", samples, abs(pairs), what=what, is_sure=what not in (DIFFERENCE, PRODUCT))
+    batch = {tensor.shape[0] for _, tensor in walk(as_arguments(subject.batch)) if tensor.dim()}
+    if found is None or (what == PRODUCT and samples not in batch):
+        return None
+    if what == PRODUCT:
+        words = f"the loss multiplies each of {samples:,} samples with each: one factor has the shape (N, 1) beside (N,)"
+        return replace(found, message=words, advice=_ONE_SHAPE)
+    if pairs > 0:
+        return found
+
+    def shorten(trial: Trial) -> None:
+        trial.args, trial.kwargs = remap(
+            (trial.args, trial.kwargs), lambda tensor: tensor[1:] if tensor.dim() and len(tensor) == samples else tensor
+        )
+
+    with contextlib.suppress(RuntimeError, ValueError, IndexError):  # of a model that takes no other number of samples
+        shapes = [[tuple(tensor.shape) for tensor in subject.outputs(change)] for change in (None, shorten)]
+        if (samples, samples) in shapes[0] and (samples - 1, samples - 1) in shapes[1]:
+            words = f"{found.message}; the model itself returns {samples:,} x {samples:,} numbers"
+            return replace(found, message=words, advice=f"look for (N, 1) beside (N,) in the forward: {_ONE_SHAPE}")
+    return None
+
+
+_ONE_SHAPE = "give both the same shape, by squeeze(1) or unsqueeze(1)"
 
 
 def loss_input(subject: Subject) -> Check:
