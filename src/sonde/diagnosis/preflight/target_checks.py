@@ -17,7 +17,8 @@ from sonde.answer import Check
 from sonde.diagnosis.preflight.loss_calls import REGRESSION, LossCall, LossCalls
 from sonde.diagnosis.preflight.sample_checks import inputs_of, normalise_apart
 from sonde.diagnosis.preflight.subject import Subject, UnjudgedError, distance_of, rounding_of
-from sonde.engine import Trial, holds_graph, is_floating, parameters, remap, walk
+from sonde.engine import Trial, as_arguments, holds_graph, is_floating, parameters, remap, unwrap, walk
+from sonde.graph import named_inputs
 from sonde.rules import Finding
 from sonde.words import percent, short
 
@@ -29,10 +30,13 @@ _FEWEST = 8  # labels that are all predicted rightly by no chance
 def future_unseen(subject: Subject) -> Check:
     """Judge, of a model that is to predict the next element of its input, whether it sees that element."""
     _ = subject.ran
-    name, inputs = _sequence(subject)
-    axes = next((each for call in subject.first.calls if (each := _shifted_along(call, inputs)) is not None), None)
-    if axes is None:
+    given = _sequences(subject)
+    if not given:
+        raise UnjudgedError("needs an input with an axis of positions beside that of samples: two samples, three positions or more")
+    shifted = [(*one, axes) for call in subject.first.calls for one in given if (axes := _shifted_along(call, one[1])) is not None]
+    if not shifted:
         raise UnjudgedError("the targets are not the inputs, shifted by one: the model may see the whole input")
+    name, inputs, axes = shifted[0]
     far = _reaches_back(subject, inputs, *axes)
     if far is None:
         raise UnjudgedError(f"no output has the axis of {inputs.shape[axes[0]]:,} positions")
@@ -234,14 +238,15 @@ def _told(rule: str, words: str, *numbers: float) -> list[Finding]:
 # Sequences
 
 
-def _sequence(subject: Subject) -> tuple[str, Tensor]:
-    """Return name and tensor of the one input that may have positions: ``(samples, positions, ...)``, or along a later axis."""
-    held = [(name, tensor) for name, tensor in inputs_of(subject).items() if tensor.dim() >= 2 and tensor.shape[0] > 1]
-    if len(held) != 1 or max(held[0][1].shape[1:]) < 3:
-        raise UnjudgedError(
-            "needs one input with an axis of positions beside that of samples: two samples, three positions or more"
-        )
-    return held[0]
+def _sequences(subject: Subject) -> list[tuple[str, Tensor]]:
+    """Return name and tensor of inputs that may have positions: ``(samples, positions, ...)``, or along a later axis.
+
+    What a decoder is given is often called a target, and is an input all the same.
+    """
+    args, kwargs = as_arguments(subject.batch)
+    others = [(name, held) for name, _, held in named_inputs(unwrap(subject.model), args, kwargs) if _TARGET.search(name)]
+    named = [*inputs_of(subject).items(), *others]
+    return [(name, held) for name, held in named if held.dim() >= 2 and held.shape[0] > 1 and max(held.shape[1:]) >= 3]
 
 
 def _shifted_along(call: LossCall, inputs: Tensor) -> tuple[int, int] | None:
@@ -298,11 +303,8 @@ def _column_of(call: LossCall, given: Tensor) -> float | None:
 
 
 def _is_copy(subject: Subject, call: LossCall) -> bool:
-    try:
-        _, inputs = _sequence(subject)
-    except UnjudgedError:
-        return False
-    if inputs.shape[1] < 3 or not _is_same(call, inputs):
+    inputs = next((held for _, held in _sequences(subject) if held.shape[1] >= 3 and _is_same(call, held)), None)
+    if inputs is None:
         return False
     far = _reaches_back(subject, inputs)
     if far is None or far[0] > far[1]:
