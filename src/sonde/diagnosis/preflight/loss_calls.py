@@ -30,7 +30,8 @@ _LOGS = (functional.log_softmax, torch.log_softmax, Tensor.log_softmax, function
 _MOVES = (*graph_nodes.MOVES, "Slice", "Select")
 DIFFERENCE, PRODUCT = "a difference", "a product"
 """What compares outputs with targets, or weighs them, beside loss functions."""
-_COMPARES = dict.fromkeys(("sub", "__sub__", "rsub", "__rsub__", "subtract"), DIFFERENCE)
+_LESS = ("sub", "__sub__", "subtract")
+_COMPARES = dict.fromkeys((*_LESS, "rsub", "__rsub__"), DIFFERENCE)
 _COMPARES |= dict.fromkeys(("mul", "__mul__", "__rmul__", "multiply"), PRODUCT)
 
 
@@ -134,7 +135,9 @@ class LossCalls(TorchFunctionMode):
         pairs: what an ``(N, 1)`` and an ``(N,)`` tensor, or an ``(N, N)`` one of the model and an ``(N,)`` one, are given to in the
             loss function: its name, N, and the number of pairs; that is below 0 where the model has made them.
         in_loss: the loss function runs now, and no longer the model.
-        logs: the log-probabilities that a softmax or a sigmoid has made.
+        logs: the log-probabilities that a softmax or a sigmoid has made, or a logarithm of shares.
+        errors: the differences in the loss function of what is trained and what is given.
+        factors: what the loss function multiplies with what is trained, of several numbers that are given.
         sums: of each sum of all elements in the loss function the number of elements along its first axis, and the result.
     """
 
@@ -144,6 +147,9 @@ class LossCalls(TorchFunctionMode):
         self.pairs: list[tuple[str, int, int]] = []
         self.in_loss = False
         self.logs: list[Tensor] = []
+        self.errors: list[Tensor] = []
+        self.factors: list[Tensor] = []
+        self._sums_of_exponentials: list[Tensor] = []
         self.sums: list[tuple[int, Tensor]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -162,14 +168,49 @@ class LossCalls(TorchFunctionMode):
         if what is not None:
             self._compare(what, *args)
         result = func(*args, **given)
-        if func in _LOGS and result.requires_grad:
-            result.retain_grad()
-            self.logs.append(result)
+        if isinstance(result, Tensor) and result.requires_grad:
+            self._keep_logs(func, args, result)
+            if what is not None:
+                self._keep_sides(what, args, result)
         is_sum = self.in_loss and func in (torch.sum, Tensor.sum) and isinstance(args[0], Tensor) and args[0].dim() > 0
         if is_sum and result.numel() == 1 and result.requires_grad and args[0].numel() > 1:
             result.retain_grad()
             self.sums.append((len(args[0]), result))
         return result
+
+    def _keep_logs(self, func: Any, args: tuple[Any, ...], result: Tensor) -> None:
+        """Keep the *result* of a function if it is log-probabilities: of a softmax, of shares, or less a sum of exponentials."""
+        if func in (torch.logsumexp, Tensor.logsumexp):
+            self._sums_of_exponentials.append(result)
+        is_less = getattr(func, "__name__", "") in _LESS and any(args[-1] is each for each in self._sums_of_exponentials)
+        is_of_shares = func in (torch.log, Tensor.log) and bool(args) and is_distribution(args[0])
+        if func in _LOGS or is_less or is_of_shares:
+            result.retain_grad()
+            self.logs.append(result)
+
+    def _keep_sides(self, what: str, args: tuple[Any, ...], result: Tensor) -> None:
+        """Keep a difference of what is trained and what is given, and a factor of several numbers that is given."""
+        given = [each for each in args if isinstance(each, Tensor) and not each.requires_grad and each.numel() > 1]
+        if len(given) == 1 and what == PRODUCT:
+            self.factors.append(given[0].detach())
+        elif len(given) == 1 and len(args) == 2 and isinstance(args[0], Tensor) and isinstance(args[1], Tensor):
+            result.retain_grad()
+            self.errors.append(result)
+
+    @property
+    def lowers_likelihood(self) -> bool:
+        """Whether the gradient of the loss is above 0 at all log-probabilities that it reads, and no factor below 0 makes it so."""
+        read = [each.grad[each.grad != 0] for each in self.logs if each.grad is not None]
+        if not any(map(len, read)) or not all(bool((each > 0).all()) for each in read):
+            return False
+        return all(bool((each == read[0][:1]).all()) for each in read) or all(bool((each >= 0).all()) for each in self.factors)
+
+    @property
+    def raises_errors(self) -> bool:
+        """Whether the loss makes each element of a difference from what is given larger, and makes no other difference smaller."""
+        ways = [(each.detach() * each.grad).flatten() for each in self.errors if each.grad is not None]
+        ways = [each for way in ways if len(each := way[way != 0]) >= _FEWEST]
+        return any(bool((each < 0).all()) for each in ways) and not any(bool((each > 0).all()) for each in ways)
 
     def _note(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LossCall | None:
         named = dict(zip(("input", "target", "weight"), args[:3], strict=False)) if name not in (*REGRESSION, "kl_div") else {}
@@ -217,8 +258,20 @@ def is_whole(gradient: Tensor | None) -> bool:
 
 
 _WHOLE = 0.5
+_FEWEST = 8  # elements of a difference, all of which become larger by no chance
 
 
 def is_probability(tensor: Tensor) -> bool:
     """Return whether all elements are finite and lie from 0 to 1."""
     return bool(((tensor >= 0) & (tensor <= 1)).all()) and bool(torch.isfinite(tensor).all())
+
+
+def is_distribution(tensor: Tensor) -> bool:
+    """Return whether all elements are shares, and add up to 1 along the last axis."""
+    held = tensor.detach()
+    if not held.is_floating_point() or held.dim() == 0 or not 1 < held.shape[-1] <= held.numel() or not is_probability(held):
+        return False
+    return bool(((held.double().sum(-1) - 1).abs() <= held.shape[-1] * _ROUNDING).all())
+
+
+_ROUNDING = 1e-4  # of a share

@@ -58,7 +58,7 @@ class FirstStep:
         called: names of the modules that ran.
         memory: addresses of the tensors that the model returned.
         summed: of how many samples the loss function adds up elements, without a division by their number; 0 where it does not.
-        is_unlikely: the loss has one positive gradient at all log-probabilities that it reads, outside of functions of torch.
+        raised: what the loss makes worse, in words: the log-probabilities, or the differences, that it reads; ``""`` for nothing.
         over_samples: shape of what a softmax of the loss, over axis 0, is given; empty where there is none.
         alike: weights whose rows are equal, and get equal gradients.
         foreign: shapes of tensors that get a gradient in the model and are none of its parameters.
@@ -76,7 +76,7 @@ class FirstStep:
     called: set[str] = field(default_factory=set)
     memory: set[int] = field(default_factory=set)
     summed: int = 0
-    is_unlikely: bool = False
+    raised: str = ""
     over_samples: tuple[int, ...] = ()
     alike: list[str] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
@@ -277,8 +277,10 @@ class Subject:
         for call in found.calls:
             call.let_go()
         found.summed = self._summed(calls)
-        read = [each.grad[each.grad != 0] for each in calls.logs if each.grad is not None]
-        found.is_unlikely = any(map(len, read)) and all(bool((each == read[0][:1]).all() and (each > 0).all()) for each in read)
+        if calls.lowers_likelihood:
+            found.raised = "all log-probabilities that it reads smaller"
+        elif calls.raises_errors:
+            found.raised = "all differences between outputs and what is given larger"
 
     @cached_property
     def awake_later(self) -> set[str]:

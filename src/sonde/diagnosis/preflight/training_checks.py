@@ -215,15 +215,25 @@ def _below_bound(subject: Subject) -> Finding | None:
         words = f"the loss falls to {short(last)} as {call.name} grows, which measures the error"
         advice = f"take the minus sign before {call.name} away; leave it where another model is trained against this loss"
         return Finding("loss_reversed", words, value=last, severity="bad" if is_sure else "warn", advice=advice)
-    if subject.first.is_unlikely and _endless(subject.curve):
-        words = f"the loss falls to {short(last)}, and still falls, since it makes all log-probabilities that it reads smaller"
+    if subject.first.raised and _endless(subject.curve):
+        words = f"the loss falls to {short(last)}, and still falls, since it makes {subject.first.raised}"
         advice = "take minus their mean; leave it where what they belong to is to become unlikely"
+        if "differences" in subject.first.raised:
+            advice = "turn the sign of the loss; leave it where outputs are to become other than what is given"
         return Finding("loss_reversed", words, value=last, severity="warn", advice=advice)
     for call in subject.last_calls:
         if call.least is not None and call.least < -_TINY:
             words = f"{call.name} falls below 0, to {short(call.least)}, which no right argument brings it to"
             return Finding("loss_below_bound", words, value=call.least, severity="bad", advice=_WANTED.get(call.name, ""))
-    return None
+    if not _endless(subject.curve) or len(subject.curve) < _THIRDS:
+        return None
+    third = len(subject.curve) // 3
+    early, middle, late = (median(subject.curve[begin : begin + third]) for begin in (0, third, 2 * third))
+    found = rules.judge("loss_unbounded", late, middle, early, subject.curve[0], highest=max(subject.curve))
+    return found and replace(found, severity="note")
+
+
+_THIRDS = 60  # steps, of whose thirds it is said that the last one falls fastest
 
 
 _TINY = 1e-3  # below 0, that rounding explains
