@@ -56,10 +56,15 @@ def targets_apart(subject: Subject) -> Check:
     if not calls:
         raise UnjudgedError("no loss function of torch was seen")
     found = []
-    if any(_is_predicted(subject, place) for place in range(len(calls))):
+    made = _made_by_model(subject)
+    if any(_is_predicted(calls[place]) for place in made):
         words = "all targets are the classes that the model itself predicts: the loss teaches it nothing"
         advice = "give the labels of the batch as target"
         found.append(Finding("target_predicted", words, severity="bad", advice=advice))
+    elif len(calls) == 1 and made and _is_own_output(subject, calls[0]):
+        words = f"all targets of {calls[0].name} are outputs of the model for the same sample: nothing that is given teaches it"
+        advice = "give targets of the batch, or of what comes next: rewards and the next state, another view, another model"
+        found.append(Finding("target_predicted", words, severity="warn", advice=advice))
     elif any(_is_copy(subject, call) for call in calls):
         found += _told(
             "target_shifted", "the targets are the inputs themselves, and the model sees no later ones: it learns to copy", 0.0
@@ -69,6 +74,10 @@ def targets_apart(subject: Subject) -> Check:
     found += [seen for column in columns[:1] if (seen := rules.judge("label_seen", 0.0, column, is_number=True)) is not None]
     are_inputs = any(torch.equal(call.target, held) for call in calls for held in given if held.shape == call.target.shape)
     said = "the inputs, as those of an autoencoder" if are_inputs else "neither inputs nor predictions"
+    if made or any(call.is_predicted for call in calls):
+        count = len({*made, *(place for place, call in enumerate(calls) if call.is_predicted)})
+        whose = "" if count == len(calls) else f", in {count} of {len(calls)} calls"
+        said = f"made by the model itself, and change with its parameters{whose}"
     return Check("targets_apart", "" if found else f"the targets are {said}", tuple(found))
 
 
@@ -358,28 +367,55 @@ def _reaches_back(
 # Targets
 
 
-def _is_predicted(subject: Subject, place: int) -> bool:
-    """Return whether the target of the loss call at *place* is what the model predicts, and changes where its parameters do.
+def _is_predicted(call: LossCall) -> bool:
+    """Return whether the target of a loss call is the classes that the model predicts.
 
-    Right predictions alone are none: those of a model that is trained.
+    Right predictions alone are no fault: those of a model that is trained.
     """
-    call = subject.first.calls[place]
-    if call.is_predicted or call.name not in ("cross_entropy", "nll_loss") or call.indices is None or call.classes < 2:
+    if call.name not in ("cross_entropy", "nll_loss") or call.indices is None or call.classes < 2:
         return False
     counts = call.target != call.kwargs.get("ignore_index", -100)
     labels = call.target[counts]
-    if labels.numel() < _FEWEST or not bool((call.input.argmax(1 if call.input.dim() > 1 else 0)[counts] == labels).all()):
+    return labels.numel() >= _FEWEST and bool((call.input.argmax(1 if call.input.dim() > 1 else 0)[counts] == labels).all())
+
+
+def _made_by_model(subject: Subject) -> list[int]:
+    """Return which loss calls have a target that no gradient reaches, and that changes where the parameters of the model do."""
+    calls = subject.first.calls
+    if all(call.is_predicted for call in calls):
+        return []
+
+    def targets(*, changed: bool) -> list[Tensor]:
+        with subject.trial() as trial:
+            with torch.no_grad():
+                for _, parameter, _ in parameters(trial.model) if changed and trial.is_free else ():
+                    parameter.mul_(-1.5).add_(0.1)
+            with LossCalls() as seen:
+                trial.loss()
+        return [call.target for call in seen.found]
+
+    again, after = (targets(changed=changed) for changed in (False, True))
+    if len(calls) != len(again) or not all(torch.equal(call.target, each) for call, each in zip(calls, again, strict=True)):
+        return []  # they are drawn at each call
+    pairs = enumerate(zip(calls, after, strict=False))
+    return [place for place, (call, other) in pairs if not call.is_predicted and not torch.equal(call.target, other)]
+
+
+def _is_own_output(subject: Subject, call: LossCall) -> bool:
+    """Return whether a loss is an error whose input and target are, sample by sample, elements of one output of the model."""
+    count = len(call.target) if call.target.dim() else 0
+    if call.name not in REGRESSION or count < _FEWEST or abs(call.mean(call.input) - subject.loss) > _ROUNDING * abs(subject.loss):
         return False
-    with subject.trial() as trial:
-        if not trial.is_free:
-            return False
-        with torch.no_grad():
-            for _, parameter, _ in parameters(trial.model):
-                parameter.mul_(-1.5).add_(0.1)
-        with LossCalls() as calls:
-            trial.loss()
-    other = calls.found[place].target if place < len(calls.found) else labels
-    return other.shape == call.target.shape and not torch.equal(other, call.target)
+    for output in subject.outputs():
+        if output.dim() != 2 or len(output) != count or max(output.numel(), call.input.numel(), call.target.numel()) > _ELEMENTS:
+            continue
+        sides = [each.reshape(len(each), -1, 1) for each in (call.input, call.target)]
+        if all(len(side) == count and bool((side == output[:, None]).any(-1).all()) for side in sides):
+            return True
+    return False
+
+
+_ELEMENTS = 1 << 14  # of outputs that are compared one by one
 
 
 def _targets(trial: Trial) -> list[tuple[str, Tensor]]:
