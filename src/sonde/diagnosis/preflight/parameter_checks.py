@@ -49,24 +49,7 @@ def gradients(subject: Subject) -> Check:
             "use them, freeze them with requires_grad_(False), or take them away; an expert that this batch does not need may stay"
         )
         found.append(Finding("unreached", words, f"{unused[0]}:param", value=float(len(unused)), severity="warn", advice=advice))
-    if zero:
-        every = len(zero) == len(ran.gradients)
-        is_dead = any(each.rule in ("dead", "all_zero") for layer in ran.layers for each in layer.findings)
-        asleep = [] if every or is_dead else [name for name in zero if name not in subject.awake_later]
-        told = asleep or zero
-        later = f", nor {'does it' if len(told) == 1 else 'do they'} get one once others have moved" if asleep else ""
-        many = "one parameter" if len(told) == 1 else f"{len(told)} parameters"
-        words = f"the gradient of {many} is zero throughout{later}: {names_text(told)}"
-        behind = "look for what has no slope behind the last layer: an argmax, a rounding, a comparison, a factor of 0"
-        starts = all("weight_hh" in each and ran.gradients.get(each.replace("weight_hh", "weight_ih")) for each in told)
-        stopped = (
-            _STARTS
-            if starts
-            else "look for a hook that sets gradients to zero, a factor of 0, a mask, units behind them that are shut"
-        )
-        advice = ("look at the findings about dead layers" if is_dead else behind) if every else stopped if asleep else ""
-        severity: Severity = "bad" if every else "warn" if asleep else "note"
-        found.append(Finding("gradient_zero", words, f"{told[0]}:grad", value=0.0, severity=severity, advice=advice))
+    found += _told_zero(subject, zero)
     if ran.alike:
         words = f"all units of {names_text(ran.alike)} are equal, and so are their gradients: they stay equal"
         found.append(Finding("alike", words, f"{ran.alike[0]}:param", severity="warn", advice="begin with random weights"))
@@ -178,6 +161,54 @@ def _is_initial(weight: torch.Tensor) -> bool:
 
 
 _MANY = 16
+
+
+def _told_zero(subject: Subject, zero: list[str]) -> list[Finding]:
+    """Return the findings of parameters whose gradient is *zero* throughout: biases that cancel out, and others."""
+    ran = subject.ran
+    every = len(zero) == len(ran.gradients)
+    is_dead = any(each.rule in ("dead", "all_zero") for layer in ran.layers for each in layer.findings)
+    asleep = [] if every or is_dead else [name for name in zero if name not in subject.awake_later]
+    cancelled = _cancelled(subject, asleep)
+    groups = [cancelled, [name for name in asleep if name not in cancelled]] if asleep else [zero]
+    found = []
+    for told in filter(None, groups):
+        later = f", nor {'does it' if len(told) == 1 else 'do they'} get one once others have moved" if asleep else ""
+        many = "one parameter" if len(told) == 1 else f"{len(told)} parameters"
+        words = f"the gradient of {many} is zero throughout{later}: {names_text(told)}"
+        starts = all("weight_hh" in each and ran.gradients.get(each.replace("weight_hh", "weight_ih")) for each in told)
+        advice = ("look at the findings about dead layers" if is_dead else _BEHIND) if every else ""
+        severity: Severity = "bad" if every else "warn" if asleep else "note"
+        if asleep:
+            advice = _STARTS if starts else _STOPPED
+        if told is cancelled:
+            words += f"; the loss does not depend on {'it' if len(told) == 1 else 'them'}, as where a distance takes a bias away"
+            severity, advice = "note", "leave it be, or leave this bias out (bias=False)"
+        found.append(Finding("gradient_zero", words, f"{told[0]}:grad", value=0.0, severity=severity, advice=advice))
+    return found
+
+
+_BEHIND = "look for what has no slope behind the last layer: an argmax, a rounding, a comparison, a factor of 0"
+_STOPPED = "look for a hook that sets gradients to zero, a factor of 0, a mask, units behind them that are shut"
+
+
+def _cancelled(subject: Subject, names: list[str]) -> list[str]:
+    """Return which of *names* are biases, of layers whose weights get a gradient, if the loss does not change where these do."""
+    sizes, loss = subject.first.gradients, subject.loss
+    layers = {name.rpartition(".")[0] for name, held, _ in parameters(subject.model) if held.dim() > 1 and sizes.get(name)}
+    lines = {name for name, held, _ in parameters(subject.model) if held.dim() == 1 and name.rpartition(".")[0] in layers}
+    biases = [name for name in names if name in lines]
+
+    def shift(trial: Trial) -> None:
+        for name, parameter, _ in parameters(trial.model) if trial.is_free else ():
+            if name in biases:
+                parameter.add_(torch.linspace(0.5, 1.5, len(parameter)).to(parameter))
+
+    is_same = bool(biases) and math.isfinite(loss) and abs(subject.loss_after(shift) - loss) <= _SHIFTED * abs(loss)
+    return biases if is_same else []
+
+
+_SHIFTED = 1e-4  # of a loss, which rounding changes where biases are added and taken away
 
 
 def _cut_off(subject: Subject, names: list[str], loss: float) -> dict[str, Finding]:
