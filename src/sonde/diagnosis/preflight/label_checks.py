@@ -65,8 +65,12 @@ def _alike(call: LossCall, indices: torch.Tensor) -> Finding | None:
 def _are_single(subject: Subject, call: LossCall) -> bool:
     """Return whether a cross-entropy is given one label of each sample, of as many classes as a layer has outputs."""
     samples = {tensor.shape[0] for _, tensor in walk(as_arguments(subject.batch)) if tensor.dim()}
-    is_of_layer = any(call.classes in held.shape for _, held, _ in parameters(subject.model))
-    return call.target.dim() == 1 and len(call.target) in samples and is_of_layer
+    return call.target.dim() == 1 and len(call.target) in samples and is_of_layer(subject, call.classes)
+
+
+def is_of_layer(subject: Subject, classes: int) -> bool:
+    """Return whether a parameter has as many rows or columns as there are *classes*: these are no samples."""
+    return any(classes in held.shape for _, held, _ in parameters(subject.model))
 
 
 def _unneeded(call: LossCall, indices: torch.Tensor) -> Finding | None:

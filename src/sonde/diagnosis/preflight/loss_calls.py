@@ -26,8 +26,10 @@ _SEEN: dict[Any, str] = {
     functional.kl_div: "kl_div",
 }
 REGRESSION = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+_OF_LOGITS = ("cross_entropy", "nll_loss", "binary_cross_entropy_with_logits")
 _LOGS = (functional.log_softmax, torch.log_softmax, Tensor.log_softmax, functional.logsigmoid)
 _MOVES = (*graph_nodes.MOVES, "Slice", "Select")
+_NORMS = ("Expand", "Clamp", "ClampMin", "Add")  # between a length and what is divided by it
 DIFFERENCE, PRODUCT = "a difference", "a product"
 """What compares outputs with targets, or weighs them, beside loss functions."""
 _LESS = ("sub", "__sub__", "subtract")
@@ -49,6 +51,7 @@ class LossCall:
         made_by: the operation that has made the input, ``""`` for a leaf.
         is_predicted: the target is a result of the model, or the input of another call, and no number that was given.
         of_cosines: the input is made of cosines.
+        reaches: what keeps the logits between two numbers, in words, and these; ``""`` and infinite ones where nothing does.
     """
 
     name: str
@@ -61,6 +64,7 @@ class LossCall:
     made_by: str = ""
     is_predicted: bool = False
     of_cosines: bool = False
+    reaches: tuple[str, float, float] = ("", -math.inf, math.inf)
 
     @property
     def least(self) -> float | None:
@@ -124,6 +128,33 @@ class LossCall:
         """Whether the target of a cross-entropy holds nothing but the number that is ignored."""
         is_index = self.name in ("cross_entropy", "nll_loss") and not self.target.is_floating_point() and self.target.numel()
         return bool(is_index) and bool((self.target == self.kwargs.get("ignore_index", -100)).all())
+
+
+def _reach_of(node: graph_nodes.Node, call: LossCall) -> tuple[str, float, float]:
+    """Return what keeps the logits that an operation has made between two numbers, in words, and these.
+
+    Logits of a softmax count by how far two of one sample can be apart: those of a vector of length 1 less than twice its length.
+    """
+    logs, device = graph_nodes.behind(node, _MOVES), call.input.device
+    last = graph_nodes.sources_of(logs)[0] if graph_nodes.operation_of(logs) == "LogSoftmax" else logs
+    made, times, is_trained = graph_nodes.scaled_by(last, device, _MOVES)
+    width, limits = abs(float(times)), graph_nodes.limits_of(made)
+    cosines = graph_nodes.width_of_cosines(last, device)
+    if cosines is not None:
+        return "cosine", -float(cosines), float(cosines)
+    if is_trained:
+        return "", -math.inf, math.inf
+    if graph_nodes.operation_of(made) == "Tanh":
+        return "tanh", -width, width
+    if limits is not None:
+        ends = sorted(each * float(times) for each in limits)
+        return "clamp", ends[0], ends[1]
+    axis = min(1, call.input.dim() - 1)
+    norm = [graph_nodes.shape_of(graph_nodes.behind(each, _NORMS)) for each in graph_nodes.sources_of(made)[1:]]
+    if graph_nodes.is_unit(made) and norm and norm[0][axis : axis + 1] == (1,):
+        half = math.sqrt(call.classes / (call.classes - 1)) / 2 if call.classes > 1 and not call.name.startswith("binary") else 1.0
+        return "normalisation to length 1", -width * half, width * half
+    return "", -math.inf, math.inf
 
 
 class LossCalls(TorchFunctionMode):
@@ -227,6 +258,8 @@ class LossCalls(TorchFunctionMode):
         made_by = "" if last is None else "NativeDropout" if is_dropout else graph_nodes.operation_of(last)
         call = LossCall(name, held.pop("input"), held.pop("target"), held, func, made_by=made_by, is_predicted=is_predicted)
         call.of_cosines = node is not None and graph_nodes.is_of_cosines(node)
+        if node is not None and name in _OF_LOGITS:
+            call.reaches = _reach_of(node, call)
         for each in self.found:  # a term in each direction: what codes are drawn to, and what is drawn to codes
             each.is_predicted |= each.target.data_ptr() == call.input.data_ptr()
             call.is_predicted |= call.target.data_ptr() == each.input.data_ptr()

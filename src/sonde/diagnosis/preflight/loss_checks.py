@@ -12,6 +12,7 @@ from torch import nn
 
 from sonde import rules
 from sonde.answer import Check
+from sonde.diagnosis.preflight.label_checks import is_of_layer
 from sonde.diagnosis.preflight.loss_calls import DIFFERENCE, PRODUCT, REGRESSION, LossCall, LossCalls, is_probability
 from sonde.diagnosis.preflight.sample_checks import DROPOUTS, inputs_of
 from sonde.diagnosis.preflight.subject import Subject, UnjudgedError
@@ -103,7 +104,7 @@ def loss_input(subject: Subject) -> Check:
     over = subject.first.over_samples
     if not judged and not over:
         raise UnjudgedError("no cross-entropy was seen")
-    found = _some(map(_of_input, judged))
+    found = _some(_of_input(call) or _told_bounded(subject, call) for call in judged)
     mixed = rules.judge("samples_mixed", math.inf, 0.0) if over else None
     if mixed is not None:
         words = f"the loss takes a softmax over axis 0 of {shape_text(over)}: over the samples, and not over the classes"
@@ -112,6 +113,31 @@ def loss_input(subject: Subject) -> Check:
         return Check("loss_input", "a softmax of your own", found)
     said = "" if found else "log-probabilities" if judged[0].name == "nll_loss" else "logits"
     return Check("loss_input", said or judged[0].name, found)
+
+
+def _told_bounded(subject: Subject, call: LossCall) -> Finding | None:
+    """Return the finding that what makes the logits keeps all probabilities far off the labels.
+
+    Not of samples that are compared with each other, whose labels are places.
+    """
+    (what, low, high), classes = call.reaches, call.classes
+    labels, is_binary = call.indices, call.name.startswith("binary")
+    if not what or not math.isfinite(high - low) or call.is_predicted:
+        return None
+    if is_binary and bool(((call.target == 0) | (call.target == 1)).all()):
+        ends = [1 / (1 + math.exp(-each)) for each in (low, high)]
+        share = float(((call.target == 1) * (1 - ends[1] > _UNLIKELY) + (call.target == 0) * (ends[0] > _UNLIKELY)).double().mean())
+    elif labels is not None and len(labels.unique()) < len(labels) and is_of_layer(subject, classes):
+        ends = [1 / (1 + (classes - 1) * math.exp(each)) for each in (high - low, low - high)]
+        share = float(1 - ends[1] - float(call.kwargs.get("label_smoothing") or 0.0) > _UNLIKELY)
+    else:
+        return None
+    found = rules.judge("target_beyond", share, *ends, what=what, is_chance=True)
+    return found and replace(found, advice=_WIDER)
+
+
+_UNLIKELY = 0.2  # a label is by which it is more likely, or less, than logits can say
+_WIDER = "leave it out behind the last layer, or multiply what it returns by 10 or more, or by a number that is trained"
 
 
 def _of_input(call: LossCall) -> Finding | None:

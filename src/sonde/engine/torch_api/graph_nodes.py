@@ -26,6 +26,8 @@ TAKES = ("Split", "Unbind", "Slice", "Select", "Index")
 """Operations that take a part of the elements."""
 WEIGHTED = ("Addmm", "Mm", "Convolution")
 """Operations of layers with weights."""
+SHRUNK = 0.1
+"""By what a number that is trained multiplies cosines, so that it shrinks them."""
 LINEAR = frozenset(
     (
         "AccumulateGrad", "Embedding", *WEIGHTED, "Add", "Sub", "Neg", "T", "Transpose", "Permute", "View",
@@ -218,6 +220,37 @@ def is_of_cosines(node: Node) -> bool:
 
 
 _OF_A_MARGIN, _OF_A_SCALE = 32, 6  # operations that what is done to cosines has at most
+
+
+def width_of_cosines(node: Node, device: torch.device, moves: Collection[str] = MOVES) -> Tensor | None:
+    """Return how far from zero can be what is made of cosines times a number, behind *moves*; None for another operation.
+
+    A number that is trained may grow: that is no limit, unless it shrinks them to a tenth or less.
+    """
+    node, width, is_trained = scaled_by(node, device, moves)
+    parts = sources_of(node) if operation_of(node) == "Cat" else ()  # as of one positive and many negatives
+    if parts:
+        known = [one for each in parts if (one := width_of_cosines(each, device, moves)) is not None]
+        return width.abs() * torch.stack(known).max() if len(known) == len(parts) else None
+    sides = [scaled_by(each, device) for each in multiplied_in(node)]
+    if not sides or not all(is_unit(side) for side, *_ in sides):
+        return None
+    for _, each, is_own in sides:
+        width, is_trained = (width * each).abs(), is_trained or is_own
+    return torch.where(width <= SHRUNK, width, math.inf) if is_trained else width
+
+
+def scaled_by(node: Node, device: torch.device, moves: Collection[str] = (*MOVES, *TAKES, "Expand")) -> tuple[Node, Tensor, bool]:
+    """Return what is multiplied by numbers, behind *moves*, by how much, and whether a number of these is trained."""
+    node, width, is_trained = behind(node, moves), torch.ones((), dtype=torch.float64, device=device), False
+    while (factor := factor_of(node)) is not None:
+        before = sources_of(node)
+        larger = [each for each in before if math.prod(shape_of(each)) > 1] or before
+        if len(larger) != 1:
+            break
+        width, is_trained = width * factor.to(device).reshape(()), is_trained or len(before) > 1
+        node = behind(larger[0], moves)
+    return node, width, is_trained
 
 
 def is_unit(node: Node) -> bool:

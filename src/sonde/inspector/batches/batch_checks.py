@@ -58,7 +58,6 @@ from sonde.inspector.batches.regression_targets import (
     other_numbers,
     range_of,
     regression_numbers,
-    scaled_by,
     sentinels_of,
     series_numbers,
     target_column_numbers,
@@ -169,7 +168,7 @@ class BatchChecks:
             for look in looks:
                 _read_errors(look, loss)
             terms = terms_of_loss(loss.grad_fn) if self._may_walk else []
-            known = [scaled_by(each, loss.device, _TERM)[1] for each in terms[:_TERMS]]
+            known = [graph_nodes.scaled_by(each, loss.device, _TERM)[1] for each in terms[:_TERMS]]
             for look in looks if known else ():
                 look.add({f"weight {id(loss)} {place}": each for place, each in enumerate(known)})
 

@@ -16,7 +16,7 @@ from sonde.engine import backward_calls, communicates, graph_nodes, raise_if_for
 from sonde.inspector.batches.findings import TEMPERATURE
 from sonde.inspector.batches.layer_reading import dropped_numbers
 from sonde.inspector.batches.look import without_recomputing
-from sonde.inspector.batches.regression_targets import SHRUNK, beyond_numbers, range_of, scaled_by, width_of_cosines
+from sonde.inspector.batches.regression_targets import beyond_numbers, range_of
 from sonde.inspector.batches.target_reading import BOUNDS, compared_in, errors_in
 from sonde.rules import Chosen, Finding
 from sonde.stats import HostCopy
@@ -373,7 +373,7 @@ class LossGraph:
             found = judge("target_beyond", *ends, what=kind.split()[1])
         elif kind in ("errors", "decayed", "entropy"):
             return self._of_weights(kind, numbers)
-        elif kind == "width" and max(numbers) <= SHRUNK:
+        elif kind == "width" and max(numbers) <= graph_nodes.SHRUNK:
             found, advice = judge("target_beyond", 1.0, 0.0, math.inf), TEMPERATURE
             message = (
                 f"cosines times {short(numbers[0])} go into a cross-entropy: whatever the outputs are, it stays within "
@@ -770,7 +770,7 @@ def _scaled_in(loss: Tensor) -> Iterator[tuple[Tensor, str, Tensor, Tensor]]:
         if len(sides) != 1:
             continue
         ((first, error),) = sides
-        made, width, is_trained = scaled_by(first, error.device, graph_nodes.KEEPS)
+        made, width, is_trained = graph_nodes.scaled_by(first, error.device, graph_nodes.KEEPS)
         result, name = graph_nodes.result_of(made), graph_nodes.operation_of(made)
         if result is not None and name in BOUNDS and not is_trained and made is not first and result.numel() == error.numel():
             ends = torch.stack([width * each for each in BOUNDS[name]])
@@ -926,7 +926,7 @@ def _constants_of(node: Node, device: torch.device, samples: Collection[int]) ->
         yield "turned", (target.min() > 0) & (off > _OFF) & (off_samples < _OFF / 10), 0
     soft = graph_nodes.behind(before[0], graph_nodes.KEEPS) if name in _CHOOSES and before else node
     if graph_nodes.operation_of(soft) == ("Logsumexp" if soft is node else "LogSoftmax"):
-        width = width_of_cosines(graph_nodes.sources_of(soft)[0], device, (*graph_nodes.MOVES, *_MASKS))
+        width = graph_nodes.width_of_cosines(graph_nodes.sources_of(soft)[0], device, (*graph_nodes.MOVES, *_MASKS))
         if width is not None:
             yield "width", width, 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -47,8 +47,6 @@ _SHARES = ("Softmax", "LogSoftmax")
 _LABELLED = ("BinaryCrossEntropyWithLogits", "BinaryCrossEntropy", "NllLoss", "NllLoss2D")
 COSINE = "Cosine"
 """What products of unit vectors are, beside activations."""
-SHRUNK = 0.1
-"""By what a number that is trained multiplies cosines, so that it shrinks them."""
 CUTS = ("Relu", "Clamp", "ClampMin", "ClampMax", "Hardtanh")
 """Operations that return one number for all that is beyond it."""
 _CHANCES = ("Softmax", "Sigmoid")  # what these make is no logit: see softmax_twice
@@ -75,7 +73,7 @@ def range_of(output: Tensor) -> Range | None:
     node = graph_nodes.behind(output.grad_fn, graph_nodes.KEEPS)
     if (known := _ends_of(node)) is not None:
         return Range(name := graph_nodes.operation_of(node), name, *known)
-    if (width := width_of_cosines(output.grad_fn, output.device)) is not None:
+    if (width := graph_nodes.width_of_cosines(output.grad_fn, output.device)) is not None:
         return Range(COSINE, graph_nodes.operation_of(node), -width, width)
     before = graph_nodes.behind(output.grad_fn, (*graph_nodes.KEEPS, *_SCALES))
     name, result = graph_nodes.operation_of(before), graph_nodes.result_of(before)
@@ -90,39 +88,6 @@ def range_of(output: Tensor) -> Range | None:
     reached = torch.stack([slope * each + start for each in BOUNDS[name]])
     low, high = (torch.where(fits, each, end) for each, end in ((reached.min(), -math.inf), (reached.max(), math.inf)))
     return Range(name, graph_nodes.operation_of(node), low, high)
-
-
-def width_of_cosines(node: graph_nodes.Node, device: torch.device, moves: Collection[str] = graph_nodes.MOVES) -> Tensor | None:
-    """Return how far from zero can be what is made of cosines times a number, behind *moves*; None for another operation.
-
-    A number that is trained may grow: that is no limit, unless it shrinks them to a tenth or less.
-    """
-    node, width, is_trained = scaled_by(node, device, moves)
-    parts = graph_nodes.sources_of(node) if graph_nodes.operation_of(node) == "Cat" else ()  # as of one positive and many negatives
-    if parts:
-        known = [one for each in parts if (one := width_of_cosines(each, device, moves)) is not None]
-        return width.abs() * torch.stack(known).max() if len(known) == len(parts) else None
-    sides = [scaled_by(each, device) for each in graph_nodes.multiplied_in(node)]
-    if not sides or not all(graph_nodes.is_unit(side) for side, *_ in sides):
-        return None
-    for _, each, is_own in sides:
-        width, is_trained = (width * each).abs(), is_trained or is_own
-    return torch.where(width <= SHRUNK, width, math.inf) if is_trained else width
-
-
-def scaled_by(
-    node: graph_nodes.Node, device: torch.device, moves: Collection[str] = (*graph_nodes.MOVES, *graph_nodes.TAKES, "Expand")
-) -> tuple[graph_nodes.Node, Tensor, bool]:
-    """Return what is multiplied by numbers, behind *moves*, by how much, and whether a number of these is trained."""
-    node, width, is_trained = graph_nodes.behind(node, moves), torch.ones((), dtype=torch.float64, device=device), False
-    while (factor := graph_nodes.factor_of(node)) is not None:
-        before = graph_nodes.sources_of(node)
-        larger = [each for each in before if math.prod(graph_nodes.shape_of(each)) > 1] or before
-        if len(larger) != 1:
-            break
-        width, is_trained = width * factor.to(device).reshape(()), is_trained or len(before) > 1
-        node = graph_nodes.behind(larger[0], moves)
-    return node, width, is_trained
 
 
 def _ends_of(node: graph_nodes.Node) -> tuple[float, float] | None:
