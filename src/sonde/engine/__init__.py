@@ -68,6 +68,7 @@ from sonde.engine.torch_api.modules import unwrap as unwrap
 # Tensors in structured values, and the axes of an output
 from sonde.engine.axis_order import roughness_by_order as roughness_by_order
 from sonde.engine.layer_axes import LayerAxes as LayerAxes
+from sonde.engine.padding import padded as padded
 from sonde.engine.sample_graph import holds_graph as holds_graph
 from sonde.engine.structure import as_arguments as as_arguments
 from sonde.engine.structure import first_floating as first_floating

@@ -24,6 +24,7 @@ from sonde.engine import (
     holds_graph,
     is_floating,
     members,
+    padded,
     remap,
     roughness_by_order,
     unwrap,
@@ -151,9 +152,59 @@ def input_used(subject: Subject) -> Check:
     columns = (
         [] if unused else [each for name, tensor in inputs.items() if (each := _columns_unused(subject, name, tensor)) is not None]
     )
-    known = [unneeded, *columns, *(_told_order(name, tensor) for name, tensor in inputs.items()), _told_even(subject, inputs)]
+    known = [
+        unneeded,
+        *columns,
+        *([] if unused else _told_padding(subject)),
+        *(_told_order(name, tensor) for name, tensor in inputs.items()),
+        _told_even(subject, inputs),
+    ]
     said = f"the output depends on {', '.join(name for name in inputs if name not in unused) or 'no input'}"
     return Check("input_used", said, tuple(each for each in known if each is not None))
+
+
+def paddings_of(subject: Subject) -> dict[str, Tensor]:
+    """Return of each input that is padded which of its places are padding, ``(samples, places)``: one token, or zeros."""
+    found = {}
+    for name, tensor in inputs_of(subject).items():
+        if tensor.dim() == 2 and not is_floating(tensor) and tensor.shape[1] >= _SEVERAL:
+            found[name] = torch.isin(tensor, tensor[padded(tensor).bool()].unique())  # also where there is one alone
+        elif tensor.dim() == 3 and is_floating(tensor) and tensor.shape[1] >= _SEVERAL:
+            zero = (tensor.detach() == 0).all(2).long()
+            ends = zero.flip(1).cumprod(1).flip(1), zero.cumprod(1)
+            found[name] = max(ends, key=lambda each: int(each.sum())).bool() & ~zero.bool().all(1, keepdim=True)
+    return {name: mask for name, mask in found.items() if int(mask.sum()) >= _SEVERAL}
+
+
+def _told_padding(subject: Subject) -> list[Finding]:
+    """Return the findings of inputs of which padding alone is read: no output of padded samples changes where all else does."""
+    found = []
+    way = _leave if all(bool(each.any()) for each in subject.model.parameters()) else _begin
+    for name, mask in paddings_of(subject).items():
+
+        def exchange(trial: Trial, name: str = name, mask: Tensor = mask) -> None:
+            way(trial)
+            for own, _, held in named_inputs(unwrap(subject.model), trial.args, trial.kwargs):
+                if own == name and is_floating(held):
+                    held.detach()[~mask] = held.detach()[~mask].roll(1, 0) * -1.5 + 0.1
+                elif own == name:
+                    tokens, place = held.detach()[~mask].unique(return_inverse=True)
+                    held.detach()[~mask] = tokens[(place + 1) % len(tokens)]
+
+        tensor = inputs_of(subject)[name]
+        if len(tensor[~mask].unique()) < _SEVERAL or int(mask.any(1).sum()) < _SEVERAL:
+            continue
+        pairs = [
+            [each[mask.any(1)] for each in subject.outputs(change) if each.dim() and len(each) == len(mask)]
+            for change in (way, exchange)
+        ]
+        if len(pairs[0]) and all(distance_of(a, b) <= _NOTHING for a, b in zip(*pairs, strict=True)):
+            told = rules.judge("padding_alone", 0.0, float(mask.double().mean()))
+            found += [] if told is None else [replace(told, message=f"{name}: {told.message}")]
+    return found
+
+
+_NOTHING = 1e-6  # by which rounding moves outputs
 
 
 def _told_order(name: str, tensor: Tensor) -> Finding | None:

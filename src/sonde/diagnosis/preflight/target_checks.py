@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sonde import rules
 from sonde.answer import Check
 from sonde.diagnosis.preflight.loss_calls import REGRESSION, LossCall, LossCalls
-from sonde.diagnosis.preflight.sample_checks import inputs_of, normalise_apart
+from sonde.diagnosis.preflight.sample_checks import inputs_of, normalise_apart, paddings_of
 from sonde.diagnosis.preflight.subject import Subject, UnjudgedError, distance_of, rounding_of
 from sonde.engine import Trial, as_arguments, holds_graph, is_floating, parameters, remap, unwrap, walk
 from sonde.graph import named_inputs
@@ -200,6 +200,13 @@ def _unread(subject: Subject) -> Finding | None:
         gradient = torch.autograd.grad(loss, leaf, allow_unused=True)[0] if loss is not None and loss.requires_grad else None
         if loss is None or gradient is None:
             return None
+        for mask in paddings_of(subject).values():
+            read = (gradient != 0).flatten(2).any(2) if gradient.dim() > 2 else gradient != 0
+            if mask.shape == read.shape and bool(read.any()) and not bool((read & ~mask).any()):
+                found = rules.judge("padding_alone", 0.0, float(read.double().mean()))
+                return found and replace(
+                    found, message="the loss reads the outputs at the padding of a sample, and not at its tokens"
+                )
         is_read = (gradient != 0).reshape(samples, -1).any(1)
         count = int(is_read.sum())
         if not 0 < 2 * count < samples:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.engine import graph_nodes, holds_graph
+from sonde.engine import graph_nodes, holds_graph, padded
 
 NODES = 5_000
 """Of a graph, that are walked in Python."""
@@ -19,7 +19,6 @@ _ELEMENTS = 1 << 18  # of outputs, of which the first samples are looked at
 _SERIES = 8  # places of a series, which no channels are
 _INDICES = (torch.int64, torch.int32)
 _COMPARED = 32  # samples, whose tokens are compared with what was made of them
-_INSIDE = 0.1  # of the tokens of padding, those that stand between others
 _MARGIN = 64  # places by which a series is longer that was padded
 _TOKENS = 3  # beside the padding of a sample, so that it is no other one that is read
 _PLACES = 256  # tokens of a sample, any two of which may be equal
@@ -453,18 +452,6 @@ def _one_of(place: Tensor, output: Tensor, axis: int) -> Tensor:
     return (torch.arange(output.shape[axis], device=output.device) == place).to(output.dtype).reshape(shape)
 
 
-def padded(tokens: Tensor) -> Tensor:
-    """Return which of *tokens* are padding: of two or more at one end of a row those that are what rows have there most often.
-
-    A row of these alone has none. Where both ends have such tokens, and others than each other, those are padding that are more.
-    """
-    behind, front = _run(tokens.flip(1)).flip(1), _run(tokens)
-    are_one = tokens[:, 0].mode().values == tokens[:, -1].mode().values
-    is_behind = behind.sum() >= front.sum()
-    found = (behind & (are_one | is_behind)) | (front & (are_one | ~is_behind))
-    return (found & (found.sum(1, keepdim=True) < tokens.shape[1])).long()
-
-
 def zero_steps(given: Tensor) -> Tensor:
     """Return which steps of *given* features, ``(samples, steps, features)``, are padding: zeros alone, at the end of a sample.
 
@@ -475,14 +462,6 @@ def zero_steps(given: Tensor) -> Tensor:
     counts = behind.sum(1)
     is_padding = ((is_zero & ~behind).sum() <= _INSIDE * counts.sum()) & (counts.max() > counts.min()) & (counts.max() > 1)
     return (behind & is_padding).double()
-
-
-def _run(tokens: Tensor) -> Tensor:
-    """Return which of *tokens* stand in front of a row, two or more, and are what rows begin with most often, and hardly hold."""
-    equal = tokens == tokens[:, 0].mode().values
-    is_first = equal.long().cumprod(1)
-    found = (is_first * (is_first.sum(1, keepdim=True) > 1)).bool()
-    return found & ((equal & ~found)[:, 1:-1].sum() <= _INSIDE * found.sum())
 
 
 def _series_axes(given: Iterable[Tensor], shape: Sequence[int], order: Sequence[int]) -> tuple[int, int] | None:

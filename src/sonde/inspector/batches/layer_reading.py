@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.engine import graph_nodes
-from sonde.inspector.batches.dependence import padded, zero_steps
+from sonde.engine import graph_nodes, padded
+from sonde.inspector.batches.dependence import zero_steps
 
 _NOTHING = 1e-6  # of a gradient, rounding
 # operations between products and their softmax

@@ -9,8 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from sonde.engine import autograd_state, backward_calls, graph_nodes
-from sonde.inspector.batches.dependence import padded
+from sonde.engine import autograd_state, backward_calls, graph_nodes, padded
 
 AHEAD = (-1, 0, 1, 2, 3)
 """By how many places labels are compared with the tokens of the input."""

@@ -1,0 +1,27 @@
+"""Tell the padding of sequences from what they hold."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+_INSIDE = 0.1  # of the tokens of padding, those that stand between others
+
+
+def padded(tokens: Tensor) -> Tensor:
+    """Return which of *tokens* are padding: of two or more at one end of a row those that are what rows have there most often.
+
+    A row of these alone has none. Where both ends have such tokens, and others than each other, those are padding that are more.
+    """
+    behind, front = _run(tokens.flip(1)).flip(1), _run(tokens)
+    are_one = tokens[:, 0].mode().values == tokens[:, -1].mode().values
+    is_behind = behind.sum() >= front.sum()
+    found = (behind & (are_one | is_behind)) | (front & (are_one | ~is_behind))
+    return (found & (found.sum(1, keepdim=True) < tokens.shape[1])).long()
+
+
+def _run(tokens: Tensor) -> Tensor:
+    """Return which of *tokens* stand in front of a row, two or more, and are what rows begin with most often, and hardly hold."""
+    equal = tokens == tokens[:, 0].mode().values
+    is_first = equal.long().cumprod(1)
+    found = (is_first * (is_first.sum(1, keepdim=True) > 1)).bool()
+    return found & ((equal & ~found)[:, 1:-1].sum() <= _INSIDE * found.sum())
