@@ -13,6 +13,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from sonde.engine import graph_nodes
+from sonde.words import shape_text
 
 _SEEN: dict[Any, str] = {
     functional.cross_entropy: "cross_entropy",
@@ -169,6 +170,8 @@ class LossCalls(TorchFunctionMode):
         logs: the log-probabilities that a softmax or a sigmoid has made, or a logarithm of shares.
         errors: the differences in the loss function of what is trained and what is given.
         factors: what the loss function multiplies with what is trained, of several numbers that are given.
+        given_logs: of each function that takes logarithms of probabilities its name, and what it is given in their place, in words:
+            see :func:`no_logs_in`.
         sums: of each sum of all elements in the loss function the number of elements along its first axis, and the result.
     """
 
@@ -180,6 +183,7 @@ class LossCalls(TorchFunctionMode):
         self.logs: list[Tensor] = []
         self.errors: list[Tensor] = []
         self.factors: list[Tensor] = []
+        self.given_logs: list[tuple[str, str]] = []
         self._sums_of_exponentials: list[Tensor] = []
         self.sums: list[tuple[int, Tensor]] = []
 
@@ -187,6 +191,8 @@ class LossCalls(TorchFunctionMode):
         """Note the call and run it."""
         given = dict(kwargs or {})
         name = _SEEN.get(func)
+        if func is functional.ctc_loss and args and isinstance(args[0], Tensor):
+            self.given_logs.append(("ctc_loss", no_logs_in(args[0], args[0].dim() - 1)))
         if name is not None:
             call = self._note(name, func, args, given)
             result = func(*args, **given)
@@ -258,6 +264,8 @@ class LossCalls(TorchFunctionMode):
         made_by = "" if last is None else "NativeDropout" if is_dropout else graph_nodes.operation_of(last)
         call = LossCall(name, held.pop("input"), held.pop("target"), held, func, made_by=made_by, is_predicted=is_predicted)
         call.of_cosines = node is not None and graph_nodes.is_of_cosines(node)
+        if name == "nll_loss":
+            self.given_logs.append((name, no_logs_in(named["input"], min(1, named["input"].dim() - 1))))
         if node is not None and name in _OF_LOGITS:
             call.reaches = _reach_of(node, call)
         for each in self.found:  # a term in each direction: what codes are drawn to, and what is drawn to codes
@@ -308,3 +316,22 @@ def is_distribution(tensor: Tensor) -> bool:
 
 
 _ROUNDING = 1e-4  # of a share
+
+
+def no_logs_in(given: Tensor, axis: int) -> str:
+    """Return what is *given* in place of logarithms of probabilities along *axis*, in words; ``""`` for nothing.
+
+    It is a softmax over another axis, or what a layer has made.
+    """
+    sums = given.detach().double().exp().sum(axis)
+    if given.grad_fn is None or not sums.numel() or float(((sums - 1).abs() < _OFF).double().mean()) > _CHANCE:
+        return ""
+    made = graph_nodes.behind(given.grad_fn, graph_nodes.MOVES)
+    name, shape = graph_nodes.operation_of(made), graph_nodes.shape_of(made)
+    if name == "LogSoftmax" and math.prod(shape) == given.numel():
+        return f"a softmax over axis {graph_nodes.axis_of(made)} of {shape_text(shape)}, which is not that of its classes"
+    is_layer = name in graph_nodes.WEIGHTED or (name == "Add" and graph_nodes.takes_leaf(made))
+    return f"the outputs of a layer as they are, of shape {shape_text(shape)}, and takes logarithms of probabilities" * is_layer
+
+
+_OFF, _CHANCE = 0.05, 0.5  # what probabilities add up to beside 1, and how often by chance

@@ -101,18 +101,28 @@ _ONE_SHAPE = "give both the same shape, by squeeze(1) or unsqueeze(1)"
 def loss_input(subject: Subject) -> Check:
     """Judge whether logits go where logits are wanted."""
     judged = [call for call in subject.first.calls if call.name not in (*REGRESSION, "binary_cross_entropy", "kl_div")]
-    over = subject.first.over_samples
-    if not judged and not over:
+    over, logs = subject.first.over_samples, subject.first.given_logs
+    if not judged and not over and not logs:
         raise UnjudgedError("no cross-entropy was seen")
     found = _some(_of_input(call) or _told_bounded(subject, call) for call in judged)
+    found = _some(_told_logs(*each) for each in dict.fromkeys(logs) if not over) or found
     mixed = rules.judge("samples_mixed", math.inf, 0.0) if over else None
     if mixed is not None:
         words = f"the loss takes a softmax over axis 0 of {shape_text(over)}: over the samples, and not over the classes"
         found = (replace(mixed, message=words, value=float(over[0]), advice="take it over the classes: log_softmax(-1)"), *found)
     if not judged:
-        return Check("loss_input", "a softmax of your own", found)
+        return Check("loss_input", "log-probabilities" if logs and not found else "a softmax of your own", found)
     said = "" if found else "log-probabilities" if judged[0].name == "nll_loss" else "logits"
     return Check("loss_input", said or judged[0].name, found)
+
+
+def _told_logs(function: str, given: str) -> Finding | None:
+    """Return the finding that a *function* of logarithms of probabilities is *given* something else."""
+    if "softmax" in given:
+        found, advice = rules.judge("samples_mixed", math.inf, 0.0), "take it over the axis of classes, where it then stands"
+    else:
+        found, advice = rules.judge("softmax_twice", bool(given), math.nan), "give it log_softmax of them"
+    return found and replace(found, message=f"{function} is given {given}", advice=advice)
 
 
 def _told_bounded(subject: Subject, call: LossCall) -> Finding | None:

@@ -50,7 +50,7 @@ class FirstStep:
     Attributes:
         loss: None without a loss.
         calls: of torch's loss functions.
-        pairs: see :class:`LossCalls`.
+        pairs, given_logs: see :class:`LossCalls`.
         layers: the numbers of each layer, in order of execution.
         limits: of each output, by layer, its largest magnitude and the largest number of its type.
         gradients: of each trainable parameter the norm of its gradient; None without one.
@@ -69,6 +69,7 @@ class FirstStep:
     loss: float | None = None
     calls: list[LossCall] = field(default_factory=list)
     pairs: list[tuple[str, int, int]] = field(default_factory=list)
+    given_logs: list[tuple[str, str]] = field(default_factory=list)
     layers: list[Layer] = field(default_factory=list)
     limits: dict[str, tuple[float, torch.dtype]] = field(default_factory=dict)
     gradients: dict[str, float | None] = field(default_factory=dict)
@@ -273,7 +274,7 @@ class Subject:
 
     def _keep(self, calls: LossCalls, found: FirstStep) -> None:
         """Put into *found* what the *calls* have shown, and let their graphs go."""
-        found.calls, found.pairs = calls.found, calls.pairs
+        found.calls, found.pairs, found.given_logs = calls.found, calls.pairs, calls.given_logs
         for call in found.calls:
             call.let_go()
         found.summed = self._summed(calls)
