@@ -49,7 +49,7 @@ def gradients(subject: Subject) -> Check:
             "use them, freeze them with requires_grad_(False), or take them away; an expert that this batch does not need may stay"
         )
         found.append(Finding("unreached", words, f"{unused[0]}:param", value=float(len(unused)), severity="warn", advice=advice))
-    found += _told_zero(subject, zero)
+    found += [*_told_zero(subject, zero), *_told_small(subject, loss)]
     if ran.alike:
         words = f"all units of {names_text(ran.alike)} are equal, and so are their gradients: they stay equal"
         found.append(Finding("alike", words, f"{ran.alike[0]}:param", severity="warn", advice="begin with random weights"))
@@ -186,6 +186,51 @@ def _told_zero(subject: Subject, zero: list[str]) -> list[Finding]:
             severity, advice = "note", "leave it be, or leave this bias out (bias=False)"
         found.append(Finding("gradient_zero", words, f"{told[0]}:grad", value=0.0, severity=severity, advice=advice))
     return found
+
+
+def _told_small(subject: Subject, loss: float) -> list[Finding]:
+    """Return the finding of a gradient that is next to nothing of the slope of the loss, as behind a hook that multiplies it.
+
+    Both are compared for the largest of weights whose gradient is small beside that of others, along it.
+    """
+    sizes = {
+        name: size for name, held, _ in parameters(subject.model) if held.dim() > 1 and (size := subject.first.gradients.get(name))
+    }
+    largest = max(sizes.values(), default=0.0)
+    small = sorted((name for name, size in sizes.items() if size <= _SMALL * largest), key=lambda name: -sizes[name])[:_TRIED]
+    found: dict[str, float] = {}
+
+    def make_change(name: str, way: float) -> Callable[[Trial], None]:
+        def change(trial: Trial) -> None:
+            with torch.enable_grad():
+                state = torch.get_rng_state()
+                made = trial.loss()
+                assert made is not None
+                torch.autograd.backward(made)
+                torch.set_rng_state(state)
+            held = next(each for own, each, _ in parameters(trial.model) if own == name)
+            if trial.is_free and held.grad is not None:
+                held.add_(held.grad, alpha=way * _MOVED * norm_of(held) / norm_of(held.grad))
+
+        return change
+
+    for name in small if math.isfinite(loss) and subject.loss_after(lambda trial: None) == loss else ():
+        held = next(each for own, each, _ in parameters(subject.model) if own == name)
+        slope = (subject.loss_after(make_change(name, 1.0)) - subject.loss_after(make_change(name, -1.0))) / (
+            2 * _MOVED * norm_of(held)
+        )
+        if abs(slope) * _MOVED * norm_of(held) > _SHIFTED * abs(loss) and abs(slope) >= _TIMES * sizes[name]:
+            found[name] = sizes[name] / abs(slope)
+    if not found:
+        return []
+    name = next(iter(found))
+    words = f"the gradient of {names_text(found)} is {short(found[name])} x the slope of the loss"
+    advice = "look for a hook, a factor or a backward of your own that makes gradients small; leave it where a part is to stay"
+    return [Finding("gradient_scaled", words, f"{name}:grad", value=found[name], severity="warn", advice=advice)]
+
+
+_SMALL, _TRIED = 1e-3, 3  # beside the largest gradient; weights that are tried
+_MOVED, _TIMES = 0.03, 100.0  # of a weight, by which it is moved both ways; times a gradient, that a slope is by no curvature
 
 
 _BEHIND = "look for what has no slope behind the last layer: an argmax, a rounding, a comparison, a factor of 0"

@@ -17,6 +17,7 @@ from sonde.answer import Check
 from sonde.diagnosis.preflight.subject import Subject, UnjudgedError, distance_of, rounding_of
 from sonde.engine import (
     BatchNorm,
+    Event,
     RandomState,
     Trial,
     as_arguments,
@@ -24,6 +25,7 @@ from sonde.engine import (
     holds_graph,
     is_floating,
     members,
+    observe,
     padded,
     remap,
     roughness_by_order,
@@ -47,7 +49,7 @@ def mode(subject: Subject) -> Check:
     evaluated = sum(not each.training for each in modules)
     drops = sum(isinstance(each, DROPOUTS) and each.p > 0 for each in modules)
     said = f"{len(modules) - evaluated:,} of {len(modules):,} modules in training mode; dropout layers: {drops:,}"
-    found = [rules.judge("eval_mode", evaluated, len(modules)), _told_dropout(subject)]
+    found = [rules.judge("eval_mode", evaluated, len(modules)), _told_dropout(subject), _told_left_out(subject)]
     return Check("mode", said, tuple(each for each in found if each is not None))
 
 
@@ -65,6 +67,31 @@ def _told_dropout(subject: Subject) -> Finding | None:
     words = f"a dropout behind {name or 'the input'} leaves out {percent(rate)} in evaluation mode, too"
     advice = "give it training=self.training, or take nn.Dropout; leave it where it is meant, as for Monte Carlo dropout"
     return Finding("dropped", words, f"{name}:output" if name else "", value=rate, severity="warn", advice=advice)
+
+
+def _told_left_out(subject: Subject) -> Finding | None:
+    """Return the finding that evaluation mode leaves out modules at some calls, by chance, as a stochastic depth in training."""
+    calls: list[set[str]] = []
+    with subject.trial() as trial, torch.no_grad():
+        trial.model.eval()
+        state = RandomState.now(trial.model.parameters())
+        with observe(trial.model, lambda event: calls[-1].add(event.name), ports=("output",)):
+            while len(calls) < _CALLS:
+                calls.append(set())
+                trial.output()
+                if not (state.has_drawn_from_python() or not torch.equal(state.cpu, torch.get_rng_state())):
+                    return None
+    missing = {name for ran in calls for name in ran if any(name not in other for other in calls)}
+    outer = sorted(name for name in missing if not any(name.startswith(f"{each}.") for each in missing))
+    if not outer:
+        return None
+    words = f"{names_text(outer)}: left out at some calls, by chance, in evaluation mode, too"
+    advice = "leave modules out where self.training is True alone"
+    share = sum(outer[0] not in each for each in calls) / len(calls)
+    return Finding("dropped", words, f"{outer[0]}:output", value=share, severity="warn", advice=advice)
+
+
+_CALLS = 12  # of a model in evaluation mode, in which a module that is left out at random is, and is not
 
 
 def deterministic(subject: Subject) -> Check:
@@ -152,11 +179,12 @@ def input_used(subject: Subject) -> Check:
     columns = (
         [] if unused else [each for name, tensor in inputs.items() if (each := _columns_unused(subject, name, tensor)) is not None]
     )
+    turned: list[Finding | None] = [each for name, tensor in inputs.items() if (each := _told_order(name, tensor)) is not None]
     known = [
         unneeded,
         *columns,
         *([] if unused else _told_padding(subject)),
-        *(_told_order(name, tensor) for name, tensor in inputs.items()),
+        *(turned or [_told_inside(subject, inputs)]),
         _told_even(subject, inputs),
     ]
     said = f"the output depends on {', '.join(name for name in inputs if name not in unused) or 'no input'}"
@@ -213,6 +241,25 @@ def _told_order(name: str, tensor: Tensor) -> Finding | None:
     ratio, shape = min(((float(ratio), shape) for shape, ratio in ratios.items() if ratio >= 0), default=(math.inf, ()))
     found = rules.judge("samples_mixed", ratio, 0.0, order=f"{shape_text(tensor.shape)} {shape_text(shape)}")
     return found and replace(found, message=f"{name}: {found.message}", advice="use permute or transpose in the place of that view")
+
+
+def _told_inside(subject: Subject, inputs: Mapping[str, Tensor]) -> Finding | None:
+    """Return the finding that the model itself exchanges axes by a view, in front of its first convolution."""
+    sizes = {tensor.numel() for tensor in inputs.values() if tensor.is_floating_point()}
+    given: dict[str, Tensor] = {}
+
+    def note(event: Event) -> None:
+        held = next((tensor for _, tensor in walk(event.value) if is_floating(tensor)), None)
+        is_first = isinstance(event.module, _OF_IMAGES) and held is not None and not given and held.numel() in sizes
+        given.update({event.name: held.detach().clone()} if is_first and held is not None else {})
+
+    with subject.trial() as trial, torch.no_grad(), observe(trial.model, note, ports=("input",)):
+        trial.output()
+    found = next((_told_order(f"what {name} is given", tensor) for name, tensor in given.items()), None)
+    return found and replace(found, site=f"{next(iter(given))}:input")
+
+
+_OF_IMAGES = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def _told_even(subject: Subject, inputs: Mapping[str, Tensor]) -> Finding | None:
