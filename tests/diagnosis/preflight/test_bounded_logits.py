@@ -86,3 +86,47 @@ def test_cosines_of_samples_with_each_other_are_no_classes() -> None:
         return functional.cross_entropy(made[:16] @ made[16:].T / 0.5, torch.arange(16))
 
     assert told(Last(lambda made: made, 16), pairs) == []
+
+
+def length_of(made: Tensor) -> Tensor:
+    return made.pow(2).sum(-1, keepdim=True).pow(0.5)
+
+
+@pytest.mark.parametrize("norm", [length_of, lambda made: made.norm(dim=-1, keepdim=True)], ids=["by hand", "of torch"])
+def test_one_partner_among_a_queue_of_others_is_no_fault(norm: Callable[[Tensor], Tensor]) -> None:
+    class Queue(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.others = nn.Linear(6, 16), torch.randn(64, 16)
+
+        def forward(self, x: Tensor, again: Tensor) -> Tensor:
+            own, partner = (each / norm(each) for each in (self.body(x), self.body(again)))
+            alike = (own * partner.detach()).sum(1, keepdim=True)
+            return torch.cat([alike, own @ (self.others / self.others.norm(dim=-1, keepdim=True)).T], 1) / 0.07
+
+    torch.manual_seed(0)
+    x = torch.randn(32, 6)
+    found = sonde.preflight(
+        Queue(),
+        (x, x + 0.1),
+        lambda made: functional.cross_entropy(made, torch.zeros(32, dtype=torch.long)),
+        checks=["labels", "loss_input", "initial_loss"],
+        verbose=False,
+    )
+    assert [each.verdict for each in found.checks if each.verdict != "ok"] in ([], ["unknown"])
+
+
+def test_a_view_of_an_input_that_requires_a_gradient_is_none_of_the_model() -> None:
+    class Features(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Conv1d(1, 4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x[:, None]
+            x.requires_grad = True  # as for checkpoints of activations
+            return self.layer(x).mean(2)
+
+    torch.manual_seed(0)
+    found = sonde.preflight(Features(), torch.randn(32, 9), of_classes, checks=["gradients"], verbose=False)["gradients"]
+    assert found.verdict == "ok"

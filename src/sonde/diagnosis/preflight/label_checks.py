@@ -43,7 +43,7 @@ def labels(subject: Subject) -> Check:
             found.append(Finding("labels_outside", words, value=high, severity="bad", advice="give 0 and 1, or what is between"))
     for call, indices in judged:
         is_single = _are_single(subject, call)
-        found += [_ignored(call, is_single=is_single) or _alike(call, indices), _absent(call, indices)]
+        found += [_ignored(call, is_single=is_single) or _alike(subject, call, indices), _absent(call, indices)]
         found += [_unneeded(call, indices) if is_single else None, _weighed(call, indices, is_single=is_single)]
     found += [_weighed_ones(call) for call in binary]
     told = tuple(each for each in found if each is not None)
@@ -53,9 +53,11 @@ def labels(subject: Subject) -> Check:
     return Check("labels", f"{len(torch.unique(indices)):,} different labels of {call.classes:,} classes", told)
 
 
-def _alike(call: LossCall, indices: torch.Tensor) -> Finding | None:
-    """Return the finding of labels that are all one class."""
+def _alike(subject: Subject, call: LossCall, indices: torch.Tensor) -> Finding | None:
+    """Return the finding of labels that are all one class, and not the place of the one partner among many others."""
     are_many = len(call.target) >= _SOME and len(indices) >= _FEWEST and call.classes > 1
+    if call.of_cosines and not is_of_layer(subject, call.classes):
+        return None
     if not are_many or not bool((indices == indices[0]).all()):
         return None
     words = f"all {len(indices):,} labels are {int(indices[0])}, of {call.classes:,} classes"

@@ -263,7 +263,9 @@ class LossCalls(TorchFunctionMode):
         is_dropout = dropped is not None and float(dropped) > 0
         made_by = "" if last is None else "NativeDropout" if is_dropout else graph_nodes.operation_of(last)
         call = LossCall(name, held.pop("input"), held.pop("target"), held, func, made_by=made_by, is_predicted=is_predicted)
-        call.of_cosines = node is not None and graph_nodes.is_of_cosines(node)
+        call.of_cosines = node is not None and (
+            graph_nodes.is_of_cosines(node) or graph_nodes.width_of_cosines(node, call.input.device) is not None
+        )
         if name == "nll_loss":
             self.given_logs.append((name, no_logs_in(named["input"], min(1, named["input"].dim() - 1))))
         if node is not None and name in _OF_LOGITS:

@@ -368,11 +368,14 @@ _NEAR = 60  # nodes of a graph, among which the loss function is
 
 
 def _foreign(trial: Trial, output: Any) -> list[str]:
-    """Return the shapes of leaves of the graph behind *output* that are neither parameters of the model nor given."""
+    """Return the shapes of leaves of the graph behind *output* that are no parameters of the model, nor given or views of that."""
     own = {id(held) for held in trial.model.parameters()} | {id(held) for _, held in walk((trial.args, trial.kwargs))}
     made = [tensor.grad_fn for _, tensor in walk(output) if tensor.grad_fn is not None]
+    given = {held.untyped_storage().data_ptr() for _, held in walk((trial.args, trial.kwargs)) if held.layout is torch.strided}
     leaves = map(graph_nodes.leaf_of, dict.fromkeys(node for each in made for node in graph_nodes.nodes_before(each)))
-    return [shape_text(leaf.shape) for leaf in leaves if leaf is not None and id(leaf) not in own]
+    others = [leaf for leaf in leaves if leaf is not None and id(leaf) not in own]
+    is_view = [leaf.layout is torch.strided and leaf.untyped_storage().data_ptr() in given for leaf in others]
+    return [shape_text(leaf.shape) for leaf, is_given in zip(others, is_view, strict=True) if not is_given]
 
 
 def _are_alike(rows: Tensor) -> bool:

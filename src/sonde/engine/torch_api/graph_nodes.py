@@ -259,7 +259,10 @@ def is_unit(node: Node) -> bool:
     if operation_of(node) == "Cat" and axis_of(node) != len(shape_of(node)) - 1:
         return all(is_unit(behind(each, (*KEEPS, *TAKES))) for each in before)
     norm = behind(before[1], (*MOVES, "Expand", "Clamp", "ClampMin", "Add")) if len(before) == 2 else node
-    return operation_of(node) == "Div" and operation_of(norm) in ("LinalgVectorNorm", "Norm")
+    is_root = operation_of(norm) == "Sqrt" or getattr(norm, "_saved_exponent", 0) == 0.5
+    sums = sources_of(norm) if is_root else []
+    is_by_hand = len(sums) == 1 and operation_of(sums[0]) == "Sum" and all(map(is_square, sources_of(sums[0])))
+    return operation_of(node) == "Div" and (is_by_hand or operation_of(norm) in ("LinalgVectorNorm", "Norm"))
 
 
 def constant_factor_of(node: Node) -> Tensor | None:
