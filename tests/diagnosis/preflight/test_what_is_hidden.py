@@ -150,3 +150,28 @@ def test_rounded_weights_whose_gradients_pass_as_they_are_are_no_fault() -> None
             return self.last(1e-4 * functional.linear(x, coarse).relu())
 
     assert rules_of(Rounded(), torch.randn(16, 6), "gradients") == []
+
+
+class Block(nn.Module):
+    """A feed-forward of a transformer, with *between* in front of its second layer."""
+
+    def __init__(self, between: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.into, self.norm, self.first, self.last = nn.Linear(6, 16), nn.LayerNorm(16), nn.Linear(16, 32), nn.Linear(32, 16)
+        self.between, self.head = between(), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.into(x)
+        for _ in range(2):
+            x = x + self.last(self.between(self.first(self.norm(x))))
+        return self.head(x.mean(1))
+
+
+def test_layers_with_a_normalisation_alone_between_them_are_told() -> None:
+    layers: list[nn.Module] = [nn.Linear(6, 16), nn.LayerNorm(16), nn.Linear(16, 16), nn.LayerNorm(16)]
+    x, tokens = torch.randn(16, 6), torch.randn(16, 5, 6)
+    assert rules_of(nn.Sequential(*layers, nn.Linear(16, 3)), x, "depth") == [("all_linear", "warn")]
+    assert rules_of(nn.Sequential(*layers, nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3)), x, "depth") == [("all_linear", "note")]
+    assert rules_of(Block(lambda: nn.LayerNorm(32)), tokens, "depth") == [("all_linear", "warn")]
+    assert rules_of(Block(lambda: nn.Sequential(nn.LayerNorm(32), nn.GELU())), tokens, "depth") == []
+    assert rules_of(nn.Sequential(*layers[:2], nn.ReLU(), *layers[2:], nn.ReLU(), nn.Linear(16, 3)), x, "depth") == []

@@ -42,16 +42,32 @@ def depth(subject: Subject) -> Check:
     grown = rules.judge("output_large", max(sizes), sizes[0])
     if grown is not None:
         found.append(replace(grown, site=f"{ran[sizes.index(max(sizes))].name}:output"))
-    found.append(rules.judge("all_linear", float(_is_linear(subject))))
+    found.append(_told_linear(subject))
     words = [f"outputs x {per_layer(sizes):.3g} per layer"] + ([f"gradients x {per_layer(back):.3g}"] if len(back) >= _FLAT else [])
     return Check("depth", f"{', '.join(words)} ({len(sizes)} layers)", tuple(each for each in found if each is not None))
 
 
-def _is_linear(subject: Subject) -> bool:
-    """Return whether no activation stands between three layers or more, which are all that the model runs."""
+def _told_linear(subject: Subject) -> Finding | None:
+    """Return the finding that no activation stands between layers: between all, three or more, or between two pairs or more.
+
+    Between these stands a normalisation alone; one with filters of each channel in front of it, as in a ConvNeXt, is meant.
+    """
     with subject.trial() as trial:
         made = [tensor.grad_fn for _, tensor in walk(trial.output()) if tensor.grad_fn is not None]
-        return bool(made) and graph_nodes.layers_in_a_row(list(graph_nodes.nodes_before(made[0])), subject.model) >= _FLAT
+        nodes = list(graph_nodes.nodes_before(made[0])) if made else []
+        if made and graph_nodes.layers_in_a_row(nodes, subject.model) >= _FLAT:
+            return rules.judge("all_linear", 1.0)
+        behind = [each for node in nodes if graph_nodes.operation_of(node) in _LAYERS for each in graph_nodes.sources_of(node)]
+        norms = {graph_nodes.behind(each, graph_nodes.MOVES) for each in behind}
+        before = [graph_nodes.sources_of(each)[0] for each in norms if graph_nodes.operation_of(each) in _NORMS]
+        pairs = sum(graph_nodes.operation_of(graph_nodes.behind(each, graph_nodes.MOVES)) in _LAYERS for each in before)
+        is_all = {graph_nodes.operation_of(node) for node in nodes} <= {*graph_nodes.LINEAR, *_NORMS}
+    found = rules.judge("all_linear", float(pairs > 1))
+    words = f"between {pairs} pairs of layers stands a normalisation alone, and no activation"
+    return found and replace(found, message=words, value=float(pairs), severity="warn" if is_all else "note")
+
+
+_LAYERS, _NORMS = ("Addmm", "Mm"), ("NativeLayerNorm", "FusedRmsNorm")
 
 
 def per_layer(sizes: list[float]) -> float:
