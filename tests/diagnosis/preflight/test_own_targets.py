@@ -66,3 +66,12 @@ def test_a_teacher_and_targets_that_are_drawn_are_said_as_they_are() -> None:
     generator = torch.Generator().manual_seed(0)
     drawn = judged(net(4), torch.randn(32, 6), lambda made: functional.mse_loss(made, torch.randn(32, 4, generator=generator)))
     assert (drawn.verdict, drawn.words) == ("ok", "the targets are neither inputs nor predictions")
+
+
+def test_own_classes_beside_labels_that_are_given_are_no_fault() -> None:
+    def loss_fn(made: Tensor) -> Tensor:
+        own = functional.cross_entropy(made[16:], made[16:].detach().argmax(1))
+        return functional.cross_entropy(made[:16], torch.arange(16) % 4) + 0.1 * own
+
+    found = judged(net(4), torch.randn(32, 6), loss_fn)
+    assert (found.verdict, found.words.partition(", in ")[2]) == ("ok", "1 of 2 calls")

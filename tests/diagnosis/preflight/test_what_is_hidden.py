@@ -73,6 +73,13 @@ def test_noise_in_evaluation_and_modules_that_take_turns_leave_none_out() -> Non
     assert rules_of(Deep(in_turn), torch.randn(16, 6), "mode") == []
 
 
+def test_layers_that_a_training_leaves_out_by_chance_are_not_said_to_be_unused() -> None:
+    torch.manual_seed(0)
+    model = Deep(lambda _, count: [at for at in range(count) if float(torch.rand(())) < 0.5])
+    assert rules_of(model, torch.randn(16, 6), "gradients") == []
+    assert rules_of(Deep(lambda _, count: [0]), torch.randn(16, 6), "gradients") == [("unreached", "warn")]
+
+
 def images() -> Tensor:
     up, along = torch.meshgrid(torch.arange(24.0), torch.arange(24.0), indexing="ij")
     draw = torch.Generator().manual_seed(0)

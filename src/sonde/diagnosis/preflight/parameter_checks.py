@@ -42,7 +42,7 @@ def gradients(subject: Subject) -> Check:
         found.append(Finding("frozen", "no parameter requires a gradient", severity="bad", advice="requires_grad_(True)"))
     cut = _cut_off(subject, missing, loss)
     found += [replace(each, site=f"{name}:param") for name, each in cut.items()]
-    unused = [name for name in missing if name not in cut]
+    unused = _never_run(subject, [name for name in missing if name not in cut])
     if unused:
         words = f"the loss does not depend on {len(unused)} trainable parameters: {names_text(unused)}"
         advice = (
@@ -161,6 +161,17 @@ def _is_initial(weight: torch.Tensor) -> bool:
 
 
 _MANY = 16
+
+
+def _never_run(subject: Subject, names: list[str]) -> list[str]:
+    """Return those of *names* whose layer is in other forwards as in the first one, and not left out by chance."""
+    layers = {name: name.rpartition(".")[0] for name in names}
+    idle = [name for name in names if layers[name] not in subject.first.called]
+    others = subject.layers_of(_PASSES) if idle else {}
+    return [name for name in names if name not in idle or layers[name] not in others]
+
+
+_PASSES = 8  # forwards, in one of which a layer runs that is left out by chance
 
 
 def _told_zero(subject: Subject, zero: list[str]) -> list[Finding]:
