@@ -182,3 +182,28 @@ def test_layers_with_a_normalisation_alone_between_them_are_told() -> None:
     assert rules_of(Block(lambda: nn.LayerNorm(32)), tokens, "depth") == [("all_linear", "warn")]
     assert rules_of(Block(lambda: nn.Sequential(nn.LayerNorm(32), nn.GELU())), tokens, "depth") == []
     assert rules_of(nn.Sequential(*layers[:2], nn.ReLU(), *layers[2:], nn.ReLU(), nn.Linear(16, 3)), x, "depth") == []
+
+
+class Coarse(nn.Module):
+    """Layers whose outputs are rounded to a few levels of a scale that the batch sets, which *kept* keeps a gradient of or not."""
+
+    def __init__(self, kept: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.last, self.kept = nn.Linear(6, 32), nn.Linear(32, 3), kept
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x).relu()
+        scale = self.kept(hidden.abs().amax()) / 3
+        return self.last(hidden + ((hidden / scale).round() * scale - hidden).detach())
+
+
+def test_a_coarse_scale_that_a_batch_sets_is_a_note_and_a_mean_of_samples_none() -> None:
+    x = torch.randn(16, 6) * torch.linspace(0.5, 3, 16)[:, None]
+    assert rules_of(Coarse(Tensor.detach), x, "samples_apart") == [("samples_mixed", "note")]
+
+    class Mixed(Coarse):
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.first(x).relu()
+            return self.last(hidden - hidden.mean(0, keepdim=True))
+
+    assert rules_of(Mixed(Tensor.detach), x, "samples_apart") == [("samples_mixed", "bad")]

@@ -434,7 +434,7 @@ def samples_apart(subject: Subject) -> Check:
         isinstance(each, _TIME_FIRST) and not each.batch_first for each in modules
     )
     found = rules.judge("samples_mixed", *worst, is_sure=is_sure)
-    if found is not None and worst[0] < _LITTLE:
+    if found is not None and (worst[0] < _LITTLE or not _is_differentiated(subject, samples)):
         found = replace(
             found, severity="note", advice=f"a scale that a batch sets, as of a fake quantisation, does so; else {found.advice}"
         )
@@ -445,6 +445,31 @@ def samples_apart(subject: Subject) -> Check:
     apart = ", apart from its batch normalisation, which mixes them on purpose" if with_norms else ""
     said = f"exchanging all but one of {samples:,} samples" + (apart if found else f" does not change that one{apart}")
     return Check("samples_apart", said, () if found is None else (found,))
+
+
+def _is_differentiated(subject: Subject, samples: int) -> bool:
+    """Return whether a gradient of the last sample's output comes to inputs of others, or it is not known.
+
+    None does through a scale that was detached, as that of a fake quantisation.
+    """
+    with subject.trial() as trial, contextlib.suppress(RuntimeError):
+        normalise_apart(trial)
+        held: dict[int, Tensor] = {}
+
+        def free(tensor: Tensor) -> Tensor:
+            is_given = is_floating(tensor) and tensor.dim() and tensor.shape[0] == samples
+            return held.setdefault(id(tensor), tensor.detach().clone().requires_grad_()) if is_given else tensor
+
+        given = [tensor for _, tensor in walk((trial.args, trial.kwargs)) if tensor.dim() and tensor.shape[0] == samples]
+        if not given or not all(map(is_floating, given)):
+            return True
+        trial.args, trial.kwargs = remap((trial.args, trial.kwargs), free)
+        outputs = [tensor for _, tensor in walk(trial.output()) if is_floating(tensor) and tensor.requires_grad and tensor.dim()]
+        own = [_of_sample(tensor, samples - 1, samples).abs().sum() for tensor in outputs if tensor.shape[0] == samples]
+        found: tuple[Tensor | None, ...] = torch.autograd.grad(torch.stack(own).sum(), list(held.values()), allow_unused=True)
+        known = [each for each in found if each is not None]
+        return not any(bool(each[-1].any()) for each in known) or any(bool(each[:-1].any()) for each in known)
+    return True
 
 
 def _is_of_samples(subject: Subject, samples: int) -> bool:

@@ -19,6 +19,7 @@ _ELEMENTS = 1 << 18  # of outputs, of which the first samples are looked at
 _SERIES = 8  # places of a series, which no channels are
 _INDICES = (torch.int64, torch.int32)
 _COMPARED = 32  # samples, whose tokens are compared with what was made of them
+_INSIDE = 0.1  # of the steps of padding, those that stand elsewhere
 _MARGIN = 64  # places by which a series is longer that was padded
 _TOKENS = 3  # beside the padding of a sample, so that it is no other one that is read
 _PLACES = 256  # tokens of a sample, any two of which may be equal
