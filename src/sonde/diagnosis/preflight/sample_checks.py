@@ -205,7 +205,7 @@ def paddings_of(subject: Subject) -> dict[str, Tensor]:
 
 
 def _told_padding(subject: Subject) -> list[Finding]:
-    """Return the findings of inputs of which padding alone is read: no output of padded samples changes where all else does."""
+    """Return the findings of inputs whose padding alone is read: no output of padded samples changes where all else does."""
     found = []
     way = _leave if all(bool(each.any()) for each in subject.model.parameters()) else _begin
     for name, mask in paddings_of(subject).items():
