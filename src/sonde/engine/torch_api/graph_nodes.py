@@ -588,7 +588,7 @@ def batch_statistics(node: Node) -> BatchStatistics | None:
 
 
 def is_norm_of_one(node: Node) -> bool:
-    """Return whether an operation normalises each element by itself, of which nothing is left then."""
+    """Return whether an operation normalises each element by itself, so that nothing is left of it."""
     shape: Sequence[int] | None = getattr(node, "_saved_normalized_shape", None)
     channels, groups, places = (getattr(node, f"_saved_{each}", 0) for each in ("C", "group", "HxW"))
     return (shape is not None and math.prod(shape) == 1) or (

@@ -121,7 +121,7 @@ def of_one(nodes: Iterable[Any], names: Mapping[int, str]) -> dict[str, str]:
 
 
 def last_numbers(nodes: Iterable[Any], names: Mapping[int, str], given: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Return the share of samples whose last step is padding, of recurrent layers of which that step alone is read."""
+    """Return the share of samples whose last step is padding, of recurrent layers that are read at that step alone."""
     found: dict[str, Tensor] = {}
     for node in nodes:
         made = graph_nodes.behind(next(iter(graph_nodes.sources_of(node)), node), graph_nodes.MOVES)

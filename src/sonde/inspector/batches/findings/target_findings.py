@@ -156,7 +156,7 @@ class TargetFindings(PassFindings):
         return self._told_stuck(explained, _EXPLAINED, _GUESS.format(share=percent(max([0.0, *explained[-LAST:]]))), at)
 
     def _told_drawn(self, at: int) -> Finding | None:
-        """Return, as a note, that targets are like drawn numbers of which outputs explain nothing."""
+        """Return, as a note, that targets are like drawn numbers, and that outputs explain nothing of them."""
         explained, drawn = self._so_far("explained", at)[-LAST:], self._so_far("drawn", at)
         if len(explained) < LAST or max(explained) > _EXPLAINED or min(explained) < -HALF or not all(drawn):
             return None
