@@ -151,8 +151,8 @@ def laid_out_alike(a: Tensor, b: Tensor, *, turned: bool = False) -> tuple[Tenso
     """Return *b* with the axes of *a*, and the change in words; None if the shapes do not fit.
 
     Axes of length 1 may be missing, and the axes may have another order, and be joined then. Of several orders the one is chosen
-    that brings *b* nearest to *a*; with *turned* of those alone that are not the order of *b* itself. One may hold once what the
-    other repeats for each sample.
+    that brings *b* nearest to *a*, of those that keep the first axis if none makes them equal; with *turned* of those alone that
+    are not the order of *b* itself. One may hold once what the other repeats for each sample.
     """
     if a.shape == b.shape and not turned:
         return b, ""
@@ -177,12 +177,20 @@ def laid_out_alike(a: Tensor, b: Tensor, *, turned: bool = False) -> tuple[Tenso
     ways = {order: joined for order in orders if (joined := _joined(order, long, short)) and not (turned and order == straight)}
     if not ways:
         return None
-    best = next(iter(ways)) if len(ways) == 1 else min(ways, key=lambda order: distance(a, laid(order)).relative)
+    kept = [order for order in ways if order[0] == 0]
+    far = {order: distance(a, laid(order)).relative for order in ways} if len(ways) > 1 else dict.fromkeys(ways, 0.0)
+    best = min(far, key=far.__getitem__)
+    if best not in kept and kept and far[best] > _EQUAL_IN_LAYOUT:  # samples
+        best = min(kept, key=far.__getitem__)
     if best == straight:
         return laid(best), ""
     groups = [", ".join(str(own[axis]) for axis in group) for group in ways[best]]
     words = ", ".join(f"({text})" if "," in text else text for text in groups)
     return laid(best), f"axes of {'a' if is_split else 'b'} in the order {words}"
+
+
+_EQUAL_IN_LAYOUT = 1e-2
+"""Relative difference of two tensors that are equal but for their layout, and for types of few digits."""
 
 
 def repeats(many: Tensor, few: Tensor) -> bool:

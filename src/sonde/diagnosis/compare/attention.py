@@ -137,6 +137,8 @@ def of_attention(scene: Scene) -> Iterator[Suspect]:
         forms = [[_form(each, tolerance) for each in held] for held in given]
         for axis, beside in ((0, 0), (1, 1), (0, 1), (1, 0))[: 4 if is_turned else 1]:
             here, there = forms[0][axis], forms[1][beside]
+            if axis != beside and here is not None and there is not None and _makes(given[1][beside], here, tolerance):
+                there = here  # of entries that are alike any form makes the same
             if (here is None) != (there is None) and axis == beside:
                 one, other = given[0][axis], given[1][axis]
                 here, there = here or _near(one, there, tolerance), there or _near(other, here, tolerance)
@@ -314,6 +316,13 @@ def _form(given: Given, tolerance: float) -> Form | None:
         if off <= tolerance / 8:  # no other form comes so near by chance
             return best
     return best
+
+
+def _makes(given: Given, form: Form, tolerance: float) -> bool:
+    """Return whether attention of *form* makes the result."""
+    made = _attended(given, form)
+    is_like = made is not None and made.shape == given.result.shape
+    return is_like and made is not None and distance(made, given.result).relative <= 4 * tolerance
 
 
 def _near(given: Given, beside: Form | None, tolerance: float) -> Form | None:

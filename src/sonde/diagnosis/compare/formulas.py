@@ -17,7 +17,15 @@ from sonde.diagnosis.compare.attention import of_attention
 from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.sides import Side
 from sonde.diagnosis.compare.suspects import Suspect, Undo
-from sonde.diagnosis.compare.weights import factor_between, fitted, is_addend, matched, order_of_rows, words_of_order
+from sonde.diagnosis.compare.weights import (
+    factor_between,
+    fitted,
+    is_addend,
+    matched,
+    of_equal_parameters,
+    order_of_rows,
+    words_of_order,
+)
 from sonde.diagnosis.distance import as_numbers, distance, laid_out_alike, readable
 from sonde.rules import Finding
 from sonde.words import names_text
@@ -322,15 +330,21 @@ def _of_sum(scene: Scene) -> Iterator[Suspect]:
     here = _sum_of(scene, common[0], scene.tensors[0])  # a sum that can be made of the tensors of b too
     there = _sum_of(scene, common[1], scene.tensors[1])
     alone = {} if here else _sum_of(scene, scene.made_of[0], scene.tensors[0])
-    is_other = [*there.values()] == [1.0] and not _is_made_alone(scene) and next(_of_module(scene), None) is None
-    if len(alone) > 1 or (alone and is_other):
-        here = alone  # of one that b does not have, that of a stands in
+    here = here or alone
     there = there or _sum_of(scene, scene.made_of[1], scene.tensors[1])
     is_itself = [*there.values()] == [1.0] and not there.keys() <= common[1].keys()  # the tensor at the place, by another name
     if not here or not there or here == there or (is_itself and len(here) > 1):
         return
+    lacking = [name for name, factor in here.items() if name not in common[1] and there.get(name) != factor]
+    if not all(_is_left_out(scene, name) for name in lacking):
+        return  # the tensor of a would stand for itself, and b may have it by another name
     held = scene.made_of[0] | {name: scene.made_of[1][name] for name in common[1]}
     made = sum((factor * held[name] for name, factor in here.items()), torch.zeros_like(scene.tensors[1]))
+    sums = _with_later(scene, here, there)
+    made = made if sums == (here, there) else scene.tensors[0]
+    here, there = sums
+    if here == there:
+        return
     rule = "residual" if len(here) > 1 or len(there) > 1 else "inputs" if here.keys() != there.keys() else "scaled"
     yield scene.suspect(
         rule,
@@ -341,13 +355,33 @@ def _of_sum(scene: Scene) -> Iterator[Suspect]:
     )
 
 
-def _is_made_alone(scene: Scene) -> bool:
-    """Return whether a module of ``b`` without a partner returns the tensor at the place."""
-    assert scene.tensors is not None
-    held = (
-        kept.main[1] for kept in scene.b.forward if kept.site.path in scene.b.alone and kept.site.port == "output" and kept.main
-    )
-    return any(not each.is_meta and _equal(scene, as_numbers(each), scene.tensors[1]) for each in held)
+def _with_later(scene: Scene, here: dict[str, float], there: dict[str, float]) -> tuple[dict[str, float], dict[str, float]]:
+    """Return two sums; for the one of fewer terms that which its side makes of all of them further on, as outside of the module."""
+    if len(here) == len(there) or scene.tensors is None:
+        return here, there
+    number, terms = (0, there) if len(here) < len(there) else (1, here)
+    side, key = ((scene.a, scene.place.key), (scene.b, scene.place.other_key))[number]
+    if not terms.keys() <= scene.made_of[number].keys():
+        return here, there
+    held = {name: scene.made_of[number][name] for name in terms}
+    behind = itertools.dropwhile(lambda kept: kept.key != key, side.forward)
+    for kept in itertools.islice(behind, 1, _MOST_BEHIND):
+        tensor = None if kept.main is None or kept.main[1].is_meta or kept.main[1].is_nested else as_numbers(kept.main[1])
+        laid = None if tensor is None else laid_out_alike(scene.tensors[0], tensor)
+        found = {} if laid is None else _sum_of(scene, held, laid[0])
+        if found.keys() == terms.keys():
+            return (found, there) if number == 0 else (here, found)
+    return here, there
+
+
+_MOST_BEHIND = 24
+
+
+def _is_left_out(scene: Scene, name: str) -> bool:
+    """Return whether a tensor of ``a`` is the output of a module that ``b`` has as well, and does not call."""
+    path, here, there = name.partition(":")[0], scene.a.modules(), scene.b.modules()
+    idle = [module for other, module in there.items() if other not in scene.b.types()]
+    return ":output" in name and any(module is there.get(path) or of_equal_parameters(here.get(path), module) for module in idle)
 
 
 def _sum_of(scene: Scene, held: Mapping[str, Tensor], wanted: Tensor) -> dict[str, float]:
@@ -562,7 +596,8 @@ def _of_order(scene: Scene) -> Iterator[Suspect]:
                 {"axis": float(axis)},
             )
             return
-    for axes, (turn, words) in itertools.product(itertools.combinations(range(one.dim()), 2), _TURNS):
+    pairs = sorted(itertools.combinations(range(one.dim()), 2), key=lambda axes: axes[0] == 0)  # samples last
+    for axes, (turn, words) in itertools.product(pairs, _TURNS):
         turned = functools.partial(turn, axes=axes)
         if _equal(scene, turned(one), other):
             yield scene.suspect(

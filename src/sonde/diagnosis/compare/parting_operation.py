@@ -891,6 +891,10 @@ def _of_both(scene: Scene, way: _Way, back: _Way | None, rest: Sequence[_Step], 
     is_long = max(map(len, in_full)) > _LONGEST and not _JOINING.isdisjoint((*less, *more))
     if not changes or is_long or set(less) & set(more) or max(len(less), len(more)) > (1 if rest and back is None else _FEW):
         is_whole = sorted(in_full[0]) != sorted(in_full[1])  # in another order it is the order
+        if not is_whole and [name for name in in_full[0] if name not in _LAYING] == [
+            name for name in in_full[1] if name not in _LAYING
+        ]:
+            return "", False  # numbers may be joined and turned in any order
         said = in_full if one == other else (one, other)
         if said[0] == said[1] or (one == other and max(map(len, said)) > _MOST_NAMES):
             return "", False  # which tensors these are would be the cause
@@ -915,6 +919,10 @@ _ALIKE = {"safe_softmax": "softmax", "softmax": "softmax"}
 
 _PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "mv", "dot", "mul"})
 """Operations that, with sums, may be one product of two tensors, summed over an axis."""
+
+
+_LAYING = frozenset({"stack", "cat", "transpose", "permute", "clone", "contiguous"})
+"""Operations that only lay numbers out, in whatever order they are done."""
 
 
 _JOINING = _PRODUCTS | {"sum", "stack", "cat"}
@@ -1090,7 +1098,7 @@ def _of_arguments(here: _Step, there: _Step) -> str:
         one, other = ({name: _from_first(name, each, axes[0]) for name, each in held.items()} for held in (one, other))
     apart = [name for name in one if name in other and one[name] != other[name]]
     if not apart:
-        return ""
+        return _of_overloads(here, there, one, other)
     said = [
         {name: _REDUCTIONS[held[name]] if name == "reduction" else _short(held[name]) for name in apart} for held in (one, other)
     ]
@@ -1098,9 +1106,24 @@ def _of_arguments(here: _Step, there: _Step) -> str:
     return f"{here.name} has {sides[0]} in a{_at(here)}, {sides[1]} in b{_at(there)}"
 
 
+def _of_overloads(here: _Step, there: _Step, one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """Return in words that one operation is done over some axes in one side, and over all in the other."""
+    axes = [next((held.get(name) for name in _AXES if held.get(name) is not None), None) for held in (one, other)]
+    if (axes[0] is None) == (axes[1] is None) or len(here.given) != len(there.given):
+        return ""
+    lengths = [shape_text(step.given[0].shape) if step.given else "" for step in (here, there)]
+    said = ["all axes" if held is None else f"axes {held}" if isinstance(held, tuple) else f"axis {held}" for held in axes]
+    of = f", of {lengths[0]}," if lengths[0] == lengths[1] else ""
+    return f"{here.name}{of} is over {said[0]} in a{_at(here)}, over {said[1]} in b{_at(there)}"
+
+
+_AXES = ("dim", "dims", "axis")
+"""Arguments that tell over which axes an operation is done."""
+
+
 def _from_first(name: str, value: Any, axes: int) -> Any:
     """Return an axis, or several, counted from the first of so many; other arguments as they are."""
-    if name not in ("dim", "dims", "axis") or not axes:
+    if name not in _AXES or not axes:
         return value
     if type(value) is int:
         return value % axes
@@ -1131,7 +1154,8 @@ def _listed(names: Sequence[str]) -> str:
 
 def _said(step: _Step) -> str:
     held = [each for name, each in step.plain.items() if name in _OPERANDS and type(each) in (int, float)]
-    held = held[:1] or [each.total for each in step.given if each.count == 1 < step.made[0].count]
+    most = max((each.count for each in step.made), default=1)
+    held = held[:1] or [each.total for each in step.given if each.count == 1 < most]
     return " ".join([step.name, *map(_short, held)])
 
 

@@ -108,15 +108,19 @@ def _is_crossed(
     here: Mapping[str, nn.Module],
     there: Mapping[str, nn.Module],
 ) -> bool:
-    """Return whether of two layers of equal parameters one lies in one of the pair, and the other not: as a norm before a block."""
+    """Return whether two blocks hold layers of others: of two of equal parameters one lies in one block, and the other not.
+
+    As of a norm before a block. So it is where as many pairs of layers lie in one of the blocks alone as in both.
+    """
     if not (one[i].is_container and one[i].name and other[j].is_container and other[j].name):
         return False
-    inside = (
-        (x, y)
-        for x, y in order.items()
-        if one[x].name.startswith(f"{one[i].name}.") != other[y].name.startswith(f"{other[j].name}.")
-    )
-    return any(of_equal_parameters(here.get(one[x].name), there.get(other[y].name)) for x, y in inside)
+    inside = {
+        (x, y): (one[x].name.startswith(f"{one[i].name}."), other[y].name.startswith(f"{other[j].name}.")) for x, y in order.items()
+    }
+    crossing = [pair for pair, is_inside in inside.items() if is_inside[0] != is_inside[1]]
+    if any(of_equal_parameters(here.get(one[x].name), there.get(other[y].name)) for x, y in crossing):
+        return True
+    return len(crossing) >= max(1, sum(map(all, inside.values())))
 
 
 def _of_same_numbers(one: Sequence[nn.Module | None], other: Sequence[nn.Module | None]) -> dict[int, int]:

@@ -1,0 +1,232 @@
+"""What holds in equal models as well is no cause: sums made elsewhere, halves for masks, layouts, orders in which code joins."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import sonde
+
+
+class Halved(nn.Module):
+    """A branch of which a share is added: in the branch itself, or by the model around."""
+
+    def __init__(self, share: float, *, is_inside: bool) -> None:
+        super().__init__()
+        self._share, self._is_inside = share, is_inside
+
+        class Branch(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.norm, self.wide, self.back = nn.LayerNorm(6), nn.Linear(6, 12), nn.Linear(12, 6)
+
+            def forward(self, x: Tensor) -> Tensor:
+                made: Tensor = self.back(self.wide(self.norm(x)).relu())
+                return x + share * made if is_inside else made
+
+        self.first, self.branch, self.out = nn.Linear(5, 6), Branch(), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        made: Tensor = self.out(self.branch(x) if self._is_inside else x + self._share * self.branch(x))
+        return made
+
+
+def seeded(make: object, *args: object, **kwargs: object) -> nn.Module:
+    torch.manual_seed(0)
+    made: nn.Module = make(*args, **kwargs)  # type: ignore[operator]
+    return made
+
+
+@pytest.mark.parametrize("inside", [(False, True), (True, False)])
+def test_an_addition_inside_of_a_module_or_behind_it_is_no_cause_but_its_factor_is(inside: tuple[bool, bool]) -> None:
+    batch = torch.randn(4, 7, 5)
+    one, same, other = (seeded(Halved, share, is_inside=at) for share, at in ((0.3, inside[0]), (0.3, inside[1]), (1.0, inside[1])))
+    assert sonde.compare(one, same, batch, verbose=False).ok
+    found = sonde.compare(one, other, batch, verbose=False)
+    assert found.cause is not None, found
+    assert "branch:input + 0.3 branch.back:output in a, branch:input + branch.back:output in b" in found.cause.message
+
+
+class Coupled(nn.Module):
+    """Two couplings in which each half moves the other: of masked features, or of the halves alone."""
+
+    def __init__(self, *, is_masked: bool, sign: float = 1.0) -> None:
+        super().__init__()
+        self._is_masked, self._sign = is_masked, sign
+
+        class Net(nn.Sequential):
+            def __init__(self) -> None:
+                width = 8 if is_masked else 4
+                super().__init__(nn.Linear(width, 12), nn.Tanh(), nn.Linear(12, width))
+
+        class Step(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                if is_masked:
+                    self.size, self.move = Net(), Net()
+                else:
+                    self.log, self.add = Net(), Net()
+
+            def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+                if is_masked:
+                    mask = (torch.arange(8) < 4).to(x)
+                    size, move = self.size(x * mask) * (1 - mask), self.move(x * mask) * (1 - mask)
+                    return (x * mask + (1 - mask) * (x * size.exp() + move)).flip(1), size.sum(1)
+                keep, moved = x.chunk(2, 1)
+                size = self.log(keep)
+                return torch.cat([keep, moved * size.exp() + self.add(keep)], 1).flip(1), size.sum(1)
+
+        self.steps = nn.ModuleList([Step(), Step()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = x.new_zeros(len(x))
+        for step in self.steps:
+            x, size = step(x)
+            total = total + size
+        return total - x.square().sum(1) if self._sign > 0 else -total - x.square().sum(1)
+
+
+def halves_of(masked: Coupled, sign: float) -> Coupled:
+    made = Coupled(is_masked=False, sign=sign)
+    for whole, half in zip(masked.steps, made.steps, strict=True):
+        for name, other in (("size", "log"), ("move", "add")):
+            here, there = getattr(whole, name), getattr(half, other)
+            for own, value in ((there[0].weight, here[0].weight[:, :4]), (there[0].bias, here[0].bias)):
+                own.data.copy_(value)
+            there[2].weight.data.copy_(here[2].weight[4:])
+            there[2].bias.data.copy_(here[2].bias[4:])
+    return made
+
+
+def test_halves_in_the_place_of_masked_features_are_no_cause_of_another_sign() -> None:
+    masked, batch = seeded(Coupled, is_masked=True), torch.randn(10, 8)
+    assert isinstance(masked, Coupled)
+    found = sonde.compare(masked, halves_of(masked, 1.0), batch, verbose=False)
+    assert found.ok, found
+    found = sonde.compare(masked, halves_of(masked, -1.0), batch, verbose=False)
+    assert not found.ok
+    assert found.culprit is not None
+    assert str(found.culprit.site) == "(root):output", found
+    assert found.cause is None or "neg" in found.cause.message, found
+
+
+class Patched(nn.Module):
+    """Patches of an image as a convolution, or cut by hand: row by row or column by column."""
+
+    def __init__(self, axes: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        self._axes = axes
+        self.patches = nn.Linear(12, 8) if axes else nn.Conv2d(3, 8, 2, 2)
+        self.out = nn.Linear(8, 3)
+        self.places = nn.Parameter(torch.randn(16, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._axes:
+            made = self.patches(x.reshape(len(x), 3, 4, 2, 4, 2).permute(self._axes).reshape(len(x), 16, 12))
+        else:
+            made = self.patches(x).flatten(2).mT
+        out: Tensor = self.out((made + self.places).relu())
+        return out
+
+
+def test_samples_are_not_exchanged_with_positions_where_rows_are_with_columns() -> None:
+    one, batch = seeded(Patched), torch.randn(4, 3, 8, 8)
+    for axes, is_same in (((0, 2, 4, 1, 3, 5), True), ((0, 4, 2, 1, 3, 5), False)):
+        other = Patched(axes)
+        state = {name: held.flatten(1) if held.dim() == 4 else held for name, held in one.state_dict().items()}
+        other.load_state_dict(state)
+        found = sonde.compare(one, other, batch, verbose=False)
+        assert found.ok == is_same, found
+        assert is_same or "axes 2 and 3 exchanged" in str(found.cause and found.cause.message), found
+
+
+class Joined(nn.Module):
+    """A state forth and one back, joined and turned in one order or the other; *is_back*: with the second in its own order."""
+
+    def __init__(self, *, is_turned_first: bool, is_back: bool = True) -> None:
+        super().__init__()
+        self._is_turned_first, self._is_back = is_turned_first, is_back
+        self.first, self.out = nn.Linear(5, 6), nn.Linear(12, 3)
+
+    def run(self, x: Tensor) -> list[Tensor]:
+        held, made = x.new_zeros(x[:, 0].shape), []
+        for at in range(x.size(1)):
+            held = (held + x[:, at]).tanh()
+            made.append(held)
+        return made
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        forth, back = self.run(x), self.run(x.flip(1))
+        back = back[::-1] if self._is_back else back
+        if self._is_turned_first:
+            made = torch.cat([torch.stack(forth).transpose(0, 1), torch.stack(back).transpose(0, 1)], -1)
+        else:
+            made = torch.cat([torch.stack(forth), torch.stack(back)], -1).transpose(0, 1)
+        out: Tensor = self.out(made)
+        return out
+
+
+def test_the_order_in_which_code_joins_and_turns_is_no_cause() -> None:
+    one, batch = seeded(Joined, is_turned_first=False), torch.randn(3, 7, 5)
+    assert sonde.compare(one, seeded(Joined, is_turned_first=True), batch, verbose=False).ok
+    found = sonde.compare(one, seeded(Joined, is_turned_first=True, is_back=False), batch, verbose=False)
+    assert found.cause is None or "transpose" not in found.cause.message, found
+
+
+class Duel(nn.Module):
+    """Values of actions, less their mean: of each sample, or of all."""
+
+    def __init__(self, *axes: int) -> None:
+        super().__init__()
+        self._axes = axes
+        self.state, self.actions = nn.Linear(5, 1), nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        worth: Tensor = self.actions(x)
+        mean = worth.mean(self._axes, keepdim=True) if self._axes else worth.mean()
+        made: Tensor = self.state(x) + worth - mean
+        return made
+
+
+def test_the_axes_are_told_over_which_one_side_takes_the_mean() -> None:
+    found = sonde.compare(seeded(Duel, 1), seeded(Duel), torch.randn(6, 5), verbose=False)
+    assert found.cause is not None, found
+    assert "mean, of 6×4, is over axes (1,) in a" in found.cause.message
+    assert "over all axes in b" in found.cause.message
+
+
+class Classed(nn.Module):
+    """Attention over the positions behind one that is alike in all samples."""
+
+    def __init__(self, *, batch_first: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 8)
+        self.start = nn.Parameter(torch.randn(8))
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=batch_first)
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([self.start.expand(len(x), 1, -1), self.first(x)], 1)
+        out: Tensor = self.out(self.attention(x, x, x, need_weights=False)[0])
+        return out
+
+
+class ClassedByHand(Classed):
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([self.start.expand(len(x), 1, -1), self.first(x)], 1)
+        held = self.attention
+        q, k, v = functional.linear(x, held.in_proj_weight, held.in_proj_bias).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        made = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        out: Tensor = self.out(held.out_proj(made))
+        return out
+
+
+def test_of_samples_for_positions_nothing_is_told_that_is_not_seen() -> None:
+    one, other = seeded(Classed, batch_first=True), seeded(Classed, batch_first=False)
+    found = sonde.compare(one, other, torch.randn(4, 6, 5), verbose=False)
+    messages = [each.message for each in (*found.causes, *found.hints)]
+    assert not any("masks" in message or "heads" in message for message in messages), messages
