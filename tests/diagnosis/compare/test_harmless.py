@@ -230,3 +230,141 @@ def test_of_samples_for_positions_nothing_is_told_that_is_not_seen() -> None:
     found = sonde.compare(one, other, torch.randn(4, 6, 5), verbose=False)
     messages = [each.message for each in (*found.causes, *found.hints)]
     assert not any("masks" in message or "heads" in message for message in messages), messages
+
+
+class Enlarged(nn.Module):
+    """A transposed convolution, or a convolution of pixels with zeros between them, of the kernel turned round."""
+
+    def __init__(self, *, is_by_hand: bool, times: float = 1.0) -> None:
+        super().__init__()
+        self._is_by_hand = is_by_hand
+        self.first = nn.Conv2d(2, 5, 1)
+        self.up = nn.Conv2d(5, 3, 3, padding=2, bias=False) if is_by_hand else nn.ConvTranspose2d(5, 3, 3, 2, bias=False)
+        if times != 1:
+            self.up.weight.register_hook(lambda gradient: times * gradient)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        if self._is_by_hand:
+            wide = x.new_zeros(*x.shape[:2], 2 * x.size(2) - 1, 2 * x.size(3) - 1)
+            wide[:, :, ::2, ::2] = x
+            x = wide
+        out: Tensor = self.up(x)
+        return out.tanh()
+
+
+@pytest.mark.parametrize(("times", "is_same"), [(1.0, True), (2.0, False)])
+def test_gradients_of_kernels_are_compared_as_the_kernels_lie(times: float, is_same: bool) -> None:
+    one, other = seeded(Enlarged, is_by_hand=False), Enlarged(is_by_hand=True, times=times)
+    state = one.state_dict()
+    other.load_state_dict({**state, "up.weight": state["up.weight"].transpose(0, 1).flip(2, 3)})
+    found = sonde.compare(one, other, torch.randn(3, 2, 4, 4), verbose=False)
+    assert found.ok == is_same, found
+    assert is_same or (found.culprit is not None and str(found.culprit.site) == "up.weight:grad")
+
+
+class Wide(nn.Module):
+    """A layer whose last inputs are always zero, or that has none of these."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self._width = width
+        self.first, self.out = nn.Linear(width, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(self.first(functional.pad(x, (0, self._width - 3))).relu())
+        return out
+
+
+def test_gradients_of_parameters_of_other_sizes_are_not_compared() -> None:
+    one, other = seeded(Wide, 5), Wide(3)
+    state = one.state_dict()
+    other.load_state_dict({**state, "first.weight": state["first.weight"][:, :3]})
+    assert sonde.compare(one, other, torch.randn(6, 3), verbose=False).ok
+
+
+class Codes(nn.Module):
+    """The nearest of some codes, whose gradient passes to the input; *is_own*: the codes are a parameter, and no table."""
+
+    def __init__(self, *, is_own: bool) -> None:
+        super().__init__()
+        self._is_own = is_own
+        if is_own:
+            self.held = nn.Parameter(torch.randn(7, 4))
+        else:
+            self.table = nn.Embedding(7, 4)
+
+    def forward(self, z: Tensor) -> Tensor:
+        if self._is_own:
+            code = self.held[torch.cdist(z, self.held).argmin(-1)]
+        else:
+            weight = self.table.weight
+            code = self.table((weight.square().sum(1) - 2 * z @ weight.mT).argmin(-1))
+        return z + (code - z).detach() + 0.5 * (code - code.detach())
+
+
+class Coded(nn.Module):
+    def __init__(self, *, is_own: bool) -> None:
+        super().__init__()
+        if is_own:
+            self.into, self.book, self.back = nn.Linear(6, 4), Codes(is_own=True), nn.Linear(4, 6)
+        else:
+            self.encode, self.nearest, self.decode = nn.Linear(6, 4), Codes(is_own=False), nn.Linear(4, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x
+        for layer in self.children():
+            out = layer(out)
+        return out
+
+
+def test_a_module_that_holds_codes_is_no_counterpart_of_a_table_in_one_that_finds_them() -> None:
+    one, other = seeded(Coded, is_own=False), Coded(is_own=True)
+    for own, held in zip(other.parameters(), one.parameters(), strict=True):
+        own.data.copy_(held)
+    found = sonde.compare(one, other, torch.randn(12, 6), verbose=False)
+    assert found.ok, found
+    assert found.match.get("nearest") == "book", found.match
+
+
+class Terms(nn.Module):
+    """Two losses of one value, of which each moves one of two layers: weighed one way or the other."""
+
+    def __init__(self, one: float, other: float) -> None:
+        super().__init__()
+        self._weights = one, other
+        self.first, self.second = nn.Linear(5, 4), nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        here, there = self.first(x), self.second(x)
+        return (
+            self._weights[0] * (here - there.detach()).square().mean() + self._weights[1] * (there - here.detach()).square().mean()
+        )
+
+
+def test_cuts_of_both_sides_together_are_no_cause() -> None:
+    found = sonde.compare(seeded(Terms, 1.0, 0.25), seeded(Terms, 0.25, 1.0), torch.randn(8, 5), loss_fn=torch.sum, verbose=False)
+    assert not found.ok
+    assert "graph_cut" not in [cause.rule for cause in found.causes], found
+
+
+class Late(nn.Module):
+    """A convolution that sees no later positions: padded on both sides and cut, or padded in front."""
+
+    def __init__(self, *, is_cut: bool, with_gate: bool = True) -> None:
+        super().__init__()
+        self._is_cut, self._with_gate = is_cut, with_gate
+        self.mix, self.out = nn.Conv1d(4, 4, 3, padding=2 * is_cut), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.mix(x)[..., : x.size(-1)] if self._is_cut else self.mix(functional.pad(x, (2, 0)))
+        out: Tensor = self.out((made * made.sigmoid() if self._with_gate else made).mT)
+        return out
+
+
+def test_padding_that_is_cut_off_behind_is_no_difference() -> None:
+    one, batch = seeded(Late, is_cut=True), torch.randn(3, 4, 9)
+    assert sonde.compare(one, seeded(Late, is_cut=False), batch, verbose=False).ok
+    found = sonde.compare(one, seeded(Late, is_cut=False, with_gate=False), batch, verbose=False)
+    assert found.culprit is not None
+    assert str(found.culprit.site) == "out:input"

@@ -172,8 +172,69 @@ def compared(a: Side, b: Side, names: Names, noise: float | None) -> list[Place]
     for stage, one, other in (("forward", a.forward, b.forward), ("backward", *gradients)):
         found += _of_stage(stage, one, {kept.key: kept for kept in other}, names, judge)  # type: ignore[arg-type]  # literals
         found = _with_folded(found, a, b, judge) if stage == "forward" else found
+    found = [_as_parameters_lie(_but_for_padding(place, a, b, judge), a, b) for place in found]
     found += _of_stage("update", a.update, {kept.key: kept for kept in b.update}, names, judge)
     return _without_met(_without_inner(found, {kept.key: kept for kept in a.kept}, {kept.key: kept for kept in b.forward}), a, b)
+
+
+def _but_for_padding(place: Place, a: Side, b: Side, judge: Judge) -> Place:
+    """Return *place*; the output of a layer does not part where one side's has the entries of the other's, and more at an end."""
+    if not place.parts or place.site.port not in ("output", "grad_output") or not place.site.path:
+        return place
+    if not place.remark.startswith("shape"):
+        return place
+    one, other = (next(each for each in side.kept if each.key == key) for side, key in ((a, place.key), (b, place.other_key)))
+    held = [None if each.main is None else each.main[1] for each in (one, other)]
+    if (
+        not judge.are_whole
+        or held[0] is None
+        or held[1] is None
+        or any(each.is_nested or each.is_meta for each in (held[0], held[1]))
+    ):
+        return place
+    remark = _cut_off(as_numbers(held[0]), as_numbers(held[1]), judge.floor(one, other, (held[0], held[1])))
+    return replace(place, parts=False, remark=remark) if remark else place
+
+
+def _as_parameters_lie(place: Place, a: Side, b: Side) -> Place:
+    """Return *place*; the gradient of a parameter of ``b`` is turned back as the parameter is turned from that of ``a``.
+
+    As a kernel of a transposed convolution, and of one that is given zeros between the pixels. Of other sizes they say nothing.
+    """
+    if not place.parts or place.stage != "backward" or place.site.port != "grad" or a.model is None or b.model is None:
+        return place
+    both = [side.tensors_of(site.layer).get(site.path.rpartition(".")[2]) for side, site in ((a, place.site), (b, place.other))]
+    kept = [{each.key: each for each in side.backward}.get(key) for side, key in ((a, place.key), (b, place.other_key))]
+    held = [None if each is None or each.main is None else each.main[1] for each in kept]
+    if any(each is None or each.is_meta or each.is_nested for each in (*both, *held)):
+        return place
+    x, y, mine, theirs = (as_numbers(each) for each in (*both, *held) if each is not None)
+    if x.numel() != y.numel():
+        return replace(place, parts=False, remark=f"of parameters of {shape_text(x.shape)} in a, {shape_text(y.shape)} in b")
+    for order, axes in _turns_of(x, y):
+        made = theirs.permute(order).flip(axes)
+        apart = distance(mine, made)
+        if apart.relative <= place.floor:
+            remark = f"{ANOTHER_LAYOUT}, axes of b in the order {', '.join(map(str, order))}" + f", reversed along {axes}" * bool(
+                axes
+            )
+            return replace(place, relative=apart.relative, cosine=apart.cosine, largest=apart.largest, parts=False, remark=remark)
+    return place
+
+
+def _turns_of(x: Tensor, y: Tensor) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Yield other orders of the axes of *y*, and axes along which it is reversed then, that make *x* of it."""
+    if x.dim() != y.dim() or not 2 <= x.dim() <= _MOST_TURNED or x.numel() > _LARGEST_TURNED:
+        return
+    flips = [axes for count in range(x.dim() + 1) for axes in itertools.combinations(range(x.dim()), count)]
+    for order, axes in itertools.product(itertools.permutations(range(y.dim())), flips):
+        turned = y.permute(order)
+        if turned.shape == x.shape and (axes or order != tuple(range(y.dim()))) and torch.equal(x, turned.flip(axes)):
+            yield order, axes
+
+
+_MOST_TURNED, _LARGEST_TURNED = 5, 1 << 24
+"""Axes of a parameter, and numbers that it holds, with which its layout is looked for."""
 
 
 def _with_folded(places: list[Place], a: Side, b: Side, judge: Judge) -> list[Place]:
@@ -558,6 +619,21 @@ def _entries_among(x: Tensor, y: Tensor) -> str:
     few, many = sorted((as_numbers(x).flatten(1), as_numbers(y).flatten(1)), key=len)
     is_among = float(torch.cdist(few, many).amin(1).max()) <= _MUCH_NEARER * float(many.norm(dim=1).max())
     return ("a" if len(x) < len(y) else "b") if is_among else ""
+
+
+def _cut_off(x: Tensor, y: Tensor, floor: float) -> str:
+    """Return which side has the first, last or middle entries along an axis of the other's tensor, padded otherwise."""
+    apart = [axis for axis, (one, other) in enumerate(zip(x.shape, y.shape, strict=False)) if one != other]
+    if x.dim() != y.dim() or len(apart) != 1 or apart[0] == 0 or not min(x.numel(), y.numel()):
+        return ""
+    (axis,) = apart
+    (few, side), (many, other) = sorted(((x, "a"), (y, "b")), key=lambda each: each[0].numel())
+    length, more = few.size(axis), many.size(axis) - few.size(axis)
+    starts = {0: "first", more: "last", more // 2: "middle"} if more % 2 == 0 else {0: "first", more: "last"}
+    for start, words in starts.items():
+        if distance(few, many.narrow(axis, start, length)).relative <= floor:
+            return f"{side} has the {length} {words} of {many.size(axis)} entries that {other} has, over axis {axis}"
+    return ""
 
 
 def _of_types(x: Tensor, y: Tensor) -> str:

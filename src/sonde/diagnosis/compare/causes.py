@@ -810,6 +810,7 @@ def _cut(scene: Scene, side: Side | None, change: Change, what: str, *, is_loss:
         f"{before}: {what} cuts the graph of {name}{behind}",
         Undo(change if side is not scene.b else Change(), change if side is not scene.a else Change()),
         "decide which gradient is meant, and compute it alike: x + (q - x).detach() passes it on as it is, q.detach() ends it",
+        instead="cut",  # without any cut in both sides all gradients may agree, whatever differs
     )
     return replace(suspect, is_guess=True)
 

@@ -70,6 +70,7 @@ def proposed_match(a: Side, b: Side, without: Collection[str] = ()) -> dict[str,
 
     scores = _scores(one, other, are_equal)
     numbers = _of_same_numbers([here.get(each.name) for each in one], [there.get(each.name) for each in other])
+    numbers = {_given_alike(one, i, other[j]): _given_alike(other, j, one[i]) for i, j in numbers.items()}
     same = {i: j for i, j in numbers.items() if _hold_alike(one[i], other[j])}
     for i, j in same.items():
         scores[i, :] = scores[:, j] = 0.0
@@ -121,6 +122,20 @@ def _is_crossed(
     if any(of_equal_parameters(here.get(one[x].name), there.get(other[y].name)) for x, y in crossing):
         return True
     return len(crossing) >= max(1, sum(map(all, inside.values())))
+
+
+def _given_alike(layers: Sequence[_Layer], at: int, beside: _Layer) -> int:
+    """Return which of *layers* is given what *beside* is: that *at* a place, or a module around it that holds no other parameters.
+
+    As a table of codes in a module that finds the nearest ones, against a module that holds the codes itself.
+    """
+    own = layers[at]
+    around = [
+        place
+        for place, each in enumerate(layers)
+        if own.name.startswith(f"{each.name}.") and each.held == own.held and _is_near(each.given, beside.given)
+    ]
+    return at if _is_near(own.given, beside.given) else max(around, key=lambda place: len(layers[place].name), default=at)
 
 
 def _of_same_numbers(one: Sequence[nn.Module | None], other: Sequence[nn.Module | None]) -> dict[int, int]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from sonde.diagnosis.compare.aligned import Judge, Place, place_of
+from sonde.diagnosis.compare.aligned import ANOTHER_LAYOUT, Judge, Place, place_of
 from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.sides import Kept, Key
 from sonde.diagnosis.compare.suspects import Suspect, Undo
@@ -243,7 +243,7 @@ class _Found:
         if number == self._target:
             self._place = now if one.leaves or kept.leaves else replace(place, parts=False)  # neither has a gradient
         elif now is not None and now.parts and place.site.port != "input" and place.site.path not in self._free:
-            self._is_apart_before |= place.relative <= place.floor
+            self._is_apart_before |= place.relative <= place.floor and not place.remark.startswith(ANOTHER_LAYOUT)
 
     @property
     def apart(self) -> float:
