@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sonde
+from sonde.diagnosis.compare.weights import same_values
 
 
 class Halved(nn.Module):
@@ -219,7 +220,7 @@ class ClassedByHand(Classed):
     def forward(self, x: Tensor) -> Tensor:
         x = torch.cat([self.start.expand(len(x), 1, -1), self.first(x)], 1)
         held = self.attention
-        q, k, v = functional.linear(x, held.in_proj_weight, held.in_proj_bias).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        q, k, v = functional.linear(x, held.in_proj_weight, held.in_proj_bias).reshape(*x.shape[:2], 3, 2, 4).permute(2, 0, 3, 1, 4)
         made = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         out: Tensor = self.out(held.out_proj(made))
         return out
@@ -241,7 +242,7 @@ class Enlarged(nn.Module):
         self.first = nn.Conv2d(2, 5, 1)
         self.up = nn.Conv2d(5, 3, 3, padding=2, bias=False) if is_by_hand else nn.ConvTranspose2d(5, 3, 3, 2, bias=False)
         if times != 1:
-            self.up.weight.register_hook(lambda gradient: times * gradient)
+            self.up.weight.register_hook(lambda gradient: times * gradient)  # type: ignore[no-untyped-call]
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
@@ -300,7 +301,8 @@ class Codes(nn.Module):
         else:
             weight = self.table.weight
             code = self.table((weight.square().sum(1) - 2 * z @ weight.mT).argmin(-1))
-        return z + (code - z).detach() + 0.5 * (code - code.detach())
+        made: Tensor = z + (code - z).detach() + 0.5 * (code - code.detach())
+        return made
 
 
 class Coded(nn.Module):
@@ -337,9 +339,9 @@ class Terms(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         here, there = self.first(x), self.second(x)
-        return (
-            self._weights[0] * (here - there.detach()).square().mean() + self._weights[1] * (there - here.detach()).square().mean()
-        )
+        terms = (here - there.detach()).square().mean(), (there - here.detach()).square().mean()
+        made: Tensor = self._weights[0] * terms[0] + self._weights[1] * terms[1]
+        return made
 
 
 def test_cuts_of_both_sides_together_are_no_cause() -> None:
@@ -368,3 +370,80 @@ def test_padding_that_is_cut_off_behind_is_no_difference() -> None:
     found = sonde.compare(one, seeded(Late, is_cut=False, with_gate=False), batch, verbose=False)
     assert found.culprit is not None
     assert str(found.culprit.site) == "out:input"
+
+
+class Sloped(nn.Module):
+    """A sum over pairs of a function with a slope: rows before columns, or columns before rows."""
+
+    def __init__(self, slope: float, *, is_turned: bool) -> None:
+        super().__init__()
+        self._slope, self._is_turned = slope, is_turned
+        self.one, self.two, self.out = nn.Linear(5, 6), nn.Linear(5, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        here, there = self.one(x), self.two(x)
+        if self._is_turned:
+            made = functional.leaky_relu(there[:, :, None] + here[:, None], self._slope).sum(1)
+        else:
+            made = functional.leaky_relu(here[:, :, None] - (-there)[:, None], self._slope).sum(2)
+        out: Tensor = self.out(made)
+        return out
+
+
+def test_another_number_of_an_operation_is_told_whatever_tensors_it_is_given() -> None:
+    one, batch = seeded(Sloped, 0.2, is_turned=False), torch.randn(3, 4, 5)
+    assert sonde.compare(one, seeded(Sloped, 0.2, is_turned=True), batch, verbose=False).ok
+    found = sonde.compare(one, seeded(Sloped, 0.05, is_turned=True), batch, verbose=False)
+    assert found.cause is not None, found
+    assert found.cause.message.startswith("leaky_relu has negative_slope=0.2 in a")
+    assert "negative_slope=0.05 in b" in found.cause.message
+
+
+class Parts(nn.Module):
+    """A step that adds one part of what a layer makes, or of two layers, with a factor."""
+
+    def __init__(self, factor: float, *, is_joined: bool) -> None:
+        super().__init__()
+        self._factor, self._is_joined = factor, is_joined
+
+        class Step(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                if is_joined:
+                    self.both = nn.Linear(6, 12)
+                else:
+                    self.one, self.two = nn.Linear(6, 6), nn.Linear(6, 6)
+
+            def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+                one, two = self.both(x).chunk(2, -1) if is_joined else (self.one(x), self.two(x))
+                return (x + one) * factor, two
+
+        self.step, self.out, self.beside = Step(), nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, two = self.step(x)
+        made: Tensor = self.out(one) + self.beside(two)
+        return made
+
+
+def test_parts_of_a_layer_are_named_as_they_are_written() -> None:
+    one, other = seeded(Parts, 0.5, is_joined=True), Parts(1.0, is_joined=False)
+    state = one.state_dict()
+    for own in ("weight", "bias"):
+        state["step.one." + own], state["step.two." + own] = state.pop(f"step.both.{own}").chunk(2)
+    other.load_state_dict(state)
+    found = sonde.compare(one, other, torch.randn(4, 6), verbose=False)
+    assert found.cause is not None, found
+    assert "%" not in found.cause.message
+    assert "step.both[0]:output" in found.cause.message
+
+
+def test_of_a_kernel_with_rows_for_columns_the_axes_are_named() -> None:
+    one = seeded(nn.Conv2d, 3, 4, 3)
+    other = seeded(nn.Conv2d, 3, 4, 3)
+    other.weight.data = one.weight.detach().mT.clone()  # type: ignore[operator]
+    found = sonde.compare(one, other, torch.randn(2, 3, 8, 8), verbose=False)
+    assert found.cause is not None, found
+    assert found.cause.message == "b's weight equals a's weight with the last two axes exchanged"
+    assert not same_values(torch.arange(6.0), torch.arange(6.0).reshape(1, 6) + 1)
+    assert not same_values(torch.arange(6.0).reshape(1, 6) + 1, torch.arange(6.0))

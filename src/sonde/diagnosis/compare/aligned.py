@@ -554,7 +554,13 @@ def place_of(stage: Stage, one: Kept, other: Kept, judge: Judge, *, turned: bool
         return replace(blank, relative=math.inf, parts=True, remark=f"shape {shape} in a, {_shape(y)} in b")
     apart = distance(numbers[0] if numbers[0].shape == laid[0].shape else _summed(*numbers)[0], laid[0])
     floor = judge.floor(one, other, (x, y))
-    if apart.relative > floor and one.type != other.type and port in PARAMETER_PORTS and x.dim() == 2 and x.shape == y.mT.shape:
+    if (
+        apart.relative > floor
+        and one.type != other.type
+        and port in PARAMETER_PORTS
+        and x.dim() == y.dim() == 2
+        and x.shape == y.mT.shape
+    ):
         beside = distance(as_numbers(x), as_numbers(y).mT)  # as between the Conv1D of GPT-2 and a Linear
         if beside.relative < apart.relative:
             apart, laid = beside, (laid[0].mT, "transposed")

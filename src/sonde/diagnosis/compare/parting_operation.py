@@ -380,7 +380,9 @@ def of_operation(scene: Scene) -> Iterator[Suspect]:
             ]
             for each in (certain, vague)
         ]
-        picks = [(undo, words, False) for undo, words in (*_of_counts(here, there), *_of_indices(here, there))]
+        picks = [
+            (undo, words, False) for undo, words in (*_of_counts(here, there), *_of_numbers(here, there), *_of_indices(here, there))
+        ]
         first, others = [each for each in picks if _SOME not in each[1]], [each for each in picks if _SOME in each[1]]
         others += [(undo, words, False) for undo, words in _of_blocks(scene, there)]
         for undo, words, is_whole in (*first, *replacing[0], *others, *replacing[1]):
@@ -731,6 +733,35 @@ def _of_counts(here: Sequence[_Step], there: Sequence[_Step]) -> Iterator[tuple[
         words += ", and it is divided by as many" * divides
         yield Undo(b=Change(contexts=(functools.partial(_Counting, y, x, divides=divides),))), words
         yield Undo(a=Change(contexts=(functools.partial(_Counting, x, y, divides=divides),))), f"{words} "
+
+
+class _Numbered(OperatorMode):
+    """While entered, each call of one operation with some number has another in its place."""
+
+    def __init__(self, operation: str, argument: str, count: float, wanted: float) -> None:
+        super().__init__()
+        self._operation, self._argument, self._count, self._wanted = operation, argument, count, wanted
+
+    def operator(self, call: OperatorCall) -> Any:
+        held = (call.defaults | call.given).get(self._argument)
+        if _name_of(call) != self._operation or held != self._count:
+            return call.run()
+        at, args = call.names.index(self._argument), list(call.args)
+        args[at : at + 1] = [self._wanted] * (at < len(args))
+        return call.function(*args, **call.kwargs | ({} if at < len(args) else {self._argument: self._wanted}))
+
+
+def _of_numbers(here: Sequence[_Step], there: Sequence[_Step]) -> Iterator[tuple[Undo, str]]:
+    """Yield that an operation has another number in each of its calls, whatever it is given, as the slope of a leaky relu."""
+    for name in dict.fromkeys(step.name for step in there if any(each.name == step.name for each in here)):
+        one, other = ([step for step in steps if step.name == name] for steps in (here, there))
+        for argument in other[0].plain:
+            held = [[step.plain.get(argument) for step in steps] for steps in (one, other)]
+            values = [{each for each in given if isinstance(each, float)} for given in held]
+            if all(len(each) == 1 for each in values) and values[0] != values[1]:
+                (x,), (y,) = values
+                words = f"{name} has {argument}={_short(x)} in a{_at(one[0])}, {argument}={_short(y)} in b{_at(other[0])}"
+                yield Undo(b=Change(contexts=(functools.partial(_Numbered, name, argument, y, x),))), words
 
 
 _FEW_COUNTS = 4

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from urllib.parse import unquote
 
 from torch import Tensor, nn
 
@@ -79,7 +80,7 @@ class Scene:
 
     @staticmethod
     def _said(key: tuple[Site, int, str]) -> str:
-        return f"{key[0]}{key[2]}"
+        return f"{unquote(str(key[0]))}{key[2]}"
 
     @staticmethod
     def _within(side: Side, wanted: Key, like: Tensor) -> Iterator[tuple[tuple[Site, int, str], Tensor]]:
@@ -133,7 +134,7 @@ class Scene:
             if key in agreed:
                 laid = _laid(one.get(key), other.get(agreed[key].other_key))
                 if laid is not None:
-                    found.append(Source(str(key[0]), *laid))
+                    found.append(Source(unquote(str(key[0])), *laid))
         return found[::-1]
 
     @property

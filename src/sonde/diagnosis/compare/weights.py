@@ -76,7 +76,7 @@ def same_values(x: Tensor, y: Tensor) -> bool:
     if x.is_meta or y.is_meta or x.numel() != y.numel() or held_of_both(x, y) is None or x.numel() > _MOST_VALUES:
         return False
     a, b = as_numbers(x), as_numbers(y)
-    return _equal(a.flatten(), b.flatten(), EXACT) or (a.dim() == 2 and a.shape == b.mT.shape and _equal(a, b.mT, EXACT))
+    return _equal(a.flatten(), b.flatten(), EXACT) or (a.dim() == b.dim() == 2 and a.shape == b.mT.shape and _equal(a, b.mT, EXACT))
 
 
 _MOST_VALUES = 1 << 26
@@ -137,7 +137,7 @@ def _of_one_shape(a: Tensor, b: Tensor, apart: Distance, tolerance: float) -> Re
 
 def _of_axes(a: Tensor, b: Tensor, tolerance: float) -> Relation | None:
     for rule, made, words in (
-        ("weight_transposed", a.mT, "{b} equals {a}.T"),
+        ("weight_transposed", a.mT, "{b} equals {a}.T" if a.dim() == 2 else "{b} equals {a} with the last two axes exchanged"),
         (
             "weight_reshaped",
             a.mT.reshape(a.shape),
