@@ -188,7 +188,7 @@ def eps_of_batch_norm(model: Any) -> None:
 
 
 OF_CNN = {
-    "a transposed kernel": Case(kernel, "3:output", "weight_transposed", "equals a's weight.T"),
+    "a transposed kernel": Case(kernel, "3:output", "weight_transposed", "equals a's weight with the last two axes exchanged"),
     "channels of colour reversed": Case(channels, "0:output", "weight_flipped", "reversed along axis 1"),
     "running statistics": Case(statistics, "4:output", "weight_differs", "running_mean"),
     "the mode of a batch norm": Case(training, "1:output", "training_mode", "training mode in b alone"),

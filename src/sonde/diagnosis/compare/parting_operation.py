@@ -755,7 +755,7 @@ def _of_numbers(here: Sequence[_Step], there: Sequence[_Step]) -> Iterator[tuple
     """Yield that an operation has another number in each of its calls, whatever it is given, as the slope of a leaky relu."""
     for name in dict.fromkeys(step.name for step in there if any(each.name == step.name for each in here)):
         one, other = ([step for step in steps if step.name == name] for steps in (here, there))
-        for argument in other[0].plain:
+        for argument in (each for each in other[0].plain if each not in _OPERANDS):
             held = [[step.plain.get(argument) for step in steps] for steps in (one, other)]
             values = [{each for each in given if isinstance(each, float)} for given in held]
             if all(len(each) == 1 for each in values) and values[0] != values[1]:
