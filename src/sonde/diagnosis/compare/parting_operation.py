@@ -938,6 +938,11 @@ def _of_both(scene: Scene, way: _Way, back: _Way | None, rest: Sequence[_Step], 
         rest_a, rest_b = ([name for name in names if name not in _PRODUCTS | {"sum"}] for names in (less, more))
         if are_products and rest_a and rest_b:
             less, more = rest_a, rest_b
+        if {*less, *more} <= _PRODUCTS | _SUMS | _ONES and not _SUMS.isdisjoint((*less, *more)):
+            return (
+                f"{_listed(less)} in a{at_a}, {_listed(more)} in b{at_b}",
+                True,
+            )  # a product with ones below the diagonal is the same
         same = ": the same, of other tensors or over other axes" if are_products and {*less, *more} <= _PRODUCTS | {"sum"} else ""
         return f"{first}{_listed(less)} in a{at_a}, {_listed(more)} in b{at_b}{same}", False
     alone = f"{_listed(less)} in a{at_a}, and not in b" if less else f"{_listed(more)} in b{at_b}, and not in a"
@@ -950,6 +955,10 @@ _ALIKE = {"safe_softmax": "softmax", "softmax": "softmax"}
 
 _PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "mv", "dot", "mul"})
 """Operations that, with sums, may be one product of two tensors, summed over an axis."""
+
+
+_SUMS, _ONES = frozenset({"cumsum"}), frozenset({"sum", "ones", "new_ones"})
+"""Running sums, which one side may make by a product, as with ones."""
 
 
 _LAYING = frozenset({"stack", "cat", "transpose", "permute", "clone", "contiguous"})
