@@ -258,7 +258,7 @@ def _cancelled(subject: Subject, names: list[str]) -> list[str]:
     def shift(trial: Trial) -> None:
         for name, parameter, _ in parameters(trial.model) if trial.is_free else ():
             if name in biases:
-                parameter.add_(torch.linspace(0.5, 1.5, len(parameter)).to(parameter))
+                parameter.add_(torch.linspace(0.5, 1.5, len(parameter), device=parameter.device).to(parameter))
 
     is_same = bool(biases) and math.isfinite(loss) and abs(subject.loss_after(shift) - loss) <= _SHIFTED * abs(loss)
     return biases if is_same else []
