@@ -309,3 +309,18 @@ def test_one_vector_in_a_step_tells_nothing_of_its_rank() -> None:
             model(torch.randn(1, 8)).mean().backward()
             optimizer.step()
     assert "rank_collapse" not in {each.rule for each in inspector.findings}
+
+
+@pytest.mark.parametrize(
+    ("after", "severity"),
+    [([1.0] * 12, "note"), ([3.0] * 12, "warn"), ([1.0, 1.0], "note"), ([], "note")],
+)
+def test_gradients_that_jump_are_a_note_where_no_later_loss_is_worse(after: list[float], severity: str) -> None:
+    history = Findings()
+    losses = [*([1.0] * 12), *after]
+    for step, loss in enumerate(losses):
+        norm = 15.0 if step == 11 else 1.0 + 0.1 * (step % 3)
+        history.judge([], [("loss", loss, 0, step), ("grad_norm", norm, 0, step)])
+    history.end()
+    told = [each for each in history.judged() if each.rule == "spike" and "grad_norm" in each.message]
+    assert [(each.severity, each.first_step) for each in told] == [(severity, 11)]

@@ -72,7 +72,7 @@ BELOW, LIKE_GUESS, EVALUATED = 0.05, 0.3, 5  # of a guess, what a loss is below 
     f"a loss or norm {SPIKE:g} deviations above the median of 128 logged values (of logarithms), and as large as at the beginning; "
     f"or a loss or gradient norm {SPIKE_ABOVE:g} x as large as any before; a norm of gradients 10 x its median at least; a loss "
     f"that is not {3 * SPIKE_ABOVE:g} x as large as any before, where none of the next 3 is back; not in a step whose batch is "
-    "half as large as others or less",
+    "half as large as others or less; a norm of gradients is a note where no loss behind it is 1.2 x as large",
     "OLMo-core, SpikeScore; Megatron-LM, 10 x the largest of the first 100",
     "look at the batch of this step, and at what has changed in the data from then on; {clip_grad_norm}, {lr}",
     needs=("loss|grad_norm",),

@@ -641,9 +641,10 @@ class _Loss:
         if len(values) == SMOOTH + _AFTER and min(values[SMOOTH:]) >= _WORSE * median(values[:SMOOTH]) > 0:
             self._worse.add(self._around[SMOOTH][0])
 
-    def has_worsened(self, step: int) -> bool | None:
-        """Return whether the values from *step* on are higher than those before; None while that is not known."""
-        if step in self._worse:
+    def has_worsened(self, step: int, *, behind: bool = False) -> bool | None:
+        """Return whether the values from *step* on, or *behind* it, are higher than those before; None while that is not known."""
+        gap = self._around[1][0] - self._around[0][0] if behind and len(self._around) > 1 else 0
+        if any(step <= each <= step + gap for each in self._worse):
             return True
         return None if self._around and self._around[0][0] <= step else False
 

@@ -151,7 +151,7 @@ class _Judges:
         found += [each for model in models for each in self._scalars.of_rates(model, at_end=at_end)]
         if not all_of_them:
             found = [each for each in found if not (self.has_helped(each) or self._is_contradicted(each))]
-            found = [weighed for each in found if (weighed := self._weighed(each, found)) is not None]
+            found = [weighed for each in found if (weighed := self._weighed(each, found, at_end=at_end)) is not None]
         first: dict[Identity, Finding] = {}
         for each in found:
             known = first.get(each.identity)
@@ -338,8 +338,11 @@ class _Judges:
             return False
         return (is_slow and not loss.rests and loss.peak > loss.steps[0]) or loss.falls(_SLOW if is_slow else 0)
 
-    def _weighed(self, each: Finding, found: Sequence[Finding]) -> Finding | None:
-        """Return a finding as grave as what it does: without harm it is a note, or none; None, too, while that is not known."""
+    def _weighed(self, each: Finding, found: Sequence[Finding], *, at_end: bool) -> Finding | None:
+        """Return a finding as grave as what it does: without harm it is a note, or none; None, too, while that is not known.
+
+        *at_end*: no values come that could tell it.
+        """
         is_measured = not {"before", "middle"}.isdisjoint(each.evidence)
         if each.rule == "input_large" and not is_measured and each.value < self.chosen.limit("input_large", "most"):
             harms = {_quantity(other) for other in found if other.severity != "note" and related(each, other)}
@@ -378,10 +381,12 @@ class _Judges:
             share = _THIRD if "pull" in each.evidence else _HALF
             return each if self._scalars.loss_of(each.model).stands(share) else None
         if each.rule == "spike" and _quantity(each) == "gradient":
+            if _CUT * self._scalars.largest_norm(each.model) <= each.value:
+                return replace(each, severity="note")
             loss = self._scalars.loss_of(each.model)
-            is_worse = loss.has_worsened(each.step) if loss.count else True
-            is_cut = _CUT * self._scalars.largest_norm(each.model) <= each.value
-            return None if is_worse is None else replace(each, severity="note") if is_cut or not is_worse else each
+            breaks = any(other.rule == "nonfinite" and other.begun >= each.begun for other in found)
+            is_worse = True if breaks or not loss.count else loss.has_worsened(each.step, behind=True)
+            return each if is_worse else replace(each, severity="note") if is_worse is False or at_end else None
         is_game = each.rule == "loss_stuck" or (each.rule == "loss_rising" and each.value < _LOST * each.evidence["first"])
         if is_game and (self._scalars.has_risen or (each.rule == "loss_rising" and self._follows_values(each))):
             return None  # values that are learnt from their own estimates grow as the policy gets better
