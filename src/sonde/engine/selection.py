@@ -54,14 +54,18 @@ def parameters(model: nn.Module) -> list[Owned]:
 
 
 def repeated_layers(model: nn.Module) -> list[list[str]]:
-    """Return the names of each layer with parameters that one ``Sequential`` or ``ModuleList`` holds at several places."""
+    """Return the names of each layer with weights that one ``Sequential`` or ``ModuleList`` holds at several places.
+
+    Of one that cannot take what it returns, as a head that is shared, there are none.
+    """
     known = {name: module for name, module, _ in members(model)}
     found = []
     for name, module, aliases in members(model):
         of = name.rpartition(".")[0]
         names = [name, *(each for each in aliases if each.rpartition(".")[0] == of)]
         is_listed = bool(name) and isinstance(known.get(of), nn.Sequential | nn.ModuleList)
-        found += [names] if is_listed and len(names) > 1 and next(module.parameters(), None) is not None else []
+        weights = [each for each in module.parameters() if each.dim() > 1] if is_listed and len(names) > 1 else []
+        found += [names] if weights and weights[0].shape[1] == weights[-1].shape[0] else []
     return found
 
 

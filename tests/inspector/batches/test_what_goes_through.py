@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sonde
+from sonde.engine import repeated_layers
 
 pytestmark = pytest.mark.first_is_quick
 
@@ -749,6 +750,13 @@ def test_columns_that_the_losses_of_two_backward_passes_read_are_all_trained() -
             (made[:, 1] - x[:, 1]).square().mean().backward()
             optimizer.step()
     assert "terms_uneven" not in {each.rule for each in inspector.findings}
+
+
+def test_a_head_that_is_shared_is_no_layer_at_several_places() -> None:
+    """It cannot take what it returns; nor are layers anew, or without weights, one layer."""
+    head, block = nn.Linear(8, 3), nn.Linear(8, 8)
+    lists = {"heads": nn.ModuleList([head] * 3), "blocks": nn.ModuleList([block] * 2), "acts": nn.ModuleList([nn.ReLU()] * 2)}
+    assert repeated_layers(nn.ModuleDict(lists)) == [["blocks.0", "blocks.1"]]
 
 
 @pytest.mark.parametrize(("is_one", "has_weights"), [(True, True), (False, True), (True, False)])
