@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from torch import Tensor
 
-_INSIDE = 0.1  # of the tokens of padding, those that stand between others
+_INSIDE = 0.1  # of the tokens or steps of padding, those that stand between others
 
 
 def padded(tokens: Tensor) -> Tensor:
     """Return which of *tokens* are padding: of two or more at one end of a row those that are what rows have there most often.
 
     A row of these alone has none. Where both ends have such tokens, and others than each other, those are padding that are more.
+    Of features, ``(samples, steps, features)``, steps of zeros alone at the end are, where samples have different numbers of them.
     """
+    if tokens.dim() == 3:
+        return _zero_steps(tokens).long()
     behind, front = _run(tokens.flip(1)).flip(1), _run(tokens)
     are_one = tokens[:, 0].mode().values == tokens[:, -1].mode().values
     is_behind = behind.sum() >= front.sum()
@@ -25,3 +28,12 @@ def _run(tokens: Tensor) -> Tensor:
     is_first = equal.long().cumprod(1)
     found = (is_first * (is_first.sum(1, keepdim=True) > 1)).bool()
     return found & ((equal & ~found)[:, 1:-1].sum() <= _INSIDE * found.sum())
+
+
+def _zero_steps(given: Tensor) -> Tensor:
+    """Return which steps of *given* features are zeros alone at the end of a sample that has others, and hardly any elsewhere."""
+    is_zero = (given == 0).flatten(2).all(2)
+    behind = is_zero.flip(1).cumprod(1).flip(1).bool() & ~is_zero.all(1, keepdim=True)
+    counts = behind.sum(1)
+    is_padding = ((is_zero & ~behind).sum() <= _INSIDE * counts.sum()) & (counts.max() > counts.min()) & (counts.max() > 1)
+    return behind & is_padding

@@ -1082,3 +1082,11 @@ def test_targets_that_are_the_inputs_are_said_to_be(of: Callable[[Tensor], Tenso
     found = sonde.preflight(model, x, lambda y: nn.functional.mse_loss(y, of(x)), verbose=False)
     check = found["targets_apart"]
     assert (check.verdict, check.words) == ("ok", f"the targets are {words}")
+
+
+def test_a_factor_that_is_the_same_for_all_elements_is_no_dropout() -> None:
+    torch.manual_seed(0)
+    x, y = data()
+    factor = torch.full((16, 32), 1.2)
+    found = sonde.preflight(Around(between=lambda h: h * factor), x, classify(y), checks=["mode"], verbose=False)
+    assert found["mode"].verdict == "ok"

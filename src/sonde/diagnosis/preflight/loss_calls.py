@@ -259,7 +259,7 @@ class LossCalls(TorchFunctionMode):
         is_predicted = bool(named["target"].requires_grad)
         node = named["input"].grad_fn
         last = None if node is None else graph_nodes.behind(node, _MOVES)
-        dropped = None if last is None else graph_nodes.dropped_by(last)
+        dropped = None if last is None else graph_nodes.dropped_by(last, fewest=2)
         is_dropout = dropped is not None and float(dropped) > 0
         made_by = "" if last is None else "NativeDropout" if is_dropout else graph_nodes.operation_of(last)
         call = LossCall(name, held.pop("input"), held.pop("target"), held, func, made_by=made_by, is_predicted=is_predicted)

@@ -15,7 +15,7 @@ from torch import nn
 
 from sonde import rules
 from sonde.answer import Check
-from sonde.diagnosis.preflight.subject import Subject, UnjudgedError, norm_of
+from sonde.diagnosis.preflight.subject import Subject, UnjudgedError, norm_of, take_gradient
 from sonde.engine import Trial, parameters, repeated_layers, unwrap
 from sonde.rules import Finding, Severity
 from sonde.words import names_text, short
@@ -213,12 +213,7 @@ def _told_small(subject: Subject, loss: float) -> list[Finding]:
 
     def make_change(name: str, way: float) -> Callable[[Trial], None]:
         def change(trial: Trial) -> None:
-            with torch.enable_grad():
-                state = torch.get_rng_state()
-                made = trial.loss()
-                assert made is not None
-                torch.autograd.backward(made)
-                torch.set_rng_state(state)
+            take_gradient(trial)
             held = next(each for own, each, _ in parameters(trial.model) if own == name)
             if trial.is_free and held.grad is not None:
                 held.add_(held.grad, alpha=way * _MOVED * norm_of(held) / norm_of(held.grad))

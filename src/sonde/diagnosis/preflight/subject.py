@@ -344,6 +344,16 @@ class Subject:
             return math.nan if loss is None else float(loss.detach())
 
 
+def take_gradient(trial: Trial) -> None:
+    """Take the gradient of the loss of a *trial*; what is drawn next is what was drawn for it."""
+    with torch.enable_grad():
+        state = torch.get_rng_state()
+        loss = trial.loss()
+        assert loss is not None
+        torch.autograd.backward(loss)
+        torch.set_rng_state(state)
+
+
 def _last_layer(trial: Trial, places: Mapping[str, int], memory: set[int]) -> str:
     """Return the last layer with parameters of its own if its output, at one of *places*, is the model's; else ``""``."""
     held = {name.rpartition(".")[0] for name, _, _ in parameters(trial.model)}

@@ -16,7 +16,7 @@ from sonde.answer import Check
 from sonde.diagnosis.preflight.loss_calls import REGRESSION, LossCall, LossCalls, is_probability
 from sonde.diagnosis.preflight.parameter_checks import frozen_end
 from sonde.diagnosis.preflight.sample_checks import inputs_of, zero_inputs
-from sonde.diagnosis.preflight.subject import Subject, UnjudgedError, norm_of
+from sonde.diagnosis.preflight.subject import Subject, UnjudgedError, norm_of, take_gradient
 from sonde.engine import Trial, parameters
 from sonde.rules import Finding
 from sonde.words import names_text, percent, short
@@ -420,12 +420,7 @@ def _against(subject: Subject, rate: float) -> list[Finding]:
 
     def make_change(share: float, only: str = "") -> Callable[[Trial], None]:
         def change(trial: Trial) -> None:
-            with torch.enable_grad():
-                state = torch.get_rng_state()
-                loss = trial.loss()
-                assert loss is not None
-                torch.autograd.backward(loss)
-                torch.set_rng_state(state)
+            take_gradient(trial)
             held = [(each, each.grad) for name, each, _ in parameters(trial.model) if only in ("", name)]
             pairs = [(each, gradient) for each, gradient in held if gradient is not None]
             square = sum(norm_of(gradient) ** 2 for _, gradient in pairs)

@@ -274,25 +274,25 @@ def constant_factor_of(node: Node) -> Tensor | None:
     return held if isinstance(held, Tensor) else None
 
 
-def dropped_by(node: Node) -> Tensor | None:
+def dropped_by(node: Node, fewest: int = _FEWEST) -> Tensor | None:
     """Return the share that a dropout sets to zero, float64 of no axis; 0 of what may be none, None of another operation.
 
-    On an accelerator it is one operation, which knows its rate. Else it is a product with a mask of zeros and of 1 / (1 - rate).
+    On an accelerator it is one operation, which knows its rate. Else it is a product with a mask of zeros and of 1 / (1 - rate),
+    of *fewest* elements at least.
     """
     rate, mask = _rate_of(node), constant_factor_of(node)
     if rate is not None:
         return torch.full((), rate, dtype=torch.float64, device="cpu")
-    if mask is None or not mask.is_floating_point() or not _FEWEST <= mask.numel() <= _MOST:
+    if mask is None or not mask.is_floating_point() or not fewest <= mask.numel() <= _MOST:
         return None
     held = mask.detach().double()
     top, share = held.max(), (held == 0).double().mean()
-    is_mask = ((held == 0) | (held == top)).all() & (top > 1) & ((top * (1 - share) - 1).abs() <= _CHANCE)
+    is_mask = ((held == 0) | (held == top)).all() & (top > 1) & (share > 0) & ((top * (1 - share) - 1).abs() <= _CHANCE)
     return torch.where(is_mask, 1 - 1 / top, 0.0)
 
 
 def _rate_of(node: Node) -> float | None:
-    name = {"NativeDropout": "_saved_p"}.get(operation_of(node), "_saved_dropout_p")
-    rate = getattr(node, name, None)
+    rate = getattr(node, "_saved_p" if operation_of(node) == "NativeDropout" else "_saved_dropout_p", None)
     return rate if isinstance(rate, float) else None
 
 

@@ -19,7 +19,6 @@ _ELEMENTS = 1 << 18  # of outputs, of which the first samples are looked at
 _SERIES = 8  # places of a series, which no channels are
 _INDICES = (torch.int64, torch.int32)
 _COMPARED = 32  # samples, whose tokens are compared with what was made of them
-_INSIDE = 0.1  # of the steps of padding, those that stand elsewhere
 _MARGIN = 64  # places by which a series is longer that was padded
 _TOKENS = 3  # beside the padding of a sample, so that it is no other one that is read
 _PLACES = 256  # tokens of a sample, any two of which may be equal
@@ -98,7 +97,7 @@ class Dependence:
                 rows = entry.given.detach().reshape(len(sizes), -1)[:, :_ELEMENTS].double()
                 yield f"near {number}", (rows[1:] - rows[:-1]).square().mean() / (2 * rows.var(0).mean())
                 if entry.steps is not None:
-                    at_end, by_step = (_row(each, self.sample) for each in (zero_steps(entry.given), entry.steps))
+                    at_end, by_step = (_row(each, self.sample) for each in (padded(entry.given), entry.steps))
                     behind, before = ((by_step * each).sum() / each.sum() for each in (at_end, 1 - at_end))
                     yield f"zeros {number}", behind / before
                 if sizes.shape[1] == 1:
@@ -430,7 +429,7 @@ def _looked_at(
     places = shape[1] if len(shape) > 1 else 1
     place = torch.full((), places // 2, device=device)
     if not tokens:
-        run = zero_steps(stepped[0])[:count].sum(1) if stepped and len(stepped[0]) >= count else torch.zeros(1, device=device)
+        run = padded(stepped[0])[:count].sum(1) if stepped and len(stepped[0]) >= count else torch.zeros(1, device=device)
         return torch.where(run.max() > 0, run.argmax(), sample), place
     given = next((each for each in tokens if each.shape[1] == places), tokens[0])
     padding = padded(given)[:count]
@@ -451,18 +450,6 @@ def _one_of(place: Tensor, output: Tensor, axis: int) -> Tensor:
     """Return a tensor of one at *place* along an axis, and zeros, that broadcasts to *output*."""
     shape = [-1 if each == axis else 1 for each in range(output.dim())]
     return (torch.arange(output.shape[axis], device=output.device) == place).to(output.dtype).reshape(shape)
-
-
-def zero_steps(given: Tensor) -> Tensor:
-    """Return which steps of *given* features, ``(samples, steps, features)``, are padding: zeros alone, at the end of a sample.
-
-    There are next to none elsewhere, samples have different numbers of them, and none has nothing else.
-    """
-    is_zero = (given == 0).flatten(2).all(2)
-    behind = is_zero.flip(1).cumprod(1).flip(1).bool() & ~is_zero.all(1, keepdim=True)
-    counts = behind.sum(1)
-    is_padding = ((is_zero & ~behind).sum() <= _INSIDE * counts.sum()) & (counts.max() > counts.min()) & (counts.max() > 1)
-    return (behind & is_padding).double()
 
 
 def _series_axes(given: Iterable[Tensor], shape: Sequence[int], order: Sequence[int]) -> tuple[int, int] | None:

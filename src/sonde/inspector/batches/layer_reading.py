@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from sonde.engine import graph_nodes, padded
-from sonde.inspector.batches.dependence import zero_steps
 
 _NOTHING = 1e-6  # of a gradient, rounding
 # operations between products and their softmax
@@ -128,7 +127,7 @@ def last_numbers(nodes: Iterable[Any], names: Mapping[int, str], given: Sequence
         steps = graph_nodes.last_of(node) if graph_nodes.operation_of(made) in _RECURRENT else 0
         for each in given if steps else ():
             if each.dim() == 3 and each.is_floating_point() and each.shape[1] == steps:
-                found[f"last of {graph_nodes.layer_near(made, names)}"] = zero_steps(each)[:, -1].mean()
+                found[f"last of {graph_nodes.layer_near(made, names)}"] = padded(each)[:, -1].double().mean()
     return found
 
 
@@ -136,7 +135,7 @@ def _padding_of(given: Tensor) -> Tensor:
     """Return which places of *given* tokens, or of features, are padding; tokens that are 0 and 1 are a mask."""
     if given.dim() == 2:
         return (given == torch.where(padded(given) > 0, given, -1).max()).double() * (given.max() > 1)
-    return zero_steps(given)
+    return padded(given).double()
 
 
 def _other_axis(product: Any, names: Mapping[int, str]) -> dict[str, Tensor]:

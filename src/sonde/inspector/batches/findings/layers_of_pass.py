@@ -34,10 +34,7 @@ _AVERAGED = (
 _AT_DEPTHS = "normalises at several depths of a network: its running statistics, which evaluation takes, are of none of them"
 _OWN_NORM = "give each place a batch normalisation of its own, or use a LayerNorm, which has no statistics of batches"
 _ALL_PADDING = 0.99  # of the weights of an attention
-_ROOM, _AS_TOKENS = (
-    0.1,
-    0.3,
-)  # share of places that are padding; and of that, what it has of the weights where no mask leaves it out
+_ROOM, _AS_TOKENS = 0.1, 0.3  # share of places that are padding; and of that, what it has of weights that no mask leaves it out of
 _MASK = (
     "leave padding out: src_key_padding_mask (True at padding), attention_mask (0 there), or masked_fill(scores, -inf) in front of "
     "the softmax; and out of a mean over places"
