@@ -303,11 +303,11 @@ class BothWays(nn.Module):
 
 def test_a_kernel_that_does_not_look_at_shapes_is_given_none_of_another_layout() -> None:
     """The fused recurrent kernel of the CPU writes beyond its memory, where the weights of another layout are put in."""
-    from sonde.diagnosis.compare import parting_operation, suspects
+    from sonde.diagnosis.compare import recorded_operations, suspects
 
-    step: Any = SimpleNamespace(name="lstm", is_constant=False, given=[parting_operation._Print.of(torch.ones(2, 2, 3))])
+    step: Any = SimpleNamespace(name="lstm", is_constant=False, given=[recorded_operations.Fingerprint.of(torch.ones(2, 2, 3))])
     with pytest.raises(suspects.CannotChangeError, match="lstm is given tensors in another layout"):
-        parting_operation._Way([step], [[(True, (0, 0))]]).made({(0, 0): torch.ones(3, 2, 2)})
+        recorded_operations.Way([step], [[(True, (0, 0))]]).made({(0, 0): torch.ones(3, 2, 2)})
     whole = nn.LSTM(8, 4, batch_first=True, bidirectional=True)
     halves = [nn.LSTM(8, 4, batch_first=True) for _ in range(2)]
     for half, suffix in zip(halves, ("", "_reverse"), strict=True):

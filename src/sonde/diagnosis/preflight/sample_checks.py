@@ -198,9 +198,8 @@ def paddings_of(subject: Subject) -> dict[str, Tensor]:
         if tensor.dim() == 2 and not is_floating(tensor) and tensor.shape[1] >= _SEVERAL:
             found[name] = torch.isin(tensor, tensor[padded(tensor).bool()].unique())  # also where there is one alone
         elif tensor.dim() == 3 and is_floating(tensor) and tensor.shape[1] >= _SEVERAL:
-            zero = (tensor.detach() == 0).all(2).long()
-            ends = zero.flip(1).cumprod(1).flip(1), zero.cumprod(1)
-            found[name] = max(ends, key=lambda each: int(each.sum())).bool() & ~zero.bool().all(1, keepdim=True)
+            ends = padded(tensor), padded(tensor.flip(1)).flip(1)
+            found[name] = max(ends, key=lambda each: int(each.sum())).bool()
     return {name: mask for name, mask in found.items() if int(mask.sum()) >= _SEVERAL}
 
 
