@@ -117,6 +117,26 @@ def test_a_bad_loss_of_good_outputs_is_laid_to_the_loss_function() -> None:
     assert inspector.findings[0].site == "(root):grad_output"
 
 
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (torch.sqrt, "made it, as where a slope is infinite: that of sqrt at 0"),
+        (lambda made: made**0.5, "that of a power of 0.5 at 0"),
+        (lambda made: torch.acos((made + 1).clamp(-1, 1)), "that of acos at -1 and 1"),
+        (lambda made: torch.where(made > 0, made.log(), 0 * made), "that of log at 0"),
+        (lambda made: (made + 1e-8).sqrt() * (made / made).nan_to_num(), r"the loss function has made it\."),
+    ],
+)
+def test_slopes_of_a_loss_function_that_are_infinite_are_named(function: Callable[[Tensor], Tensor], said: str) -> None:
+    model = nn.Linear(4, 2, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with watched(model, optimizer) as inspector, pytest.warns(ObservationWarning, match=said):
+        loss = function(model(torch.zeros(3, 4))).sum()
+        loss.backward()
+        optimizer.step()
+    assert inspector.findings[0].site == "(root):grad_output"
+
+
 def test_parameters_that_an_optimizer_broke_are_laid_to_the_step_before() -> None:
     model = nn.Linear(4, 2)
     optimizer = torch.optim.Adam(model.parameters(), eps=0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import re
 from collections import Counter
@@ -262,11 +263,42 @@ _OF_IMAGES = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def _told_even(subject: Subject, inputs: Mapping[str, Tensor]) -> Finding | None:
-    """Return the finding that a model with attention does not tell places of tokens apart: no output changes with their order."""
-    tokens = next((each for each in inputs.values() if each.dim() == 2 and not each.is_floating_point()), None)
-    has_attention = any("Attention" in type(item.module).__name__ for item in members(subject.model))
-    if tokens is None or not has_attention or not bool((tokens != tokens.flip(1)).any()):
+    """Return the finding that a model with attention does not tell places apart: no output changes with the order of tokens.
+
+    Nor with that of parts of an image, or of the steps of a series; a note, where steps next to each other are not alike: of a set.
+    """
+    if not any("Attention" in type(item.module).__name__ for item in members(subject.model)):
         return None
+    given = [each for each in inputs.values() if each.dim() in (2, 3, 4) and len(each) >= _SEVERAL]
+    for tensor in (each for each in given if each.is_floating_point() == (each.dim() > 2)):
+        what = ("tokens", "steps", "patches")[tensor.dim() - 2]
+        for move in _moves(tensor):
+            if not torch.equal(tensor, move(tensor)) and _is_even(subject, tensor, move):
+                found = rules.judge("input_unused", 2, 1, name=f"the order of its {what}", has_layers=True)
+                advice = "add what tells places apart (an embedding of positions, sines), if their order matters"
+                is_set = what == "steps" and bool(tensor.diff(dim=1).square().mean() > tensor.var(1).mean())
+                return found and replace(found, advice=advice, severity="note" if is_set else found.severity)
+    return None
+
+
+def _moves(tensor: Tensor) -> list[Callable[[Tensor], Tensor]]:
+    """Return ways to move places of an input: of tokens and steps those between the first and the last, patches in a circle."""
+
+    def turn(given: Tensor) -> Tensor:
+        return torch.cat([given[:, :1], given[:, 1:-1].flip(1), given[:, -1:]], 1)
+
+    def roll(given: Tensor, part: int) -> Tensor:
+        return given.roll((high // part, wide // part), (2, 3))
+
+    if tensor.dim() < 4:
+        return [turn]
+    high, wide = tensor.shape[2:]
+    parts = [each for each in (2, 3, 5, 7) if high % each == 0 == wide % each]  # one divides the number of patches of a row
+    return [functools.partial(roll, part=part) for part in parts]
+
+
+def _is_even(subject: Subject, tensor: Tensor, move: Callable[[Tensor], Tensor]) -> bool:
+    """Return whether outputs are the same, or moved in the same way, where the places of an input of this shape are moved."""
 
     def rest(trial: Trial) -> None:
         trial.model.eval()  # dropout has places, too
@@ -275,23 +307,18 @@ def _told_even(subject: Subject, inputs: Mapping[str, Tensor]) -> Finding | None
     def turn(trial: Trial) -> None:
         rest(trial)
         trial.args, trial.kwargs = remap(
-            (trial.args, trial.kwargs), lambda tensor: tensor.flip(1) if tensor.shape == tokens.shape else tensor
+            (trial.args, trial.kwargs), lambda each: move(each) if each.shape == tensor.shape else each
         )
 
+    least = 4 if tensor.dim() == 4 else 2  # axes of an output of places
     try:
         before, after = subject.outputs(rest), subject.outputs(turn)
     except UnjudgedError:
-        return None  # as of parameters that are shards
-    if len(before) != len(after) or not all(_are_turned(one, two) for one, two in zip(before, after, strict=True)):
-        return None
-    found = rules.judge("input_unused", 2, 1, name="the order of its tokens", has_layers=True)
-    return found and replace(found, advice="add what tells places apart (an embedding of positions, sines), if their order matters")
-
-
-def _are_turned(one: Tensor, other: Tensor) -> bool:
-    """Return whether an output is the *other*, or that with its places in the order turned round, but for rounding."""
-    turned = other.flip(1) if other.dim() > 1 else other
-    return min(distance_of(one, each) for each in (other, turned)) <= rounding_of(one)
+        return False  # as of parameters that are shards
+    return len(before) == len(after) and all(
+        min(distance_of(each, two) for each in ([one, move(one)] if one.dim() >= least else [one])) <= rounding_of(one)
+        for one, two in zip(before, after, strict=True)
+    )
 
 
 def _leave(trial: Trial) -> None:

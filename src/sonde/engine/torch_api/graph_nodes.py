@@ -265,6 +265,31 @@ def is_unit(node: Node) -> bool:
     return operation_of(node) == "Div" and (is_by_hand or operation_of(norm) in ("LinalgVectorNorm", "Norm"))
 
 
+def steep_slopes(loss: Tensor) -> list[str]:
+    """Return operations of a *loss* behind the last layers whose slope is infinite somewhere, with where, in words.
+
+    One whose number is raised or clamped just before, as by an eps, is none of them.
+    """
+    if loss.grad_fn is None:
+        return []
+    layers = [each for each in nodes_before(loss.grad_fn, _OF_LOSS) if takes_leaf(each)]
+    found: list[str] = []
+    for node in nodes_before(loss.grad_fn, _OF_LOSS, layers):
+        name, before = operation_of(node), [behind(each, MOVES) for each in sources_of(node)]
+        exponent = getattr(node, "_saved_exponent", None)
+        steep = f"a power of {exponent:g} at 0" if name == "Pow" and isinstance(exponent, float) and 0 < exponent < 1 else ""
+        is_raised = name not in _AT_ENDS and any(operation_of(each) in _RAISES and len(sources_of(each)) == 1 for each in before)
+        found += [said] if node not in layers and not is_raised and (said := _STEEP.get(name, steep)) else []
+    return list(dict.fromkeys(found))
+
+
+_OF_LOSS = 60  # operations in front of a loss
+_RAISES = ("Add", "Clamp", "ClampMin", "Sigmoid", "Softmax", "Softplus", "Exp")
+_AT_ENDS = {"Acos": "acos", "Asin": "asin", "Atanh": "atanh"}
+_STEEP = {name: f"{called} at -1 and 1" for name, called in _AT_ENDS.items()}
+_STEEP |= {name: f"{name.lower()} at 0" for name in ("Sqrt", "Rsqrt", "Log", "Log2", "Log10")} | {"Atan2": "atan2 at (0, 0)"}
+
+
 def constant_factor_of(node: Node) -> Tensor | None:
     """Return what a product has multiplied its one source with, which has no graph; None for another operation."""
     if operation_of(node) != "Mul" or len(node.next_functions) != 2:

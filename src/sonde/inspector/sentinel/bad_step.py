@@ -46,6 +46,7 @@ class BadStep:
         is_taken: the optimizer has used the gradients.
         skipped: so many attempts in a row were skipped by a ``GradScaler``; 0 if none was.
         in_backward: the optimizer runs inside the backward pass, so that some parameters have changed already.
+        slopes: operations of the loss function whose slope is infinite somewhere, with where, in words.
     """
 
     model: nn.Module
@@ -65,3 +66,4 @@ class BadStep:
     is_taken: bool = False
     skipped: int = 0
     in_backward: bool = False
+    slopes: tuple[str, ...] = ()

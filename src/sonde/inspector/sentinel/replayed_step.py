@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ from sonde.inspector.sentinel.bad_step import BadStep
 from sonde.inspector.sentinel.gradients import is_finite
 from sonde.inspector.sentinel.kept_step import KeptStep, Pass, is_spread, joined, read_step
 from sonde.rules import RULES
-from sonde.words import percent, shape_text, short
+from sonde.words import names_text, percent, shape_text, short
 
 Made = TypeVar("Made")
 
@@ -273,7 +273,7 @@ def replayed(step: KeptStep, found: BadStep) -> Replayed:
     if bad is not None:
         return Replayed(
             f"The model's outputs are finite and the gradient that arrived at them is not ({TensorFacts.of(bad)}): the loss "
-            "function has made it.",
+            f"function has made it{_as_slopes(found.slopes)}.",
             reports[-1],
             "(root):grad_output",
             _WITH_THE_LOSS,
@@ -304,6 +304,11 @@ def replayed(step: KeptStep, found: BadStep) -> Replayed:
         "without a fixed order has made the difference.",
         reports[-1],
     )
+
+
+def _as_slopes(slopes: Sequence[str]) -> str:
+    """Return in words that slopes of a loss function are infinite somewhere; ``""`` for none."""
+    return f", as where a slope is infinite: that of {names_text(slopes)}" if slopes else ""
 
 
 _WITH_THE_LOSS = "run sonde.why_nan(model, batch, loss_fn) with the loss function, or sonde.replay(path, model, loss_fn)"

@@ -19,6 +19,8 @@ from sonde.engine import (
     Clock,
     Scaling,
     autograd_state,
+    backward_calls,
+    graph_nodes,
     held_by,
     hooks,
     parameters,
@@ -37,6 +39,7 @@ from sonde.warn import warn_user
 
 _OUTPUTS_FROM = 2e-3  # seconds between two steps from which gradients at the outputs are kept, which takes 6 us
 _TIMED = 8  # steps after which the time of a step is known
+_READ = 3  # backward passes at whose loss function is looked
 _LEARNS = 3  # first steps in which it is seen whether the model draws from the generators of Python and NumPy
 
 
@@ -107,6 +110,8 @@ class Sentinel:
         self._draws = True  # the model may draw from the generators of Python or NumPy
         self._has_drawn = False
         self._returns_loss = False
+        self._slopes: dict[str, None] = {}  # of the loss function, that are infinite somewhere
+        self._read = 0  # so many backward passes were looked at for these
 
     @property
     def _model(self) -> nn.Module:
@@ -339,6 +344,11 @@ class Sentinel:
 
     def _backward_begins(self) -> None:
         """Look after this backward pass too, where no optimizer step may follow that can be looked at before."""
+        if self._read < _READ:
+            self._read += 1
+            self._slopes |= dict.fromkeys(
+                name for sent in backward_calls.sent_backward()[:1] for name in graph_nodes.steep_slopes(sent)
+            )
         if self._in_closure or self._since_look > MOST_PASSES or self._clock.step_counter.says_steps:
             hooks.after_backward(self._backward_ended)
 
@@ -443,6 +453,7 @@ class Sentinel:
             late=max(self._clock.step - step.step, 0),
             is_taken=True,
             in_backward=step.in_backward and bool(before.lost),
+            slopes=tuple(self._slopes),
             **known,
         )
         self._report(found)
@@ -501,7 +512,17 @@ class Sentinel:
         step, passes = max(clock.step - is_taken, 0), list(self._passes or self._last)
         buffers = self._buffers.values()
         found = BadStep(
-            self._model, self._name, clock.epoch, step, bad, passes, buffers, is_taken=is_taken, skipped=skipped, **known
+            self._model,
+            self._name,
+            clock.epoch,
+            step,
+            bad,
+            passes,
+            buffers,
+            is_taken=is_taken,
+            skipped=skipped,
+            slopes=tuple(self._slopes),
+            **known,
         )
         try:
             self._report(found)
