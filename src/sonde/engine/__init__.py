@@ -103,6 +103,7 @@ from sonde.engine.torch_api import autograd_state as autograd_state
 from sonde.engine.torch_api import compiler_state as compiler_state
 from sonde.engine.torch_api import graph_nodes as graph_nodes
 from sonde.engine.torch_api import hooks as hooks
+from sonde.engine.torch_api import moved_axes as moved_axes
 from sonde.engine.torch_api import torch_tensors as torch_tensors
 from sonde.engine.torch_api.data_parallel import communicates as communicates
 from sonde.engine.torch_api.data_parallel import data_parallel_ranks as data_parallel_ranks

@@ -724,7 +724,7 @@ def colours_by_a_view() -> Case:
     [
         (kept_in_a_list, "gradients", "unregistered", "warn"),
         (equal_units, "gradients", "alike", "warn"),
-        (random_head_frozen, "gradients", "frozen", "note"),
+        (random_head_frozen, "gradients", "frozen", "warn"),
         (targets_all_ignored, "labels", "labels_ignored", "bad"),
         (one_class_alone, "labels", "labels_alike", "warn"),
         (inputs_all_equal, "input_used", "inputs_alike", "bad"),
@@ -750,7 +750,7 @@ def colours_by_a_view() -> Case:
         (first_sample_alone, "targets_used", "samples_unread", "warn"),
         (few_samples, "targets_used", "samples_unread", "note"),
         (zeros_for_targets, "targets_used", "target_constant", "note"),
-        (labels_from_one, "labels", "label_absent", "note"),
+        (labels_from_one, "labels", "label_absent", "warn"),
         (gradient_turned_round, "learning_rate", "gradient_reversed", "warn"),
         (climbing, "learning_rate", "step_large", "bad"),
         (rate_zero_for_a_group, "optimizer", "rate_zero", "warn"),

@@ -377,7 +377,8 @@ def _without_addends(places: list[Place]) -> list[Place]:
 def _without_layouts(places: list[Place], pairs: list[tuple[Kept, Kept]], judge: Judge) -> list[Place]:
     """Return *places*; one does not part where the sides have equal tensors with the axes in another order, and all behind agrees.
 
-    Shapes that differ tell the order of the axes, whatever is behind. Of one shape, with axes of one length, it may be the fault.
+    Shapes that differ tell the order of the axes, whatever is behind. Of one shape, with axes of one length, it may be the fault,
+    but of a layer whose input has that order as well.
     """
     found = list(places)
     for number in reversed(range(len(found))):
@@ -390,6 +391,11 @@ def _without_layouts(places: list[Place], pairs: list[tuple[Kept, Kept]], judge:
         if turned is None or turned.parts or turned.relative > _LIKE * place.relative:
             break
         found[number] = turned
+    for number, place in enumerate(found):
+        before = found[number - 1] if number and place.parts and place.site.port == "output" else place
+        if before.site == Site(place.site.path, "input") and before.remark.startswith(ANOTHER_LAYOUT) and not before.parts:
+            turned = place_of(place.stage, *pairs[number], judge, turned=True)
+            found[number] = turned if turned is not None and turned.remark == before.remark and not turned.parts else place
     return found
 
 
@@ -470,6 +476,7 @@ def without_made_up(places: list[Place], a: Side, b: Side, depends: Callable[[Pl
     """Return *places*; the first ones do not part where the code behind them makes up for it, and the sides part further on.
 
     As where rows of queries and keys lie in another order for another rotary embedding: what the code around makes of them agrees.
+    Nor does one of the same classes as such a place where nothing behind it agrees, as in the last of several blocks.
 
     Args:
         places: all places.
@@ -477,32 +484,77 @@ def without_made_up(places: list[Place], a: Side, b: Side, depends: Callable[[Pl
         depends: whether one place moves in ``a`` if entries of another do, those where the factor is not 1.
     """
     found, events = list(places), [{kept.key: kept for kept in side.kept} for side in (a, b)]
+    inside = [place for place in places if place.stage == "forward" and place.remark.startswith(DIFFERS_INSIDE)]
+    # where layers of two classes meet again
+    kinds = {_kind_of(place, events): place.remark.removeprefix(DIFFERS_INSIDE) for place in inside}
     for _ in range(_MOST_MADE_UP):
         parted = [at for at, place in enumerate(found) if place.parts and place.stage == "forward"]
         first = found[parted[0]] if len(parted) > 1 else None
-        if first is None or first.site.port != "output" or not first.site.path or not math.isfinite(first.relative):
+        if first is None or not first.site.path or not math.isfinite(first.relative):
             break
-        held = [events[0][first.key].main, events[1][first.other_key].main]
-        if held[0] is None or held[1] is None or held[0][1].shape != held[1][1].shape or not _matters(first, *events):
+        behind = found[parted[0] + 1 : parted[-1]]
+        met = _met_again(first, found[: parted[0]], behind, events, a, depends) or kinds.get(_kind_of(first, events), "")
+        if not met:
             break
-        off = (as_numbers(held[0][1]) - as_numbers(held[1][1])).abs()
-        factor = torch.where(off > _MUCH_NEARER * off.max(), 1 + _DISTURBED, 1.0)
-        behind = (each for each in found[parted[0] + 1 : parted[-1]] if _is_agreed(each) and each.site.port == "input")
-        near = [each for each in behind if each.relative <= _MUCH_NEARER * first.relative]
-        met = next((each for each in near if _is_made_of(each, first, found[: parted[0]], events[0], a)), None)
-        if met is None or not depends(first, met, factor):
-            break
+        kinds[_kind_of(first, events)] = met
         for at, place in enumerate(found):
             if at == parted[0] or (place.parts and place.stage != "forward" and place.site.layer == first.site.path):
-                found[at] = replace(place, parts=False, remark=f"{DIFFERS_INSIDE}{met.site}")
+                found[at] = replace(place, parts=False, remark=f"{DIFFERS_INSIDE}{met}")
     return found
 
 
+def _met_again(
+    first: Place,
+    before: list[Place],
+    behind: list[Place],
+    events: list[dict[Key, Kept]],
+    a: Side,
+    depends: Callable[[Place, Place, Tensor], bool],
+) -> str:
+    """Return where *behind* the first place that parts the sides agree on what follows from it; ``""`` where they do not."""
+    held = [events[0][first.key].main, events[1][first.other_key].main]
+    made = events[0].get((Site(first.site.path, "output"), first.call))
+    if held[0] is None or held[1] is None or held[0][1].shape != held[1][1].shape or made is None or made.main is None:
+        return ""
+    if first.site.port == "output":
+        if not _matters(first, *events):
+            return ""
+        off = (as_numbers(held[0][1]) - as_numbers(held[1][1])).abs()
+        factor = torch.where(off > _MUCH_NEARER * off.max(), 1 + _DISTURBED, 1.0)
+    else:
+        factor = 1 + _DISTURBED * torch.arange(made.main[1].numel(), device="cpu").cos().reshape(made.main[1].shape)
+    agreed = (each for each in behind if _is_agreed(each) and each.site.port == "input")
+    near = [each for each in agreed if each.relative <= _MUCH_NEARER * first.relative]
+    met = next((each for each in near if _is_made_of(each, first, before, events[0], a)), None)
+    main = None if met is None else events[0][met.key].main
+    if met is None or main is None:
+        return ""
+    return str(met.site) if _is_same(events[0][first.key], main[1]) or depends(first, met, factor) else ""
+
+
+def _kind_of(place: Place, events: list[dict[Key, Kept]]) -> tuple[str, str, str]:
+    """Return the classes of the layers of a place, and its port."""
+    return place.type, events[1][place.other_key].type, place.site.port
+
+
 def _is_made_of(place: Place, first: Place, before: list[Place], events: Mapping[Key, Kept], side: Side) -> bool:
-    """Return whether code behind *first* may have made the tensor at *place* of it: in one call, and none that was there before."""
+    """Return whether code behind *first* may have made the tensor at *place* of it: in one call, and none that was there before.
+
+    What a call is given counts as made where its first layer is given it.
+    """
     main = events[place.key].main
-    is_new = main is not None and not any(_is_same(events[each.key], main[1]) for each in before if each.stage == "forward")
-    return is_new and first.key in frame_of(place.key, side.forward).before
+    if main is None or any(
+        _is_same(events[each.key], main[1])
+        for each in before
+        if each.stage == "forward" and not each.remark.startswith(DIFFERS_INSIDE)
+    ):
+        return False
+    forward, key = [kept for kept in side.forward if kept.site.path not in side.alone], place.key
+    while first.key not in (frame := frame_of(key, forward)).before:
+        if [each[0] for each in frame.before] != [Site(frame.owner, "input")] or key == frame.before[0]:
+            return False
+        key = frame.before[0]
+    return True
 
 
 _MOST_MADE_UP, _DISTURBED = 16, 0.25

@@ -334,7 +334,7 @@ def _of_pair(scene: Scene, name: str, label: str, x: Tensor, y: Tensor) -> Itera
 def _with_other_axes(x: Tensor, y: Tensor) -> Iterator[tuple[tuple[int, ...], Tensor]]:
     """Yield *x*, of a convolution or its axes joined, in the shape of *y*, with the axes behind the first in other orders."""
     long: Tensor = x if x.dim() > y.dim() else y
-    if x.dim() == y.dim() or x.numel() != y.numel() or len(x) != len(y) or long.dim() > _MOST_EXCHANGED:
+    if x.dim() == y.dim() or 0 in (x.dim(), y.dim()) or x.numel() != y.numel() or len(x) != len(y) or long.dim() > _MOST_EXCHANGED:
         return
     for order in itertools.islice(itertools.permutations(range(1, long.dim())), 1, None):
         turned = (0, *order)

@@ -56,12 +56,16 @@ def labels(subject: Subject) -> Check:
 def _alike(subject: Subject, call: LossCall, indices: torch.Tensor) -> Finding | None:
     """Return the finding of labels that are all one class, and not the place of the one partner among many others."""
     are_many = len(call.target) >= _SOME and len(indices) >= _FEWEST and call.classes > 1
-    if call.of_cosines and not is_of_layer(subject, call.classes):
+    is_of_pairs = call.of_cosines and not is_of_layer(subject, call.classes)
+    if is_of_pairs and (call.classes != len(indices) or call.made_by == "Cat"):  # else the partner stands first
         return None
     if not are_many or not bool((indices == indices[0]).all()):
         return None
     words = f"all {len(indices):,} labels are {int(indices[0])}, of {call.classes:,} classes"
-    return Finding("labels_alike", words, severity="warn", advice="give a batch of several classes; shuffle the data")
+    advice = (
+        "give the place of the partner: torch.arange(n)" if is_of_pairs else "give a batch of several classes; shuffle the data"
+    )
+    return Finding("labels_alike", words, severity="warn", advice=advice)
 
 
 def _are_single(subject: Subject, call: LossCall) -> bool:
@@ -191,4 +195,4 @@ def _absent(call: LossCall, indices: torch.Tensor) -> Finding | None:
         return None
     words = f"class {absent} never occurs among {len(indices):,} labels, and each other class {least:,} times or more"
     advice = "look at whether the labels count from 1" if absent == 0 else "look at whether the model has an output too many"
-    return Finding("label_absent", words, value=float(absent), severity="note", advice=advice)
+    return Finding("label_absent", words, value=float(absent), severity="note" if absent else "warn", advice=advice)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from sonde.engine import graph_nodes
+from sonde.engine import graph_nodes, moved_axes
 from sonde.words import shape_text
 
 _SEEN: dict[Any, str] = {
@@ -53,6 +53,7 @@ class LossCall:
         is_predicted: the target is a result of the model, or the input of another call, and no number that was given.
         of_cosines: the input is made of cosines.
         reaches: what keeps the logits between two numbers, in words, and these; ``""`` and infinite ones where nothing does.
+        is_mixed: a view in front of a softmax has taken other axes for that of the classes.
     """
 
     name: str
@@ -66,6 +67,7 @@ class LossCall:
     is_predicted: bool = False
     of_cosines: bool = False
     reaches: tuple[str, float, float] = ("", -math.inf, math.inf)
+    is_mixed: bool = False
 
     @property
     def least(self) -> float | None:
@@ -198,6 +200,8 @@ class LossCalls(TorchFunctionMode):
             result = func(*args, **given)
             if call is not None and isinstance(result, Tensor):
                 call.result = result
+                near = graph_nodes.nodes_before(result.grad_fn, _NEAR) if result.requires_grad else ()
+                call.is_mixed = any(map(moved_axes.mixes_classes, (each for each in near if _is_softmax(each))))
                 if result.requires_grad:
                     result.retain_grad()
             return result
@@ -293,6 +297,13 @@ class LossCalls(TorchFunctionMode):
             self.pairs.append((what, count, count**2))
         elif wide.shape[1] == count and what != PRODUCT and not line.requires_grad:
             self.pairs.append((what, count, -(count**2)))
+
+
+def _is_softmax(node: graph_nodes.Node) -> bool:
+    return graph_nodes.operation_of(node) == "LogSoftmax"
+
+
+_NEAR = 6  # operations in front of a loss, among which its softmax is
 
 
 def is_whole(gradient: Tensor | None) -> bool:

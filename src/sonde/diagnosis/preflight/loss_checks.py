@@ -16,7 +16,7 @@ from sonde.diagnosis.preflight.label_checks import is_of_layer
 from sonde.diagnosis.preflight.loss_calls import DIFFERENCE, PRODUCT, REGRESSION, LossCall, LossCalls, is_probability
 from sonde.diagnosis.preflight.sample_checks import DROPOUTS, inputs_of
 from sonde.diagnosis.preflight.subject import Subject, UnjudgedError
-from sonde.engine import Trial, as_arguments, parameters, remap, unwrap, walk
+from sonde.engine import Trial, as_arguments, moved_axes, parameters, remap, unwrap, walk
 from sonde.graph import named_inputs
 from sonde.rules import Finding
 from sonde.words import many, names_text, percent, shape_text, short
@@ -63,6 +63,10 @@ def loss_shape(subject: Subject) -> Check:
     if count:
         words = f"the loss adds up {count:,} samples, so that its gradients grow with their number"
         found.append(Finding("loss_summed", words, value=float(count), severity="note", advice="take the mean over the samples"))
+    mixed = next((call.name for call in subject.first.calls if call.is_mixed), None)
+    if mixed is not None:
+        words = f"a view between the model and {mixed} mixes classes with the other axes"
+        found.append(Finding("samples_mixed", words, severity="bad", advice=moved_axes.CLASSES_LAST))
     calls = ", ".join(dict.fromkeys(call.name for call in subject.first.calls))
     return Check("loss_shape", calls or "a loss function of your own", _some(found))
 

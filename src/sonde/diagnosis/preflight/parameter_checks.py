@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -63,7 +63,7 @@ def gradients(subject: Subject) -> Check:
         advice = "load a checkpoint into them, or train them; leave it where random features are meant"
         found.append(Finding("frozen", words, f"{fronts[0]}:param", value=float(len(fronts)), severity="warn", advice=advice))
     elif end := frozen_end(subject):
-        found.append(Finding("frozen", end, f"{ran.last}:output", severity="note", advice="train it, or load its weights"))
+        found.append(Finding("frozen", end, f"{ran.last}:output", severity="warn", advice="train it, or load its weights"))
     reached = sum(size is not None and size > 0 for size in ran.gradients.values())
     tied = _tied(unwrap(subject.model))
     said = f"{reached:,} of {len(ran.gradients):,} trainable parameters have one"
@@ -369,6 +369,7 @@ def first_update(subject: Subject) -> Check:
         tables = [(name, parameter, _rows_of(parameter)) for name, parameter, is_table in known if is_table and not plain]
         weights = [each for each in (*plain, *tables) if each[1].grad is not None and norm_of(each[1].grad) > 0]
         before = [_taken(parameter, rows).clone() for _, parameter, rows in weights]
+        sizes = [norm_of(each.grad) / math.sqrt(each.grad.numel()) for _, each, _ in weights if each.grad is not None]
         trial.step(stepper)
         ratios = {name: _ratio(old, _taken(parameter, rows)) for (name, parameter, rows), old in zip(weights, before, strict=True)}
         eps = max((torch.finfo(parameter.dtype).eps for _, parameter, _ in weights), default=0.0)
@@ -385,11 +386,27 @@ def first_update(subject: Subject) -> Check:
         huge = replace(huge, severity="note")
     if huge is not None and huge.rule == "update_huge":
         huge = replace(huge, site=f"{worst}:update")
-    found = [huge, rules.judge("step_lost", middle, eps)]
+    found = [huge, rules.judge("step_lost", middle, eps), _told_eps(stepper, sizes)]
     most = short(100 * ratios[worst])
     said = f"a step moves a weight by {short(100 * middle)} % of its size (median of {len(ratios):,}), {most} % at most"
     said += f", at the learning rate {subject.scheduled}" if subject.scheduled else ""
     return Check("first_update", said, tuple(each for each in found if each is not None))
+
+
+def _told_eps(given: torch.optim.Optimizer, sizes: Sequence[float]) -> Finding | None:
+    """Return the finding that *eps* of an optimizer is far above the *sizes* of gradients, so that it does not divide by these."""
+    divides = [group for group in given.param_groups if "betas" in group or "alpha" in group]  # Adam and its kin, RMSprop
+    eps = max((float(group.get("eps") or 0.0) for group in divides), default=0.0)
+    size = median(sizes)
+    if eps < _EPS or eps < _ABOVE * size:
+        return None
+    words = (
+        f"eps {eps:g} of {type(given).__name__} is {short(eps / size)} x the gradients (median {size:.1e}), so that steps are small"
+    )
+    return Finding("eps_large", words, value=eps, severity="warn", advice=rules.RULES["eps_large"].advice)
+
+
+_EPS, _ABOVE = 0.01, 10.0  # smaller ones are set on purpose; times the size of a gradient
 
 
 def _taken(parameter: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:

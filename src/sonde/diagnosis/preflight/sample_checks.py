@@ -229,7 +229,49 @@ def _told_padding(subject: Subject) -> list[Finding]:
         if len(pairs[0]) and all(distance_of(a, b) <= _NOTHING for a, b in zip(*pairs, strict=True)):
             told = rules.judge("padding_alone", 0.0, float(mask.double().mean()))
             found += [] if told is None else [replace(told, message=f"{name}: {told.message}")]
+        elif _says_padding(subject, mask) and (moved := _moved_by_padding(subject, name, mask)) >= _READ:
+            words = f"{name}: outputs change by {percent(min(moved, 1.0))} with what stands at padding, whatever mask is given"
+            found.append(Finding("padding_alone", words, value=moved, severity="warn", advice=_LEAVE_OUT))
     return found
+
+
+_READ = 0.05  # of its size, by which padding moves an output
+_LEAVE_OUT = (
+    "look at which way round the mask is (src_key_padding_mask has True at padding, attention_mask 0), at which step is read, and "
+    "at means over all places"
+)
+
+
+def _says_padding(subject: Subject, padding: Tensor) -> bool:
+    """Return whether the model is given a mask of what is *padding*, or how long each sample is."""
+    args, kwargs = as_arguments(subject.batch)
+    given = [each for *_, each in named_inputs(unwrap(subject.model), args, kwargs) if not is_floating(each)]
+    masks = [each.bool() for each in given if each.shape == padding.shape]
+    return any(torch.equal(each, ~padding) or torch.equal(each, padding) for each in masks) or any(
+        torch.equal(each.long().to(padding.device), (~padding).sum(1)) for each in given if each.shape == padding.shape[:1]
+    )
+
+
+def _moved_by_padding(subject: Subject, name: str, padding: Tensor) -> float:
+    """Return how far other numbers at *padding*, of features or in the embeddings of its tokens, move outputs of samples."""
+    tensor = inputs_of(subject)[name]
+    tokens = None if is_floating(tensor) else tensor[padding].unique()
+
+    def change(trial: Trial) -> None:
+        trial.model.eval()
+        for own, _, held in named_inputs(unwrap(subject.model), trial.args, trial.kwargs):
+            if own == name and tokens is None:
+                held.detach()[padding] = held.detach()[~padding].mean(0) + held.detach().std()
+        for item in members(trial.model) if tokens is not None else ():
+            if isinstance(item.module, nn.Embedding) and item.module.num_embeddings > int(tensor.max()):
+                weight = item.module.weight.detach()
+                weight[tokens] = weight[tokens] + weight.std() * torch.arange(1, weight.shape[1] + 1, device=weight.device).cos()
+
+    def rest(trial: Trial) -> None:
+        trial.model.eval()
+
+    pairs = zip(subject.outputs(rest), subject.outputs(change), strict=True)
+    return max((distance_of(a, b) for a, b in pairs if a.dim() and padding.shape[1] not in a.shape[1:]), default=0.0)
 
 
 _NOTHING = 1e-6  # by which rounding moves outputs

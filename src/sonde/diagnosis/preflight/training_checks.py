@@ -17,7 +17,7 @@ from sonde.diagnosis.preflight.loss_calls import REGRESSION, LossCall, LossCalls
 from sonde.diagnosis.preflight.parameter_checks import frozen_end
 from sonde.diagnosis.preflight.sample_checks import inputs_of, zero_inputs
 from sonde.diagnosis.preflight.subject import Subject, UnjudgedError, norm_of, take_gradient
-from sonde.engine import Trial, parameters
+from sonde.engine import Trial, graph_nodes, parameters
 from sonde.rules import Finding
 from sonde.words import names_text, percent, short
 
@@ -230,7 +230,23 @@ def _below_bound(subject: Subject) -> Finding | None:
     third = len(subject.curve) // 3
     early, middle, late = (median(subject.curve[begin : begin + third]) for begin in (0, third, 2 * third))
     found = rules.judge("loss_unbounded", late, middle, early, subject.curve[0], highest=max(subject.curve))
-    return found and replace(found, severity="note")
+    if found is None or not _subtracts_divergence(subject):
+        return found and replace(found, severity="note")
+    words = f"{found.message}: it subtracts squares and exponentials of outputs, as of a divergence"
+    advice = "add the divergence of an encoder, -0.5 * (1 + logvar - mu**2 - logvar.exp()), and do not subtract it"
+    return replace(found, message=words, severity="warn", advice=advice)
+
+
+def _subtracts_divergence(subject: Subject) -> bool:
+    """Return whether a loss subtracts squares and exponentials, which have no upper end, as a divergence."""
+    with subject.trial() as trial:
+        loss = trial.loss()
+        terms = [] if loss is None or loss.grad_fn is None else list(graph_nodes.weighed_in(loss.grad_fn))
+        below = {graph_nodes.operation_of(node): node for node, weight in terms if float(weight) < 0}
+        return "Exp" in below and getattr(below.get("Pow"), "_saved_exponent", 0) == _SQUARE
+
+
+_SQUARE = 2
 
 
 _THIRDS = 60  # steps, of whose thirds it is said that the last one falls fastest

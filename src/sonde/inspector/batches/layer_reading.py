@@ -158,7 +158,7 @@ def narrow_layer(nodes: Sequence[Any], names: Mapping[int, str]) -> str:
     """
     for node in (each for each in nodes if graph_nodes.operation_of(each) == "Addmm"):
         (_, _), (made, _), (weight, _) = node.next_functions
-        is_part = made is not None and graph_nodes.operation_of(made) in ("Split", "Unbind")  # the other parts go another way
+        is_part = made is not None and graph_nodes.operation_of(made) in graph_nodes.TAKES  # the other parts go another way
         if made is not None and not is_part and weight is not None and graph_nodes.shape_of(weight)[:1] == (1,):
             beyond = [each for each in graph_nodes.nodes_before(nodes[0], _BEHIND, [made]) if each is not made]
             is_whole = all(graph_nodes.operation_of(each) != "Embedding" and not _takes_data(each) for each in beyond)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.engine import backward_calls, communicates, graph_nodes, raise_if_foreign, version_of, walk
+from sonde.engine import backward_calls, communicates, graph_nodes, moved_axes, raise_if_foreign, version_of, walk
 from sonde.inspector.batches.findings import TEMPERATURE
 from sonde.inspector.batches.layer_reading import dropped_numbers
 from sonde.inspector.batches.look import without_recomputing
@@ -31,8 +31,7 @@ _NODES, _OF_LOSS = 20_000, 60  # nodes of one graph that are read; those nearest
 _STEPS = 6  # from the first loss on, after which a parameter that has not been written into is trained by nobody
 _MANY = 4  # samples
 _COMPARES = ("Sub", "Rsub", "MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits")
-_MOVES = (*graph_nodes.MOVES, "Add", "Clamp", "ClampMin")
-_PICKED = (*_MOVES, *graph_nodes.TAKES, "Gather", "IndexSelect", "MaskedSelect")
+_PICKED = (*moved_axes.MOVES, *graph_nodes.TAKES, "Gather", "IndexSelect", "MaskedSelect")
 _VIEWS = (*graph_nodes.MOVES, "Expand")
 _REDUCES = ("Mean", "Sum", "Div", "Mul", "Neg", "Rsub", "Diagonal", *(_DISTANCES := ("Pow", "Abs", "Norm", "LinalgVectorNorm")))
 _SQUARES = ("MseLoss", "SmoothL1Loss", "HuberLoss")
@@ -54,8 +53,6 @@ _HEAVY, _OUTWEIGHS = 0.5, 2.0  # weight of an entropy, by itself (0.01 is usual)
 _DROWNS = 1e3  # times as much of a loss as a cross-entropy is
 _DROWNED, _WEIGHTY = 100.0, 50.0  # times as much, where a factor of the term is so large
 _LOWERED = "subtract the entropy: loss - 0.01 * entropy; added to a loss, it is made small, and one choice is all that is tried"
-_ELEMENTS = 1 << 20  # of what a softmax is given, whose places are followed
-_MOVE = "move the classes to the last axis before the view: permute(0, 2, 3, 1) or transpose(1, 2), then reshape(-1, classes)"
 _SHORT = (
     "look at input_lengths and target_lengths: an input has to be as long as its labels, and one longer for each pair of equal "
     "neighbours (a network that makes time shorter, lengths of the inputs before it, times and samples exchanged)"
@@ -425,11 +422,11 @@ class LossGraph:
                 yield from self._logarithms("kl_div" if is_divergence else _OF_LOGARITHMS[name], taken, only=is_divergence)
             is_softmax = source is not None and graph_nodes.operation_of(source) == "Softmax"
             rows = source if name == "Log" and is_softmax else node if name == "LogSoftmax" else None
-            if rows is not None and _mixes_axes(rows):
+            if rows is not None and moved_axes.mixes_classes(rows):
                 scrambled = self._chosen.judge("samples_mixed", math.inf, 0.0)
                 if scrambled is not None:
                     message = f"a view between the model and a softmax of {_of(rows)} mixes classes with the other axes"
-                    yield replace(scrambled, message=message, advice=_MOVE)
+                    yield replace(scrambled, message=message, advice=moved_axes.CLASSES_LAST)
             if name == "CtcLoss" and before and _mixes_samples(before[0]):
                 stirred = self._chosen.judge("samples_mixed", math.inf, 0.0)
                 if stirred is not None:
@@ -583,56 +580,27 @@ def _is_spread(made: Sequence[int], given: Sequence[int]) -> bool:
     return is_square and tuple(given) in ((samples, 1, *rest), (1, samples, *rest), (samples, *rest))
 
 
-def _behind_moves(node: Node, moves: Sequence[str] = _MOVES) -> Node:
+def _behind_moves(node: Node, moves: Sequence[str] = moved_axes.MOVES) -> Node:
     """Return the operation that has made the elements, behind those that change shape, order or type, or add an eps."""
-    return graph_nodes.behind(node, moves, _made_of)
-
-
-def _made_of(node: Node) -> list[Node]:
-    """Return the operations that an operation takes the results of, and no leaf beside them, as a bias is."""
-    before = graph_nodes.sources_of(node)
-    return [each for each in before if graph_nodes.leaf_of(each) is None] if len(before) > 1 else before
-
-
-def _mixes_axes(softmax: Node) -> bool:
-    """Return whether a *softmax* over classes is given what a view has made of other axes than those of classes.
-
-    A Linear makes the classes along the last axis, a convolution along the second.
-    """
-    moves, node = [], softmax
-    while len(before := _made_of(node)) == 1:
-        (node,) = before
-        if graph_nodes.operation_of(node) not in (*_MOVES, "Slice"):
-            break
-        moves.append(node)
-    else:
-        return False
-    made, name, axis = graph_nodes.shape_of(node), graph_nodes.operation_of(node), graph_nodes.axis_of(softmax)
-    if name not in ("Addmm", "Mm", "Convolution") or not moves or axis is None or not 1 < math.prod(made) <= _ELEMENTS:
-        return False
-    classes = 1 if name == "Convolution" else len(made) - 1
-    places = _moved(moves, torch.arange(math.prod(made), device="cpu").reshape(made))
-    if places is None:
-        return False
-    apart, rows = math.prod(made[classes + 1 :]), places.movedim(axis, -1).flatten(0, -2)
-    label = rows // apart % made[classes]
-    place = rows - label * apart  # a pointer takes one class of all places, and a head for several boxes some classes of one place
-    return bool(((label != label[:, :1]).any(1) & (place != place[:, :1]).any(1)).any())
+    return graph_nodes.behind(node, moves, moved_axes.made_of)
 
 
 def _mixes_samples(given: Node) -> bool:
     """Return whether what is *given* to ``ctc_loss``, times first, holds several samples in the place of one, by a view."""
     path, shape = [given], graph_nodes.shape_of(given)
-    while graph_nodes.operation_of(path[-1]) in (*_MOVES, "LogSoftmax", "Slice") and len(before := _made_of(path[-1])) == 1:
+    while (
+        graph_nodes.operation_of(path[-1]) in (*moved_axes.MOVES, "LogSoftmax", "Slice")
+        and len(before := moved_axes.made_of(path[-1])) == 1
+    ):
         path += before
     known = [place for place, each in enumerate(path) if len(graph_nodes.shape_of(each)) == len(shape) == 3]
     size = graph_nodes.shape_of(path[known[-1]]) if known else ()
     moves = [each for each in path[: known[-1]] if graph_nodes.operation_of(each) != "LogSoftmax"] if known else []
     found = []
-    for axis in (0, 1) if 1 < math.prod(size) <= _ELEMENTS else ():
+    for axis in (0, 1) if 1 < math.prod(size) <= moved_axes.ELEMENTS else ():
         if size[axis] == shape[1]:
             samples = torch.arange(shape[1], device="cpu").reshape([-1 if at == axis else 1 for at in range(3)]).expand(size)
-            places = _moved(moves, samples)
+            places = moved_axes.moved(moves, samples)
             found.append(places is not None and bool((places != places[:1]).any()))
     return bool(found) and all(found)
 
@@ -640,21 +608,18 @@ def _mixes_samples(given: Node) -> bool:
 def _softmax_behind(node: Node) -> tuple[Node, Tensor | None]:
     """Return the softmax behind moves and a logarithm, and which of its sums each element belongs to then; None where unknown."""
     moves = []
-    while graph_nodes.operation_of(node) in (*_MOVES, "Log") and len(before := _made_of(node)) == 1:
+    while graph_nodes.operation_of(node) in (*moved_axes.MOVES, "Log") and len(before := moved_axes.made_of(node)) == 1:
         moves.append(node)
         (node,) = before
     axis, made = graph_nodes.axis_of(node), graph_nodes.shape_of(node)
-    if graph_nodes.operation_of(node) not in ("Softmax", "LogSoftmax") or axis is None or not 1 < math.prod(made) <= 16 * _ELEMENTS:
+    if (
+        graph_nodes.operation_of(node) not in ("Softmax", "LogSoftmax")
+        or axis is None
+        or not 1 < math.prod(made) <= 16 * moved_axes.ELEMENTS
+    ):
         return node, None
     others = [1 if at == axis else size for at, size in enumerate(made)]
-    return node, _moved(moves, torch.arange(math.prod(others), device="cpu").reshape(others).expand(made))
-
-
-def _moved(moves: Sequence[Node], places: Tensor | None) -> Tensor | None:
-    """Return *places* as operations have moved them, the last of *moves* first; None where torch does not say how."""
-    for move in reversed(moves):
-        places = None if places is None else graph_nodes.moved(move, places)
-    return places
+    return node, moved_axes.moved(moves, torch.arange(math.prod(others), device="cpu").reshape(others).expand(made))
 
 
 def _trains_advantage(product: Node) -> bool:
@@ -729,7 +694,7 @@ def _is_trained_twice(node: Node) -> bool:
 
 def _is_divergence(node: Node, *, trained: int) -> bool:
     """Return whether an operation is kl_div, of whose two sides so many are *trained*, its target among them."""
-    before = _made_of(node)
+    before = moved_axes.made_of(node)
     product = next((each for each in before if graph_nodes.operation_of(each) == "Mul"), None)
     is_divergence = graph_nodes.operation_of(node) == "Sub" and {*map(graph_nodes.operation_of, before)} == {"Xlogy", "Mul"}
     return is_divergence and product is not None and len(graph_nodes.sources_of(product)) >= trained
@@ -936,7 +901,11 @@ def _without_sign(node: Node) -> Iterator[Tensor]:
     before, name = graph_nodes.sources_of(node), graph_nodes.operation_of(node)
     labels = graph_nodes.target_of(node) if name == "SoftMarginLoss" else None
     margin = graph_nodes.behind(before[0], graph_nodes.KEEPS) if name in _HINGES and before else node
-    if margin is not node and graph_nodes.operation_of(margin) in ("Rsub", "Sub", "Add") and len(made := _made_of(margin)) == 1:
+    if (
+        margin is not node
+        and graph_nodes.operation_of(margin) in ("Rsub", "Sub", "Add")
+        and len(made := moved_axes.made_of(margin)) == 1
+    ):
         labels = graph_nodes.constant_factor_of(graph_nodes.behind(made[0], (*graph_nodes.KEEPS, "Neg")))
     if labels is not None and labels.numel() > 1:
         labels = labels.double()
