@@ -190,7 +190,7 @@ class WatchedModel:
             counter.arguments.append(self._pass_was_begun)
 
     def _pass_was_begun(self, args: Any, kwargs: Any) -> None:
-        self.rows.evaluations.begin_pass(self.model, self.clock.step)
+        self.rows.evaluations.begin_pass(self.model, self.clock.epoch, self.clock.step, (args, kwargs))
 
     def moment(self, *, in_step: bool) -> tuple[int, int]:
         """Epoch and step of something that happens now: in the step that runs, if *in_step* and one does; else in the last."""

@@ -482,8 +482,8 @@ def weight_of_ones(times: float, together: float, *, most: float = 20.0) -> Judg
 
 
 @entry(
-    "in a cross-entropy each sample of the most frequent class, half of all or more, weighs 2 x one of the others or more, in ten "
-    "training passes or more; or those of one class, 0.8 of all or less, have 0.99 of the weight",
+    "in a cross-entropy each sample of the most frequent class, or of classes that come often, half of all or more, weighs 2 x one "
+    "of the others or more, in ten training passes or more; or those of one class, 0.8 of all or less, have 0.99 of the weight",
     "torch.nn.CrossEntropyLoss: weight, of each class; King and Zeng, Logistic regression in rare events data, 2001",
     "weigh rare classes more, by the inverse of how often they come, or all the same",
     needs=("rms:output",),

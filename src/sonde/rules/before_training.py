@@ -12,10 +12,12 @@ from sonde.words import percent, short
 
 @entry(
     "a module is in evaluation mode; or, in a training, two validation losses or more, and most of them, come from passes in "
-    "training mode, of a model that has a dropout or a batch normalisation",
+    "training mode, of a model that has a dropout or a batch normalisation; or what goes in is 5 x as large in evaluation as in "
+    "training, or a fifth of that, or its means are 3 deviations apart, or three validation losses come without a pass of the "
+    "model, where the validation loss rises or stands",
     "nn.Module.eval(): dropout is off, batch normalisation uses running statistics",
     "call model.train() before the training, unless these modules are kept in evaluation mode on purpose",
-    brings=("overfitting",),
+    brings=("overfitting", "loss_stuck"),
 )
 def eval_mode(evaluated: int, modules: int, forgotten: float = 0.0, *, what: str = "") -> Judged:
     """Judge how many of the *modules* are *evaluated*, which means in evaluation mode.

@@ -855,9 +855,10 @@ class _HeldOut:
         if self._count < _EVALUATED or self._moment[1] - self._first < STUCK_STEPS or self.found is not None:
             return None
         found = self._chosen.judge("loss_stuck", self.last, self.last, self._begin, 0.0, self._guess, math.nan, self._lowest)
-        said = (
-            f"{self._name} stays at that of a guess, {self._guess:.4g}: it is {self.last:.4g}, and was {self._lowest:.4g} at best"
+        where = (
+            f"does not fall from {self._begin:.4g}" if math.isnan(self._guess) else f"stays at that of a guess, {self._guess:.4g}"
         )
+        said = f"{self._name} {where}: it is {self.last:.4g}, and was {self._lowest:.4g} at best"
         return found and replace(found, message=said, epoch=self._moment[0], step=self._moment[1], first_step=self._first)
 
     def add(self, value: float, epoch: int, step: int, loss: _Loss, guess: float) -> None:

@@ -763,7 +763,8 @@ class Findings:
         one direction, or the order of tokens says nothing, where the loss stands; that an eps is large, where it does and steps are
         small; that few layers are random, where it has not in more steps; that steps are made of gradients of a loss that was
         multiplied, where they do harm; that a decay outweighs the gradients, where the loss stands still and nothing else explains
-        it; that each step sees the same samples, where these are learnt by heart.
+        it; that each step sees the same samples, where these are learnt by heart; that inputs of an evaluation are
+        others, where its loss rises or stands.
 
         >>> from sonde.run import Findings
         >>> from sonde.types import Finding
@@ -794,6 +795,8 @@ class Findings:
             told = {other.rule for other in self.judged() if other.severity != "note"}
             is_sure = each.evidence.get("decay", 0.0) >= _FAR_DECAY or "weight_shrinking" in told
             return "loss_stuck" in told and told <= _OF_DECAY and is_sure
+        if "given" in each.evidence and each.rule == "eval_mode":
+            return any(other.rule in ("overfitting", "loss_stuck") and "val" in other.message for other in self.judged())
         if "again" in each.evidence:
             return self._judges.is_by_heart(each.model) or any(other.rule == "overfitting" for other in self.judged())
         return each.rule != "label_seen" or self._judges.may_learn(each.model)

@@ -97,6 +97,16 @@ def flow(sign: float, *, is_inverse: bool = False, is_normal: bool = False) -> C
     return loss
 
 
+def encoder(sign: float) -> Callable[[Tensor, Tensor], Tensor]:
+    """How far means and logarithms of variances are from a normal distribution, beside an error, with a sign."""
+
+    def loss(y: Tensor, x: Tensor) -> Tensor:
+        mean, wide = y[:, :4], y[:, 4:]
+        return (mean - x[:, :4]).square().mean() - sign * 0.5 * (1 + wide - mean**2 - wide.exp()).sum(1).mean()
+
+    return loss
+
+
 def turned(y: Tensor) -> Tensor:
     """Three classes of three places of four samples, classes before places."""
     return y.reshape(4, 3, 3).transpose(1, 2)
@@ -121,6 +131,7 @@ VALUED = (
 WEIGHED = "errors, of size 0.97, weighed by 300, make 247 x as much"
 UNSIGNED = " of the labels of a loss that takes -1 and 1 are 0: it asks nothing of them"
 OVERLAP = "a Dice or IoU loss is given the outputs of a layer as they are, and takes probabilities"
+SUBTRACTED = "the loss subtracts squares and exponentials of outputs, as of a divergence: each step makes them larger, without end"
 VOLUME = (
     "the loss adds the logarithm of a scale with the sign by which it falls as the square of what is scaled does: both shrink, "
     "without end"
@@ -290,6 +301,7 @@ LOSSES: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor], str, str]] = {
     "a log-determinant with the wrong sign": (8, flow(-1.0), "loss_unbounded", VOLUME),
     "a log-determinant with the wrong sign, of what is divided": (8, flow(1.0, is_inverse=True), "loss_unbounded", VOLUME),
     "a log-determinant with the wrong sign, beside a distribution": (8, flow(-1.0, is_normal=True), "loss_unbounded", VOLUME),
+    "a divergence that is subtracted": (8, encoder(-1.0), "loss_unbounded", SUBTRACTED),
     "negatives that are the positives": (
         8, lambda y, x: functional.triplet_margin_loss(y[:4], y[4:8], y[4:8].clone()), "gradient_zero", CANCELLED
     ),
@@ -402,6 +414,7 @@ SOUND: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor]]] = {
     "a usual label smoothing": (3, lambda y, x: functional.cross_entropy(y, classes(x), label_smoothing=0.3)),
     "as many samples as classes": (12, lambda y, x: functional.cross_entropy(y, torch.zeros(12, dtype=torch.int64))),
     "the flow of data": (8, flow(1.0)),
+    "the divergence of an encoder": (8, encoder(1.0)),
     "the flow of data, divided": (8, flow(-1.0, is_inverse=True)),
     "the flow of data, of a distribution": (8, flow(1.0, is_normal=True)),
     "negatives of other samples": (8, lambda y, x: functional.triplet_margin_loss(y[:4], y[4:8], y[8:])),

@@ -476,7 +476,7 @@ def without_made_up(places: list[Place], a: Side, b: Side, depends: Callable[[Pl
     """Return *places*; the first ones do not part where the code behind them makes up for it, and the sides part further on.
 
     As where rows of queries and keys lie in another order for another rotary embedding: what the code around makes of them agrees.
-    Nor does one of the same classes as such a place where nothing behind it agrees, as in the last of several blocks.
+    Nor does one of the same two classes as such a place where nothing behind it agrees, as in the last of several blocks.
 
     Args:
         places: all places.
@@ -493,10 +493,13 @@ def without_made_up(places: list[Place], a: Side, b: Side, depends: Callable[[Pl
         if first is None or not first.site.path or not math.isfinite(first.relative):
             break
         behind = found[parted[0] + 1 : parted[-1]]
-        met = _met_again(first, found[: parted[0]], behind, events, a, depends) or kinds.get(_kind_of(first, events), "")
+        kind = _kind_of(first, events)
+        met = _met_again(first, found[: parted[0]], behind, events, a, depends) or (
+            kinds.get(kind, "") if kind[0] != kind[1] else ""
+        )
         if not met:
             break
-        kinds[_kind_of(first, events)] = met
+        kinds[kind] = met
         for at, place in enumerate(found):
             if at == parted[0] or (place.parts and place.stage != "forward" and place.site.layer == first.site.path):
                 found[at] = replace(place, parts=False, remark=f"{DIFFERS_INSIDE}{met}")

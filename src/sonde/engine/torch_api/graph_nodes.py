@@ -287,7 +287,10 @@ _OF_LOSS = 60  # operations in front of a loss
 _RAISES = ("Add", "Clamp", "ClampMin", "Sigmoid", "Softmax", "Softplus", "Exp")
 _AT_ENDS = {"Acos": "acos", "Asin": "asin", "Atanh": "atanh"}
 _STEEP = {name: f"{called} at -1 and 1" for name, called in _AT_ENDS.items()}
-_STEEP |= {name: f"{name.lower()} at 0" for name in ("Sqrt", "Rsqrt", "Log", "Log2", "Log10")} | {"Atan2": "atan2 at (0, 0)"}
+_STEEP |= {name: f"{name.lower()} at 0" for name in ("Sqrt", "Rsqrt", "Log", "Log2", "Log10")} | {
+    "Atan2": "atan2 at (0, 0)",
+    "Exp": "exp beyond 88",
+}
 
 
 def constant_factor_of(node: Node) -> Tensor | None:

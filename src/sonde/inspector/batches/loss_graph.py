@@ -157,6 +157,12 @@ _PLAIN: dict[str, tuple[str, tuple[float, ...], str, str]] = {
         "turn the sign of the log-determinant: of z = x * exp(s) the loss is z ** 2 / 2 - s, and of z = (x - t) * exp(-s) it is "
         "z ** 2 / 2 + s",
     ),
+    "divergence": (
+        "loss_unbounded",
+        (math.nan,) * 4,
+        "the loss subtracts squares and exponentials of outputs, as of a divergence: each step makes them larger, without end",
+        "add the divergence of an encoder, -0.5 * (1 + logvar - mu**2 - logvar.exp()), and do not subtract it",
+    ),
     "dropout": (
         "dropped",
         (1.0,),
@@ -781,6 +787,10 @@ def _of_terms(loss: Tensor) -> Iterator[Read]:
         yield "scores", (signs.min() < 0) & (signs.max() > 0), 0  # one alone may be a share of pairs in the wrong order
     if ways := list(graph_nodes.scales_alike(loss.grad_fn, _OF_LOSS)):
         yield "volume", torch.stack([each.to(loss.device) for each in ways]).min(), 0
+    kinds = ("Pow", "Exp")
+    below = [[weight.to(loss.device) for node, weight in terms if graph_nodes.operation_of(node) == kind] for kind in kinds]
+    if all(below):
+        yield "divergence", torch.stack([torch.stack(each).min() < 0 for each in below]).all(), 0
     weights = [weight.to(loss.device) for node, weight in terms if graph_nodes.is_entropy(node)]
     nodes = [one for each, _ in terms for one in graph_nodes.nodes_before(each, _OF_LOSS)] if weights else ()
     held = [each for each in map(graph_nodes.constant_factor_of, nodes) if each is not None and each.numel() > 1]

@@ -21,6 +21,7 @@ _RAISED = 20.0  # the largest number whose exponential is taken
 _ALL = 1e-9  # rounding of a share
 _BINARY = 1 << 14  # elements that are compared with targets of 0 and 1
 _FIRST = 256  # rows, whose targets are one distribution if all are
+_UNEVEN = 2.0  # times as often, classes that are no more alike by chance
 _FEW = 3  # of either kind, whose weights are not alike by chance
 _MOST = 0.75  # of the samples; one all of whose classes are labels is not read
 ERRORS = ("MseLoss", "SmoothL1Loss", "HuberLoss")
@@ -520,12 +521,26 @@ def _weight_numbers(likely: Tensor, gradient: Tensor, labels: Tensor, is_counted
 
 
 def _heaviest(weight: Tensor, labels: Tensor, is_counted: Tensor, count: Tensor) -> dict[str, Tensor]:
-    """Return of the class with the most *weight* its part of it (*heavy*), and of the samples (*often*); 0 where these differ."""
+    """Return of the class with the most *weight* its part of it (*heavy*), and of the samples (*often*); 0 where these differ.
+
+    *grows*: how many times as much a class weighs that comes as often as on average or more than another one, each its own weight
+    and some twice as often as others; and which share of the samples are of such classes.
+    """
     sums = torch.zeros_like(count).index_add(0, labels.flatten(), weight.flatten())
     heavy = sums.argmax()
     is_each = spread(torch.where(is_counted & (labels == heavy), weight, math.nan)) <= 10 * ALIKE
     found = {"heavy": sums.max() / sums.sum().clamp(min=1e-300), "often": count.index_select(0, heavy.reshape(1))[0] / count.sum()}
-    return {name: torch.where(is_each, each, 0.0) for name, each in found.items()}
+    found = {name: torch.where(is_each, each, 0.0) for name, each in found.items()}
+    own, known = sums / count.clamp(min=1), count > 0
+    is_one = (
+        (weight - own.gather(0, labels.clamp(min=0).flatten()).reshape(labels.shape)).abs() <= 10 * ALIKE * own.max()
+    ) | ~is_counted
+    usual = known & (count * known.sum() >= count.sum())
+    rare = known & ~usual
+    often, seldom = (torch.stack([own, count]) @ each.double() / each.sum().clamp(min=1) for each in (usual, rare))
+    grows = is_one.all() & rare.any() & (known.sum() > 2) & (often[1] >= _UNEVEN * seldom[1])
+    times = torch.where(grows, often[0] / seldom[0].clamp(min=1e-300), 1.0)
+    return found | {"grows": times, "usual classes": (count * usual).sum() / count.sum().clamp(min=1)}
 
 
 def _won(likely: Tensor, count: Tensor, is_counted: Tensor, is_plain: Tensor) -> Tensor:

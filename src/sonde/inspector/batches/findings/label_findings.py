@@ -59,6 +59,17 @@ class LabelFindings(PassFindings):
         yield self._told_guess()
         yield self._told_rare()
 
+    def _weighed(self, numbers: Mapping[str, float], axis: int) -> Finding | None:
+        """Return the finding that one class has the weight of all, or that those which come often weigh more than others."""
+        names = ("times", "top", "heavy", "often", "grows", "usual classes")
+        times, top, heavy, often, grows, share = (numbers[f"{name} {axis}"] for name in names)
+        found = self._chosen.judge("weight_of_many", times, top) or self._chosen.judge("weight_of_many", 0.0, often, heavy)
+        if found is not None:
+            return found
+        found = self._chosen.judge("weight_of_many", grows, share)
+        words = f"samples of the frequent classes, {percent(share)} of all, weigh {short(grows)} x those of the others each"
+        return found and replace(found, message=words)
+
     def _of_labels(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that labels are alike: how many each pass had, and their one class, NaN of several; of first passes, of others."""
         axis, labels_of_pass = label_axis(look, numbers), self._so_far("labels", look.number)
@@ -83,9 +94,7 @@ class LabelFindings(PassFindings):
             yield self._told_guess() if look.step >= LONG else None
             low, high = numbers[f"low {axis}"], numbers[f"high {axis}"]
             labels_of_pass.append((numbers["reached"], low if low == high else math.nan))
-            times, top, heavy, often = (numbers[f"{name} {axis}"] for name in ("times", "top", "heavy", "often"))
-            found = self._chosen.judge("weight_of_many", times, top) or self._chosen.judge("weight_of_many", 0.0, often, heavy)
-            weighs = self._so_far("weighs", value=found or False)
+            weighs = self._so_far("weighs", value=self._weighed(numbers, axis) or False)
             yield weighs[-1] if len(weighs) >= OFTEN and all(weighs) else None
         elif self.axes and (sure := max(numbers.get(f"sure {each}", -1.0) for each in self.axes)) >= 0:
             labels_of_pass.append((numbers["reached"], sure))

@@ -54,7 +54,10 @@ _TRIED = 100  # steps in which outputs have come nearer to their targets
 _EXPLAINED = 0.02  # of what targets vary
 _GUESS = "outputs explain {share} of what the targets vary: the error is that of returning their mean for all samples"
 _DRAWN = "targets are like drawn numbers, of mean 0 and deviation 1 in each look, and outputs explain nothing of them"
-_DRAWN_ONCE = "look whether the noise that is to be predicted is the one in the input: draw it once, and use it for both"
+_DRAWN_ONCE = (
+    "look whether the noise that is to be predicted is the one in the input (draw it once, and use it for both), and whether "
+    "enough of it is there (the sizes of betas, roots, an axis over which it is averaged)"
+)
 _SURELY = 2.0  # of their deviations outputs for samples of two kinds are apart
 _OUTRUN = 30.0  # times as far as the generator, of equal rates at most a few, steps move a discriminator that it cannot follow
 _RATES = (

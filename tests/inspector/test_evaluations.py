@@ -1,0 +1,63 @@
+"""Validation losses of inputs that are prepared otherwise, or of another model, are told where they rise or stand."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sonde
+
+
+def findings(prepare: Any = None, *, of_copy: bool = False) -> list[tuple[str, str]]:
+    """Train a small network with validation losses of what *prepare* makes of its inputs, or of a copy that is never trained."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 1))
+    other, optimizer, weights = copy.deepcopy(model), torch.optim.Adam(model.parameters(), lr=1e-2), torch.randn(6, 1)
+
+    def loss_of(network: nn.Module, x: Tensor, given: Tensor) -> Tensor:
+        return (network(given) - x @ weights).square().mean()
+
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False) as inspector:
+        for step in range(160):
+            x = torch.randn(64, 6)
+            loss = loss_of(model, x, x)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            inspector.push_loss(loss, train=True)
+            if step % 20 == 19:
+                model.eval()
+                with torch.no_grad():
+                    x = torch.randn(64, 6)
+                    inspector.push_loss(loss_of(other if of_copy else model, x, x if prepare is None else prepare(x)), train=False)
+                model.train()
+    return [(each.rule, each.message) for each in inspector.findings if each.severity != "note"]
+
+
+@pytest.mark.parametrize(
+    ("prepare", "said"),
+    [
+        (lambda x: 20 * x, "in evaluation what goes in is 20 x as large as in training"),
+        (lambda x: x / 50, "in evaluation what goes in is 0.02 x as large as in training"),
+        (lambda x: x + 5, "in evaluation what goes in has a mean of "),
+    ],
+)
+def test_other_inputs_in_evaluation_are_told_first(prepare: Any, said: str) -> None:
+    (rule, message), *rest = findings(prepare)
+    assert rule == "eval_mode"
+    assert message.startswith(said[:40])
+    assert {rule for rule, _ in rest} <= {"overfitting", "loss_stuck"}
+
+
+def test_validation_losses_of_another_model_are_told() -> None:
+    (rule, message), *_ = findings(of_copy=True)
+    assert rule == "eval_mode"
+    assert message.startswith("validation losses come without a pass of the model")
+
+
+def test_where_the_validation_loss_follows_nothing_is_told() -> None:
+    assert findings() == []
