@@ -752,6 +752,26 @@ def test_labels_that_are_alike_and_targets_that_are_far_off_are_no_missing_term(
     assert {each for each in found if each in ("labels_alike", "pushed_one_way")} == ({told} if told else set())
 
 
+@pytest.mark.parametrize(
+    ("weights", "is_told"),
+    [(None, False), ([0.1, 0.1, 1.0, 1.0, 1.0], False), ([6.0, 6.0, 1.0, 1.0, 1.0], True), ([1.0, 1.0, 1.5, 1.0, 1.0], False)],
+)
+def test_weights_that_grow_with_how_often_classes_come_are_found(weights: list[float] | None, is_told: bool) -> None:
+    torch.manual_seed(0)
+    model = mlp(5)
+    share = torch.tensor([0.42, 0.40, 0.06, 0.06, 0.06])
+
+    def loss(_: int) -> Tensor:
+        labels = torch.multinomial(share, 96, replacement=True)
+        x = drawn(96)
+        x[torch.arange(96), labels] += 2
+        return functional.cross_entropy(model(x), labels, None if weights is None else torch.tensor(weights))
+
+    found = trained(model, loss, steps=20)
+    assert ("weight_of_many" in found) is is_told
+    assert not is_told or found["weight_of_many"].message.startswith("samples of the frequent classes")
+
+
 @pytest.mark.parametrize(("bonus", "words"), [(0.01, ""), (-0.01, "lowers"), (3.0, "raises"), (-3.0, "lowers")])
 def test_an_entropy_that_drowns_rewards_is_found(bonus: float, words: str) -> None:
     torch.manual_seed(0)

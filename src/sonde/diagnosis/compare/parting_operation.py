@@ -163,7 +163,9 @@ def of_operation(scene: Scene) -> Iterator[Suspect]:
                 yield replace(suspect, is_guess=True, is_whole=is_whole)
     if last is not None and behind is None:  # b goes on with a tensor that both have
         kind = torch.float32 if any(each.call.written for each in here) else torch.float64
-        sources = {(-1, place): source.b.to(kind) for place, source in enumerate(scene.sources)}
+        sources = {
+            (-1, place): tensor.to(kind) for place, tensor in enumerate([*(each.b for each in scene.sources), scene.tensors[1]])
+        }
         sources |= {at: tensor.to("cpu", kind) for at, tensor in held.items() if tensor.is_floating_point() and not tensor.is_meta}
         way = way_to(last, here, {Fingerprint.of(tensor): at for at, tensor in sources.items()}, loose)
         if way is not None:
