@@ -145,6 +145,75 @@ def of_numbers(here: Sequence[Step], there: Sequence[Step]) -> Iterator[tuple[Un
                 yield Undo(b=Change(contexts=(functools.partial(_Numbered, name, argument, y, x),))), words
 
 
+class _Filled(OperatorMode):
+    """While entered, tensors that one operation fills with some number hold another one."""
+
+    def __init__(self, operation: str, count: float, wanted: float) -> None:
+        super().__init__()
+        self._operation, self._count, self._wanted = operation, count, wanted
+
+    def operator(self, call: OperatorCall) -> Any:
+        result = call.run()
+        if name_of(call) == self._operation and isinstance(result, Tensor) and _is_full_of(result, self._count):
+            return result.fill_(self._wanted)
+        return result
+
+
+def _is_full_of(tensor: Tensor, count: float) -> bool:
+    return tensor.numel() > 0 and bool((tensor == torch.full_like(tensor[(0,) * tensor.dim()], count)).all())
+
+
+_FILLED = frozenset({"zeros", "new_zeros", "zeros_like", "ones", "new_ones", "ones_like", "full", "new_full", "full_like"})
+"""Operations that make a tensor of one number."""
+
+
+def of_constants(here: Sequence[Step], there: Sequence[Step]) -> Iterator[tuple[Undo, str]]:
+    """Yield that a number in the code of ``b``, which ``a`` has not, is one of those of ``a``, or very small where it leaves out.
+
+    The number with which a tensor is filled, as the first state of a recurrent layer, or one by which scores are masked.
+    """
+    mine, theirs = _constants(here), _constants(there)
+    known = {number for _, number in mine}
+    apart = {key: step for key, step in theirs.items() if key[1] not in known}
+    instead = [key for key in mine if not any(key[1] == number for _, number in theirs)]
+    for (argument, number), step in [*apart.items()][:_FEW_CONSTANTS]:
+        wanted = {value: mine[each, value] for each, value in instead if (each == _FILL) == (argument == _FILL)}
+        wanted = dict([*wanted.items()][:_FEW_CONSTANTS])
+        if number < 0 and argument != _FILL and any(value <= _HIDING for _, value in mine):
+            wanted = {_HIDING: step, **wanted}
+        for value, beside in wanted.items():
+            own = f"{step.name} has {value_text(number)} in b{line_text(step)}"
+            words = f"{own}, where {beside.name} has {value_text(value)} in a"
+            words = (
+                f"{own}, which is not enough to mask: with {value_text(value)} all is masked, as in a" * (value == _HIDING) or words
+            )
+            mode = (
+                functools.partial(_Filled, step.name, number, value)
+                if argument == _FILL
+                else functools.partial(_Numbered, step.name, argument, number, value)
+            )
+            yield Undo(b=Change(contexts=(mode,))), words + line_text(beside) * (value != _HIDING)
+
+
+_FILL, _HIDING, _FEW_CONSTANTS = "fill", -1e9, 4
+"""What names the number of a tensor that is filled with it; a number that masks whatever it is added to; how many are tried."""
+
+
+def _constants(steps: Sequence[Step]) -> dict[tuple[str, float], Step]:
+    """Return the numbers in the code, but 0 and 1 that are no tensors, with what they are and the first operation that has them."""
+    found: dict[tuple[str, float], Step] = {}
+    for step in steps:
+        if step.name in _FILLED and step.made[0].count:
+            found.setdefault((_FILL, step.made[0].total / step.made[0].count), step)
+        for name, held in step.plain.items():
+            if name in OPERANDS and type(held) in (int, float) and held not in (0, 1) and step.name not in _FILLED:
+                found.setdefault((name, float(held)), step)
+        if step.name in ("lift_fresh", "scalar_tensor") and step.made[0].count == 1:
+            number = float(step.plain.get("s", step.made[0].total))
+            found |= {} if number in (0, 1) or ("other", number) in found else {("other", number): step}
+    return found
+
+
 _FEW_COUNTS = 4
 
 _INDEXING = {"index", "index_select", "gather", "embedding", "take", "index_add", "index_copy", "index_put", "index_fill"}

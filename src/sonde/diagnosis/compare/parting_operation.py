@@ -25,7 +25,7 @@ from sonde.diagnosis.compare.operation_words import (
     operations_text,
     picks,
 )
-from sonde.diagnosis.compare.other_arguments import OTHERS, of_blocks, of_counts, of_indices, of_numbers
+from sonde.diagnosis.compare.other_arguments import OTHERS, of_blocks, of_constants, of_counts, of_indices, of_numbers
 from sonde.diagnosis.compare.recorded_operations import (
     LONGEST,
     MOST_STEPS,
@@ -59,7 +59,10 @@ _ADVICE = "compute the same on both sides"
 _Make = Callable[[Mapping[Source, Tensor]], list[Tensor]]
 
 _Put = tuple[Source, Set[Source], _Make]
-"""A tensor of ``b``, what of ``b`` is needed for another in its place, and the function that makes that."""
+"""A tensor of ``b``, what of ``b`` is needed for another in its place, and the function that makes that.
+
+One that an operation is given has the other in its place from that operation on.
+"""
 
 _Replaced = tuple[list[_Put], str, bool]
 """What is put in the place of tensors of ``b``, words, and if it is all code in front of the place."""
@@ -73,6 +76,7 @@ class _Replacing(InParts):
         self._put = {number: (place, needed, make) for (number, place), needed, make in put}
         self._needed = {source for _, needed, _ in put for source in needed}
         self._held = dict(held)
+        self._given: dict[int, tuple[Tensor, Tensor]] = {}
         self._now = -1
 
     def operator(self, call: OperatorCall) -> Any:
@@ -80,13 +84,17 @@ class _Replacing(InParts):
             return call.run()
         self._now += 1
         if self._now > max(self._put):
-            return call.run()
-        self._keep((-1 - at, tensor) for at, tensor in enumerate(tensors_in((call.args, call.kwargs))))
-        result = call.run()
+            return self._run(call)
+        given = tensors_in((call.args, call.kwargs))
+        self._keep((-1 - at, tensor) for at, tensor in enumerate(given))
+        place, needed, make = self._put.get(self._now, (0, set[Source](), None))
+        if make is not None and place < 0 and needed <= self._held.keys():
+            own = given[-1 - place]
+            self._given[id(own)] = own, _shaped(make(self._held)[0], own)
+        result = self._run(call)
         made = tensors_in(result)
         self._keep(enumerate(made))
-        place, needed, make = self._put.get(self._now, (0, set[Source](), None))
-        if make is None or not needed <= self._held.keys():
+        if make is None or place < 0 or not needed <= self._held.keys():
             return result
         others = make(self._held)
         pairs = list(zip(made, others, strict=True)) if len(made) == len(others) else [(made[place], others[0])]
@@ -94,6 +102,12 @@ class _Replacing(InParts):
             return pairs[0][0].copy_(pairs[0][1].reshape(pairs[0][0].shape))
         instead = {id(one): _shaped(other, one) for one, other in pairs}
         return remap(result, lambda tensor: instead.get(id(tensor), tensor))
+
+    def _run(self, call: OperatorCall) -> Any:
+        if not self._given:
+            return call.run()
+        args, kwargs = remap((call.args, call.kwargs), lambda tensor: self._given.get(id(tensor), (tensor, tensor))[1])
+        return call.function(*args, **kwargs)
 
     def _keep(self, tensors: Iterable[tuple[int, Tensor]]) -> None:
         self._held |= {(self._now, at): tensor.detach().clone() for at, tensor in tensors if (self._now, at) in self._needed}
@@ -155,7 +169,7 @@ def of_operation(scene: Scene) -> Iterator[Suspect]:
             (undo, words, False) for undo, words in (*of_counts(here, there), *of_numbers(here, there), *of_indices(here, there))
         ]
         first, others = [each for each in picks if OTHERS not in each[1]], [each for each in picks if OTHERS in each[1]]
-        others += [(undo, words, False) for undo, words in of_blocks(scene, there)]
+        others += [(undo, words, False) for undo, words in (*of_constants(here, there), *of_blocks(scene, there))]
         for undo, words, is_whole in (*first, *replacing[0], *others, *replacing[1]):
             if words not in told:
                 told.add(words)
@@ -212,8 +226,8 @@ def _instead(
     ]
     of_a = [*((step.number, 0) for step in lacking), *foreign, *(source for step in lacking for source in step.sources)]
     of_b = [*((step.number, 0) for step in own if step.made), *(source for step in first for source in step.sources)]
-    related = _related(codes, (here, there), (of_a, of_b), within)
-    told = [each for each in found if each not in vague]
+    related = [*_related(codes, (here, there), (of_a, of_b), within), *_of_one_number(here, lacking, own, within)]
+    told = [*_lacking_behind(here, there, lacking, in_b, within), *(each for each in found if each not in vague)]
     if last is None or behind is None:
         return [*told, *related], vague
     known = {each: at for each, at in in_b.items() if at[0] <= behind.number}
@@ -451,6 +465,8 @@ def _of_both(scene: Scene, way: Way, back: Way | None, rest: Sequence[Step], beh
         texts = [names_text(names, MOST_NAMES) for names in said]
         both = f"{texts[0]} in a{at_a}, {f'{texts[1]} in b{at_b}' if rest else 'and not in b'}"
         return f"between this and what both sides have: {both}" if is_whole else both, is_whole
+    if otherwise and {*less, *more} <= {"mul", "add"}:
+        return otherwise, False  # by factors and addends that are parameters
     first = f"{otherwise}; " * bool(otherwise)
     if less and more:
         are_products = all("sum" in names or not _PRODUCTS.isdisjoint(names) for names in (less, more))
@@ -538,14 +554,81 @@ def _around(
     return found[:_MOST_TRIED]
 
 
-def _are_given_alike(one: Step, other: Step, within: float) -> bool:
-    """Return whether two operations are given the same tensors."""
+def _lacking_behind(
+    here: Sequence[Step], there: Sequence[Step], lacking: Sequence[Step], in_b: Mapping[Fingerprint, Source], within: float
+) -> list[_Replaced]:
+    """Return what ``a`` makes of one tensor of ``b``, of as many elements, which ``b`` goes on with as it is: to put in its place.
+
+    What else it is made of is smaller, as the parameters of a normalisation.
+    """
+    sizes, found = {source: each.count for each, source in in_b.items()}, list[tuple[Way, Source]]()
+    for step in lacking:
+        way = None if step.is_layout or step.is_constant or step.made[0].count < 2 else way_to(step, here, in_b, within)
+        mains = [] if way is None else [at for at in way.needed if sizes.get(at) == step.made[0].count and at[0] >= 0]
+        if len(mains) != 1:
+            continue
+        known = {each: at for each, at in in_b.items() if at <= mains[0] or at[0] < mains[0][0]}
+        way = way_to(step, here, known, within)
+        if way is not None and mains[0] in way.needed and len(operation_names(_of_main(way, mains[0]))) <= _FEW_BEHIND:
+            found.append((way, mains[0]))
+    found.sort(key=lambda each: len(each[0].steps))
+    text = "{} in a{}, and not in b"
+    return [
+        ([(at, way.needed, way.made)], text.format(operations_text(_of_main(way, at)), line_text(way.steps[-1])), False)
+        for way, at in found[:_MOST_FIRST]
+    ]
+
+
+def _of_main(way: Way, main: Source) -> list[Step]:
+    """Return the operations of *way* that are given the tensor *main* of ``b``, or what was made of it."""
+    found, made = list[Step](), set[int]()
+    for step, operands in zip(way.steps, way.operands, strict=True):
+        if any(source == main if is_of_b else source[0] in made for is_of_b, source in operands):
+            found.append(step)
+            made.add(step.number)
+    return found
+
+
+def _of_one_number(here: Sequence[Step], lacking: Sequence[Step], own: Sequence[Step], within: float) -> list[_Replaced]:
+    """Return a number that ``b`` makes, and that is so many times one of ``a``, or one part of it, as an axis has entries, divided.
+
+    A sum over the axis in one side so is a mean in the other.
+    """
+    lengths = {length for step in here for each in step.given for length in each.shape if length > 1}
+    found: list[_Replaced] = []
+    for other, one in itertools.product(own, lacking):
+        x, y = one.made[0], other.made[0] if other.made else None
+        if y is None or (x.count, y.count) != (1, 1) or not x.total or not y.total or not _is_factor(y.total / x.total, within):
+            continue
+        ratio = y.total / x.total
+        times, (less, more) = round(max(abs(ratio), 1 / abs(ratio))), "ba" if abs(ratio) < 1 else "ab"
+        if ratio < 0 or times not in lengths:
+            continue
+        words = f"what {other.name} makes in b{line_text(other)} is {ratio:.6g} times what {one.name} makes in a{line_text(one)}"
+        words += f": as a mean over {times} entries in {less} is of their sum in {more}"
+        at = other.number, 0
+        found.append(([(at, {at}, functools.partial(_divided, at=at, by=ratio))], words, False))
+    return found[::-1][:_MOST_FIRST]
+
+
+def _divided(held: Mapping[Source, Tensor], at: Source, by: float) -> list[Tensor]:
+    return [held[at] / by]
+
+
+_FEW_BEHIND = 4
+"""So many operations of ``a`` may be lacking behind one tensor of ``b``: a normalisation is a root, a limit and a quotient."""
+
+
+def _are_given_alike(one: Step, other: Step, within: float, *, is_first: bool = False) -> bool:
+    """Return whether two operations are given the same tensors; with *is_first* the same first one, where one is given more."""
+    if is_first and len(one.given) != len(other.given):
+        return bool(one.given and other.given) and one.given[0].is_like(other.given[0], within)
     return len(one.given) == len(other.given) and all(x.is_like(y, within) for x, y in zip(one.given, other.given, strict=True))
 
 
 def _otherwise(steps: Sequence[Step], others: Sequence[Step], within: float) -> str:
     """Return in words which operations of both sides are done otherwise on the same tensors; ``""`` for none."""
-    pairs = ((x, y) for x in steps for y in others if x.name == y.name and _are_given_alike(x, y, within))
+    pairs = ((x, y) for x in steps for y in others if x.name == y.name and _are_given_alike(x, y, within, is_first=True))
     found = {
         LINE.sub("", said): said for x, y in pairs if (said := arguments_text(x, y)) and not x.made[0].is_like(y.made[0], within)
     }
