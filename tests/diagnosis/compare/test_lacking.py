@@ -134,3 +134,39 @@ def test_a_mean_in_the_place_of_a_sum_in_a_part_of_a_loss_is_told_with_the_entri
     assert sonde.compare(a, same, torch.randn(7, 4), verbose=False).ok
     words = "is 0.333333 times what mul makes in a: as a mean over 3 entries in b is of their sum in a"
     assert told(a, b, torch.randn(7, 4)) == f"what div makes in b {words}"
+
+
+class ByName(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.norm, self.two = nn.Linear(4, 6), nn.LayerNorm(6, elementwise_affine=False), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(self.norm(self.one(x)))
+
+
+class ByDict(nn.Module):
+    """The same with functions, and parameters of other names."""
+
+    def __init__(self, like: ByName, *, is_cut: bool) -> None:
+        super().__init__()
+        self.held = nn.ParameterDict({name.replace(".", "_"): each.detach().clone() for name, each in like.named_parameters()})
+        self._is_cut = is_cut
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = functional.linear(x, self.held["one_weight"], self.held["one_bias"])
+        mean, var = h.mean(-1, keepdim=True), h.var(-1, correction=0, keepdim=True)
+        var = var.detach() if self._is_cut else var
+        h = (h - mean) / (var + 1e-5).sqrt()
+        return functional.linear(h, self.held["two_weight"], self.held["two_bias"])
+
+
+def test_gradients_of_parameters_of_equal_values_are_compared_where_one_side_has_no_layers() -> None:
+    a, batch = ByName(), torch.randn(5, 4)
+
+    assert sonde.compare(a, ByDict(a, is_cut=False), batch, verbose=False).ok
+    found = sonde.compare(a, ByDict(a, is_cut=True), batch, verbose=False)
+    assert found.culprit is not None
+    assert str(found.culprit.site).endswith(":grad")
+    assert [cause.rule for cause in found.causes] == ["graph_cut"]

@@ -28,7 +28,7 @@ from sonde.diagnosis.compare.recorded_runs import compare_recorded, is_recorded
 from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.sides import Kept, Side, of_stashes, of_store, without_partner
 from sonde.diagnosis.compare.undoing import Explained, left_out
-from sonde.diagnosis.compare.weights import matched
+from sonde.diagnosis.compare.weights import matched, of_equal_values
 from sonde.diagnosis.compare.written_out import count_joined
 from sonde.diagnosis.distance import as_numbers, distance, readable
 from sonde.engine import check_loss_fn, check_numbers, remap
@@ -386,7 +386,7 @@ def _liken(a: Side, b: Side, names: Names) -> None:
 
 
 def _parameters(a: Side, b: Side, names: Names) -> dict[str, str]:
-    """Return the parameters of matched modules that have other names of their own, by their names in ``a``."""
+    """Return the parameters and buffers that have other names, by their names in ``a``: of matched modules, and of equal values."""
     here, there, found = a.modules(), b.modules(), {}
     for name, other in names.pairs():
         if name not in here or other not in there or name in a.portions or other in b.portions:
@@ -396,7 +396,18 @@ def _parameters(a: Side, b: Side, names: Names) -> dict[str, str]:
             readable_own, readable_beside = ({key: readable(held) for key, held in each.items()} for each in (own, beside))
             for one, two in matched(readable_own, readable_beside):
                 found[f"{name}.{one}" if name else one] = f"{other}.{two}" if other else two
-    return found
+    if a.model is None or b.model is None:
+        return found
+    held = [{key: readable(each) for key, each in _tensors(side.model)} for side in (a, b) if side.model is not None]
+    known = {key: found.get(key) or names.parameter_of_b(key, held[1]) for key in held[0]}
+    taken = {other for other in known.values() if other is not None}
+    lonely = [key for key, other in known.items() if other is None], [key for key in held[1] if key not in taken]
+    return found | of_equal_values(*({key: each[key] for key in keys} for keys, each in zip(lonely, held, strict=True)))
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from ((name, held) for name, held in model.named_buffers() if held.is_floating_point())
 
 
 def _told(place: Place, a: Side, b: Side) -> Place:

@@ -82,6 +82,21 @@ def same_values(x: Tensor, y: Tensor) -> bool:
 _MOST_VALUES = 1 << 26
 
 
+def of_equal_values(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return which tensors of *one* hold the numbers of one of *other*, where none of either holds them besides; by name."""
+    found: list[dict[tuple[int, str], list[str]]] = [{}, {}]
+    sizes = {each.numel() for each in one.values()} & {each.numel() for each in other.values()}
+    for tensors, places in zip((one, other), found, strict=True):
+        for name, held in tensors.items():
+            if held.numel() in sizes and held.numel() > 1 and not (held.is_meta or held.is_nested):
+                numbers = as_numbers(held).flatten()
+                if bool((numbers != numbers[0]).any()):
+                    places.setdefault((held.numel(), f"{float(numbers.norm()):.5g}"), []).append(name)
+    both = [(here, found[1].get(key, [])) for key, here in found[0].items()]
+    pairs = ((here[0], there[0]) for here, there in both if len(here) == len(there) == 1)
+    return {name: beside for name, beside in pairs if same_values(one[name], other[beside])}
+
+
 def of_equal_parameters(one: nn.Module | None, other: nn.Module | None) -> bool:
     """Return whether two modules hold parameters of their own, and equal ones."""
     own, beside = (
