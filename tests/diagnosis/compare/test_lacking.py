@@ -111,6 +111,141 @@ def test_a_number_with_which_a_tensor_is_filled_or_scores_are_masked_is_told(cha
     assert told(Recurrent(), Recurrent(**changed), torch.randn(3, 5, 3)) == words
 
 
+class Listed(nn.Module):
+    """Layers of a list, which are weighed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weigh, self.parts = nn.Linear(4, 3), nn.ModuleList(nn.Linear(4, 5, bias=False) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shares = self.weigh(x).softmax(-1)
+        return torch.stack([shares[:, at, None] * part(x) for at, part in enumerate(self.parts)]).sum(0)
+
+
+class Stacked(nn.Module):
+    """The same with one parameter, in the *order* of entries."""
+
+    def __init__(self, order: list[int]) -> None:
+        super().__init__()
+        listed = Listed()
+        self.weigh = listed.weigh
+        self.all_parts = nn.Parameter(torch.stack([listed.parts[at].weight.detach() for at in order]))  # type: ignore[misc]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.einsum("be,efi,bi->bf", self.weigh(x).softmax(-1), self.all_parts, x)
+
+
+class Net(nn.Module):
+    def __init__(self, inside: nn.Module) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.inside, self.last = nn.Linear(3, 4), inside, nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.inside(self.first(x)))
+
+
+def test_layers_of_a_list_that_one_parameter_holds_in_another_order_are_told() -> None:
+    batch = torch.randn(6, 3)
+
+    assert sonde.compare(Net(Listed()), Net(Stacked([0, 1, 2])), batch, verbose=False).ok
+    words = "b.inside.all_parts has the entries of a.inside.parts.*.weight in another order: 2 of 3 entries moved, 1, 0, 2"
+    assert told(Net(Listed()), Net(Stacked([1, 0, 2])), batch) == words
+    words = "b.inside.parts.*.weight has the entries of a.inside.all_parts in another order: 2 of 3 entries moved, 1, 0, 2"
+    assert told(Net(Stacked([1, 0, 2])), Net(Listed()), batch) == words
+
+
+class Convolved(nn.Module):
+    """A convolution, cut off behind, with a norm of its *weight* or without one."""
+
+    def __init__(self, *, is_parametrized: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.last = nn.Conv1d(3, 6, 3), nn.Linear(6, 2)
+        if is_parametrized:
+            nn.utils.parametrizations.weight_norm(self.conv)
+            nn.init.normal_(self.conv.parametrizations.weight.original0)  # type: ignore[union-attr, arg-type]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.conv(x).mean(-1))
+
+
+def test_a_weight_that_is_made_of_a_direction_and_a_length_is_compared_as_it_is_made() -> None:
+    a, b, c = Convolved(is_parametrized=True), Convolved(is_parametrized=False), Convolved(is_parametrized=False)
+    with torch.no_grad():
+        b.conv.weight.copy_(a.conv.weight)
+        c.conv.weight.copy_(a.conv.parametrizations.weight.original1)  # type: ignore[union-attr, arg-type]
+
+    assert sonde.compare(a, b, torch.randn(2, 3, 8), verbose=False).ok
+    assert told(a, c, torch.randn(2, 3, 8)) == "b's weight equals a.conv.parametrizations.weight.original1"
+
+
+class Dense(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.bias = nn.Linear(4, 5, bias=False), nn.Parameter(torch.randn(5))
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        links = torch.zeros(len(x), len(x)).index_put((edges[1], edges[0]), torch.ones(1))
+        links = links + torch.eye(len(x))
+        return links @ self.lin(x) / links.sum(1)[:, None] + self.bias
+
+
+class Sparse(nn.Module):
+    """The same by sums over *edges*."""
+
+    def __init__(self, dense: Dense, *, has_loops: bool) -> None:
+        super().__init__()
+        self.weight, self.bias, self.has_loops = nn.Parameter(dense.lin.weight.detach().T.clone()), dense.bias, has_loops
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        src, dst = torch.cat([edges, torch.arange(len(x)).expand(2, -1)], 1) if self.has_loops else edges
+        count = torch.zeros(len(x)).index_add(0, dst, torch.ones(len(dst))).clamp(min=1)
+        made = torch.zeros(len(x), 5).index_add(0, dst, (x @ self.weight)[src])
+        return made / count[:, None] + self.bias
+
+
+class Graph(nn.Module):
+    def __init__(self, *, is_sparse: bool = False, has_loops: bool = True, is_divided: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        dense = Dense()
+        self._names = ("conv", "last") if is_sparse else ("inner", "out")
+        self.add_module(self._names[0], Sparse(dense, has_loops=has_loops) if is_sparse else dense)
+        self.add_module(self._names[1], nn.Linear(5, 2))
+        self._is_sparse, self._is_divided = is_sparse, is_divided
+
+    def forward(self, x: Tensor, edges: Tensor, group: Tensor) -> Tensor:
+        inner, out = (self.get_submodule(name) for name in self._names)
+        y = inner(x, edges).tanh()
+        count = torch.bincount(group)
+        if self._is_sparse:
+            summed = torch.zeros(2, 5).index_add(0, group, y)
+            return out(summed / count[:, None] if self._is_divided else summed)
+        one = functional.one_hot(group).float()
+        return out((one.T @ y) / one.sum(0)[:, None])
+
+
+@pytest.mark.parametrize(
+    ("changed", "place", "words"),
+    [
+        ({"has_loops": False}, "inner:output", "the edges [1] of b lack one from each node to itself, which the other side adds"),
+        ({"is_divided": False}, "out:input", "div in a, and not in b"),
+    ],
+)
+def test_a_graph_without_own_edges_or_a_mean_is_told(changed: dict[str, bool], place: str, words: str) -> None:
+    edges = torch.tensor([[0, 1, 2, 3, 4, 4, 1], [1, 2, 0, 4, 3, 2, 0]])
+    batch = (torch.randn(5, 4), edges, torch.tensor([0, 0, 0, 1, 1]))
+
+    assert sonde.compare(Graph(), Graph(is_sparse=True), batch, verbose=False).ok
+    found = sonde.compare(Graph(), Graph(is_sparse=True, **changed), batch, verbose=False)
+    assert found.culprit is not None
+    assert str(found.culprit.site) == place
+    assert told(Graph(), Graph(is_sparse=True, **changed), batch) == words
+
+
 class Sampled(nn.Module):
     """What has been drawn around a mean, and a sum or a mean of what is lost."""
 
@@ -134,6 +269,24 @@ def test_a_mean_in_the_place_of_a_sum_in_a_part_of_a_loss_is_told_with_the_entri
     assert sonde.compare(a, same, torch.randn(7, 4), verbose=False).ok
     words = "is 0.333333 times what mul makes in a: as a mean over 3 entries in b is of their sum in a"
     assert told(a, b, torch.randn(7, 4)) == f"what div makes in b {words}"
+
+
+class Typed(nn.Module):
+    def __init__(self, *, is_read: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.kinds, self.last = nn.Embedding(9, 4), nn.Embedding(3, 4), nn.Linear(4, 2)
+        self._is_read = is_read
+
+    def forward(self, ids: Tensor, kinds: Tensor) -> Tensor:
+        return self.last(self.words(ids) + self.kinds(kinds if self._is_read else torch.zeros_like(ids)))
+
+
+def test_a_tensor_of_the_batch_that_one_side_ignores_is_named() -> None:
+    batch = {"ids": torch.randint(9, (3, 5)), "kinds": torch.randint(3, (3, 5))}
+
+    words = "it is ['kinds'] of the batch in a, 0 in all places in b"
+    assert told(Typed(is_read=True), Typed(is_read=False), batch) == words
 
 
 class ByName(nn.Module):
@@ -170,3 +323,88 @@ def test_gradients_of_parameters_of_equal_values_are_compared_where_one_side_has
     assert found.culprit is not None
     assert str(found.culprit.site).endswith(":grad")
     assert [cause.rule for cause in found.causes] == ["graph_cut"]
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.norm = nn.Linear(4, 16), nn.BatchNorm1d(16, affine=False)
+        with torch.no_grad():
+            for held in (self.norm.running_mean, self.norm.running_var):
+                held.uniform_(0.5, 1.5)  # type: ignore[union-attr]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.one(x)).tanh()
+
+
+class NormedByHand(nn.Module):
+    def __init__(self, like: Normed, *, less: int) -> None:
+        super().__init__()
+        self.held = nn.ParameterDict({name.replace(".", "_"): each.detach().clone() for name, each in like.named_parameters()})
+        self._less = less
+        for name in ("mean", "var"):
+            self.register_buffer(name, like.norm.get_buffer(f"running_{name}").clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = functional.linear(x, self.held["one_weight"], self.held["one_bias"])
+        with torch.no_grad():
+            self.get_buffer("mean").lerp_(h.mean(0), 0.1)
+            self.get_buffer("var").lerp_(h.var(0, correction=self._less), 0.1)
+        return ((h - h.mean(0)) / (h.var(0, correction=0) + 1e-5).sqrt()).tanh()
+
+
+def test_running_variances_that_are_divided_by_n_and_by_n_less_one_are_told() -> None:
+    a, batch = Normed(), torch.randn(12, 4)
+
+    assert sonde.compare(a, NormedByHand(a, less=1), batch, verbose=False).ok
+    words = "what b keeps a running mean of is 0.916667 times that of a: that of b is divided by n, that of a by n - 1, with n = 12"
+    assert told(a, NormedByHand(a, less=0), batch) == words
+
+
+class Cell(nn.Module):
+    def __init__(self, given: int, *, more: float) -> None:
+        super().__init__()
+        self.of_input, self.of_state, self._more = nn.Linear(given, 16), nn.Linear(4, 16), more
+
+    def forward(self, x: Tensor, state: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+        enter, keep, new, out = (self.of_input(x) + self.of_state(state)).chunk(4, 1)
+        cell = (keep + self._more).sigmoid() * cell + enter.sigmoid() * new.tanh()
+        return out.sigmoid() * cell.tanh(), cell
+
+
+class Tagger(nn.Module):
+    """Two recurrent layers, torch's or by hand from those of *like*."""
+
+    def __init__(self, like: Tagger | None = None, more: float = 0.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.last = nn.Linear(4, 2)
+        if like is None:
+            self.rnn = nn.LSTM(3, 4, num_layers=2, batch_first=True)
+            return
+        self.last.load_state_dict(like.last.state_dict())
+        self.cells = nn.ModuleList(Cell(given, more=more) for given in (3, 4))
+        for number, cell in enumerate(self.cells):
+            for own, layer in (("ih", cell.of_input), ("hh", cell.of_state)):
+                names = {"weight": f"weight_{own}_l{number}", "bias": f"bias_{own}_l{number}"}
+                layer.load_state_dict({key: like.rnn.get_parameter(name) for key, name in names.items()})  # type: ignore[union-attr, operator]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not hasattr(self, "cells"):
+            return self.last(self.rnn(x)[0])
+        for layer in self.cells:
+            state = cell = torch.zeros(len(x), 4)
+            made = []
+            for at in range(x.size(1)):
+                state, cell = layer(x[:, at], state, cell)
+                made.append(state)
+            x = torch.stack(made, 1)
+        return self.last(x)
+
+
+def test_one_that_cells_of_all_layers_add_to_a_gate_is_told() -> None:
+    a, batch = Tagger(), torch.randn(4, 6, 3)
+
+    assert sonde.compare(a, Tagger(a), batch, verbose=False).ok
+    assert told(a, Tagger(a, more=1.0), batch) == "b adds 1 to the gate f (of i, f, g, o), a does not"

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sonde.diagnosis.compare import changes, written_out
-from sonde.diagnosis.compare.formulas import FORMULAS, RELATIONS, factor_of, of_branch, of_function
+from sonde.diagnosis.compare.formulas import FORMULAS, RELATIONS, factor_of, of_branch, of_function, of_given
 from sonde.diagnosis.compare.joined import among_ranks
 from sonde.diagnosis.compare.parting_operation import of_operation
 from sonde.diagnosis.compare.portions import layouts
@@ -32,7 +32,7 @@ from sonde.diagnosis.compare.weights import EXACT, Relation, factor_between, is_
 from sonde.diagnosis.distance import as_numbers, distance, held_of_both, laid_out_alike, readable, spacing
 from sonde.diagnosis.nonfinite.source_lines import lines_of
 from sonde.diagnosis.preflight.loss_calls import LossCall, LossCalls
-from sonde.engine import class_of, parameters_of
+from sonde.engine import class_of, is_floating, parameters_of
 from sonde.rules import Finding
 from sonde.site import PARAMETER_PORTS, Site
 from sonde.words import many, names_text, shape_text
@@ -45,15 +45,17 @@ def causes_of(scene: Scene) -> Explained:
     looks: list[list[Look]]
     if scene.place.stage == "forward":
         looks = [
-            [_of_random, _of_batch, _of_modes, _of_arguments, _of_parameters, _of_settings, _of_draws, _of_types],
+            [_of_random, _of_batch, _of_modes, _of_arguments, _of_parameters, _of_stacks, _of_settings, _of_draws, _of_types],
             *([look] for look in FORMULAS),
             [_of_order],
             [_of_gates],
+            [_of_edges],
             [_of_class],
             *([look] for look in RELATIONS),
             [of_operation],
             [of_branch],
             [of_function],
+            [of_given],
         ]
     elif scene.place.stage == "backward":
         looks = [
@@ -66,7 +68,7 @@ def causes_of(scene: Scene) -> Explained:
         looks = [[partial(factor_of, words="the parameter of b is {factor:.6g} times that of a")]]
     else:
         factor = partial(factor_of, words="the update of b is {factor:.6g} times that of a")
-        looks = [[_of_optimizer, _of_frozen, _of_modes, _of_settings], [factor], [_of_class], [_of_decay]]
+        looks = [[_of_optimizer, _of_frozen, _of_modes, _of_settings], [factor], [_of_class], [_of_decay], [_of_statistics]]
     if any(kept is not None and among_ranks(kept, scene.place.leaf, scene.tolerance)[0] for kept in scene.kept):
         looks = []  # what the tensor of one rank is like says nothing of the others
     both = scene.a.model is not None and scene.b.model is not None
@@ -316,11 +318,12 @@ def _of_pair(scene: Scene, name: str, label: str, x: Tensor, y: Tensor) -> Itera
     if y.shape == x.shape and x.dtype != y.dtype and distance(as_numbers(x), as_numbers(y)).relative <= max(spacing(x), spacing(y)):
         return  # the difference of the types is told apart
     assert scene.owner_b is not None
-    for order, given in _with_other_axes(x, y):
+    is_long = _long_axes(x) == _long_axes(y)
+    for order, given in () if is_long else _with_other_axes(x, y):
         words = f"the input of b has the axes of {name} in the order {names_text(order)}, and its {label} has them as they stand"
         undo = Undo(b=changes.putting(scene.b, scene.owner_b, label, given))
         yield replace(scene.suspect("weight_permuted", words, undo, "order both alike"), is_guess=True)
-    for turned, words in ((x, ""), (x.mT if x.dim() == 2 else None, ".T")):
+    for turned, words in ((x.reshape(y.shape) if is_long else x, ""), (x.mT if x.dim() == 2 else None, ".T")):
         if turned is None or turned.shape != y.shape:
             continue
         found = relation(as_numbers(turned), as_numbers(y))
@@ -329,6 +332,10 @@ def _of_pair(scene: Scene, name: str, label: str, x: Tensor, y: Tensor) -> Itera
         found = _mixed_up(scene, name, y) or found
         undo = Undo(b=changes.putting(scene.b, scene.owner_b, label, turned))
         yield _of_relation(scene, found, name, label, words, undo)
+
+
+def _long_axes(tensor: Tensor) -> list[int]:
+    return [length for length in tensor.shape if length != 1]
 
 
 def _with_other_axes(x: Tensor, y: Tensor) -> Iterator[tuple[tuple[int, ...], Tensor]]:
@@ -362,6 +369,62 @@ def _of_lonely(scene: Scene, side: Side, owner: str, named: str, name: str, tens
         f"use the {name} in {lacking}" if twin else f"add the {name} in {lacking}",
     )
     yield replace(suspect, is_guess=bool(twin))
+
+
+def _of_stacks(scene: Scene) -> Iterator[Suspect]:
+    """Layers of a list in one side hold what one tensor of the other holds, one behind the other, but not in this order."""
+    if scene.owner_b is None or None in scene.modules:
+        return
+    mine, theirs = scene.a.tensors_of(scene.frame.owner), scene.b.tensors_of(scene.owner_b)
+    for in_a, lists, rest in ((True, mine, theirs), (False, theirs, mine)):
+        stacked, patterns = _stacked(lists), {_NUMBER.sub("*", name) for name in lists}
+        for name, held in rest.items():
+            found = [(which, made) for which, made in stacked.items() if made.numel() == held.numel() and not held.is_meta]
+            pairs = [(which, made.reshape(held.shape), as_numbers(held)) for which, made in found if _fits(made, held)]
+            related = [(which, x, y, relation(*((x, y) if in_a else (y, x)))) for which, x, y in pairs]
+            if any(found is None for *_, found in related):
+                continue  # it is one of them
+            orders = [each for each in related if each[3] is not None and each[3].rule != "weight_differs"]
+            for which, x, y, how in (orders or related)[:1]:
+                changed = [(name, x)] if in_a else [*zip(_members(theirs, which), y.reshape(x.shape), strict=True)]
+                if how is None or (not in_a and which not in patterns):
+                    continue
+                puts = [changes.putting(scene.b, scene.owner_b, own, value) for own, value in changed]
+                own = [_path(scene.frame.owner, which if in_a else name), _path(scene.owner_b, name if in_a else which)]
+                words = how.words.format(a=f"a.{own[0]}", b=f"b.{own[1]}").replace("rows", "entries")
+                suspect = scene.suspect(how.rule, words, Undo(b=sum(puts, Change())), "put them in one order", how.evidence)
+                yield replace(suspect, is_guess=True)
+
+
+def _fits(made: Tensor, held: Tensor) -> bool:
+    """Return whether *held* is of the shape of what is *made* of several tensors, or has the first axes joined."""
+    return made.shape == held.shape or (held.dim() == made.dim() - 1 and made.shape[2:] == held.shape[1:])
+
+
+def _members(held: Mapping[str, Tensor], pattern: str) -> list[str]:
+    """Return the names of *held* that a *pattern* with ``*`` for numbers has, in order."""
+    return [name for name in held if _NUMBER.sub("*", name) == pattern]
+
+
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
+def _stacked(held: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors of one shape, whose names differ in a number, as one: alone, and with the rows of others of a list beside."""
+    patterns = dict.fromkeys(_NUMBER.sub("*", name) for name in held)
+    groups = {pattern: [held[name] for name in _members(held, pattern)] for pattern in patterns if pattern.count("*") == 1}
+    groups = {
+        pattern: each
+        for pattern, each in groups.items()
+        if len(each) > 1 and not any(one.is_meta or one.shape != each[0].shape for one in each)
+    }
+    made = {pattern: torch.stack([as_numbers(one) for one in each]) for pattern, each in groups.items()}
+    made |= {f"{pattern}.T": each.mT for pattern, each in made.items() if each.dim() == 3}
+    beside = [(x, y) for x, y in itertools.permutations(made, 2) if made[x].shape == made[y].shape and made[x].dim() > 2]
+    return made | {f"{x} + {y}": torch.cat([made[x], made[y]], 1) for x, y in beside[:_MOST_BESIDE]}
+
+
+_MOST_BESIDE = 12
 
 
 def _twin(side: Side, tensor: Tensor) -> str:
@@ -578,6 +641,8 @@ def _of_class(scene: Scene) -> Iterator[Suspect]:
     words = f"{kinds[0]} in a, {kinds[1]} in b" if kinds[0] != kinds[1] else f"two classes {kinds[0]} of different code"
     mine, theirs = scene.a.tensors_of(scene.frame.owner), scene.b.tensors_of(scene.owner_b)
     held = {name: theirs[label] for name, label in matched(mine, theirs) if mine[name].numel() == theirs[label].numel()}
+    if not held.keys() <= {*dict(one.named_parameters()), *dict(one.named_buffers())}:
+        return  # one is made of other parameters
     if len(held) < len(theirs) and any(name not in held for name, _ in one.named_parameters()):
         return  # with parameters of a in the place of others of b it would be no wonder
     here = _settings(one)
@@ -610,22 +675,65 @@ def _of_gates(scene: Scene) -> Iterator[Suspect]:
         undo = sum((changes.putting(side, *key, each[list(order)].flatten(0, 1)) for key, each in blocks.items()), Change())
         taken = order if by_hand == "b" else [order.index(place) for place in range(len(gates))]
         words = f"the gates are {', '.join(gates[place] for place in taken)} in {by_hand}, and {', '.join(gates)} in the other side"
-        yield replace(scene.suspect("gates", words, Undo(b=undo), "take the gates in one order"), is_guess=True)
+        yield replace(scene.suspect("gates", words, Undo(b=undo), "take the gates in one order", instead="gates"), is_guess=True)
     for place in (place for place, gate in enumerate(gates) if gate not in "gn"):  # 1 - sigmoid(x) = sigmoid(-x)
         signs = [-1.0 if each == place else 1.0 for each in range(len(gates))]
         turned = {key: torch.cat([sign * part for sign, part in zip(signs, each, strict=True)]) for key, each in blocks.items()}
         undo = sum((changes.putting(side, *key, each) for key, each in turned.items()), Change())
         words = f"b takes the gate {gates[place]} for what is 1 - {gates[place]} in a"
-        yield replace(scene.suspect("gates", words, Undo(b=undo), "weigh old and new alike"), is_guess=True)
-    addend = next((key for key, each in blocks.items() if each.dim() == 2 and is_addend(key[1])), None)
-    for (place, gate), sign in () if addend is None else itertools.product(enumerate(gates), (1.0, -1.0)):
-        assert addend is not None
-        more = torch.zeros_like(blocks[addend])
+        yield replace(scene.suspect("gates", words, Undo(b=undo), "weigh old and new alike", instead="gates"), is_guess=True)
+    addends: dict[str, tuple[str, str]] = {}
+    for key in (key for key, each in blocks.items() if each.dim() == 2 and is_addend(key[1])):
+        addends.setdefault(_cell_of(*key), key)  # one of the two of each cell
+    groups = dict.fromkeys(((*addends.values(),), (*addends.values(),)[:1]) if addends else ())
+    for (place, gate), sign, group in itertools.product(enumerate(gates), (1.0, -1.0), groups):
+        more = torch.zeros_like(blocks[group[0]])
         more[place] = sign
         adding, lacking = "ba" if sign < 0 else "ab"
-        undo = changes.putting(side, addend[0], addend[1], (blocks[addend] + more).flatten(0, 1))
-        words = f"{adding} adds 1 to the gate {gate} (of {', '.join(gates)}), {lacking} does not"
-        yield replace(scene.suspect("gates", words, Undo(b=undo), "add it on both sides, or on none"), is_guess=True)
+        given = {key: (blocks[key] + (more if blocks[key].shape == more.shape else 0.0)).flatten(0, 1) for key in group}
+        undo = sum((changes.putting(side, key[0], key[1], each) for key, each in given.items()), Change())
+        where = " in one cell alone" if len(group) < len(addends) else ""
+        words = f"{adding} adds 1 to the gate {gate} (of {', '.join(gates)}){where}, {lacking} does not"
+        suspect = scene.suspect("gates", words, Undo(b=undo), "add it on both sides, or on none", instead="gates")
+        yield replace(suspect, is_guess=True)
+
+
+def _cell_of(module: str, own: str) -> str:
+    """Return which cell a parameter is of: of a layer of torch its number and direction, of one by hand the module around."""
+    number = re.search(r"_l\d+(_reverse)?$", own)
+    return f"{module}{number[0]}" if number else module.rpartition(".")[0]
+
+
+def _of_edges(scene: Scene) -> Iterator[Suspect]:
+    """The edges of a graph, of which one side lacks those from each node to itself or those back, or takes them turned round."""
+    root = Site("", "input")
+    kept = next((kept for kept in scene.b.forward if kept.site == root), None)
+    for leaf, edges in () if kept is None else kept.leaves.items():
+        if is_floating(edges) or edges.is_meta or edges.dim() != 2 or 2 not in edges.shape or edges.numel() < _FEWEST_EDGES:
+            continue
+        pairs = edges if edges.size(0) == 2 else edges.mT
+        nodes = next((len(each) for each in kept.leaves.values() if is_floating(each) and each.dim() > 1), 0) if kept else 0
+        if not 0 <= int(pairs.min()) <= int(pairs.max()) < nodes:
+            continue
+        loops = torch.arange(nodes, device=pairs.device).expand(2, -1)
+        more = {
+            f"the edges {leaf} of {{side}} lack one from each node to itself, which the other side adds": torch.cat(
+                [pairs, loops], 1
+            ),
+            f"the edges {leaf} of {{side}} lack those back, which the other side adds": torch.cat([pairs, pairs.flip(0)], 1).unique(
+                dim=1
+            ),
+            f"of the edges {leaf} {{side}} takes the sources for targets": pairs.flip(0),
+        }
+        for words, made in more.items():
+            given = changes.given(leaf, made if edges.size(0) == 2 else made.mT)
+            for side, undo in (("b", Undo(b=given)), ("a", Undo(a=given))):
+                suspect = scene.suspect("inputs", words.format(side=side), undo, "take the same edges on both sides")
+                yield replace(suspect, is_guess=True)
+
+
+_FEWEST_EDGES = 8
+"""Numbers in a tensor of edges: of fewer, it may be something else."""
 
 
 # Gradients
@@ -929,6 +1037,31 @@ def _of_decay(scene: Scene) -> Iterator[Suspect]:
             "give both optimizers the same weight decay",
             {"factor": factor},
         )
+
+
+def _of_statistics(scene: Scene) -> Iterator[Suspect]:
+    """Running statistics move towards multiples of each other: as variances that are divided by n, and by n - 1.
+
+    With ``u = m (s - before)`` that of ``b`` is ``f u + m (f - 1) before``, where its statistic is f times that of ``a``.
+    """
+    kept = scene.kept[0]
+    if kept is None or "before" not in kept.leaves or scene.tensors is None or scene.tensors[0].numel() < _LEAST:
+        return
+    before, (one, other) = as_numbers(kept.leaves["before"]), scene.tensors
+    terms = torch.stack([one.flatten(), before.flatten()], -1)
+    factor, share = torch.linalg.lstsq(terms, other.flatten()[:, None]).solution.flatten().tolist()
+    if not factor > 0 or abs(factor - 1) <= _SAME_FACTOR or not 0 < share / (factor - 1) < 1:
+        return
+    less, more, count = ("b", "a", 1 / (1 - factor)) if factor < 1 else ("a", "b", factor / (factor - 1))
+    is_count = count > 1 and abs(count - round(count)) <= _SAME_FACTOR * count
+    why = f": that of {less} is divided by n, that of {more} by n - 1, with n = {count:.0f}" if is_count else ""
+    yield scene.suspect(
+        "scaled",
+        f"what b keeps a running mean of is {factor:.6g} times that of a{why}",
+        Undo(made=lambda b: (b - share * before) / factor),
+        "take the same statistic on both sides",
+        {"factor": factor},
+    )
 
 
 def _path(layer: str, name: str) -> str:

@@ -28,6 +28,7 @@ from sonde.diagnosis.compare.weights import (
 )
 from sonde.diagnosis.distance import as_numbers, distance, laid_out_alike, readable
 from sonde.rules import Finding
+from sonde.site import Site
 from sonde.words import names_text
 
 _LEAST = 4
@@ -71,11 +72,19 @@ def _of_activation(scene: Scene) -> Iterator[Suspect]:
         words = [f"{name} of {source}" + (f" times {gate}" if gate else "") for name, source, gate in (here, there)]
         if here[1:] == there[1:]:
             words[1] = there[0]
+        said = f"{words[0]} in a, {words[1]} in b"
+        if here[0] == there[0] == "no activation" and not here[2] and not there[2]:
+            said = f"it is {_made_by(scene, here[1], 'a')} in a, {_made_by(scene, there[1], 'b')} in b"
         held = {source.name: source.b for source in scene.sources}
         made = ACTIVATIONS[here[0]](held[here[1]]) * (held[here[2]] if here[2] else 1.0)  # the formula of a on the tensors of b
-        yield scene.suspect(
-            rule, f"{words[0]} in a, {words[1]} in b", Undo(made=lambda _: made), "use the same formula on both sides"
-        )
+        yield scene.suspect(rule, said, Undo(made=lambda _: made), "use the same formula on both sides")
+
+
+def _made_by(scene: Scene, name: str, side: str) -> str:
+    """Return the name of the output that the tensor *name* is; *name* where it is none."""
+    held = {source.name: source.a if side == "a" else source.b for source in scene.sources}
+    alike = (other for other, each in held.items() if other.endswith(":output") and each.shape == held[name].shape)
+    return next((other for other in alike if torch.equal(held[other], held[name])), name)
 
 
 def _activation(scene: Scene, side: int, wanted: Tensor) -> tuple[str, str, str] | None:
@@ -743,6 +752,31 @@ def of_function(scene: Scene) -> Iterator[Suspect]:
 _ROUNDED: dict[str, Callable[[Tensor], Tensor]] = {
     "rounding": torch.round, "cutting off the decimals": torch.trunc, "rounding down": torch.floor, "abs": torch.abs,
 }  # fmt: skip
+
+
+def of_given(scene: Scene) -> Iterator[Suspect]:
+    """A layer is given a tensor of the batch in ``a``, and another one, or one number in all places, in ``b``."""
+    if scene.tensors is None or scene.place.site.port != "input":
+        return
+    root = Site("", "input")
+    batches = [next((kept for kept in side.forward if kept.site == root), None) for side in (scene.a, scene.b)]
+    held = [
+        {}
+        if kept is None
+        else {leaf: as_numbers(each) for leaf, each in kept.leaves.items() if not each.is_meta and not each.is_nested}
+        for kept in batches
+    ]
+    here, there = (
+        next((leaf for leaf, each in leaves.items() if laid_out_alike(each, own) is not None and torch.equal(each, own)), "")
+        for leaves, own in zip(held, scene.tensors, strict=True)
+    )
+    beside = held[1].get(here)
+    if not here or here == there or beside is None or beside.shape != scene.tensors[0].shape:
+        return
+    one = scene.tensors[1].flatten()[0]
+    other = there or (f"{float(one):g} in all places" if bool((scene.tensors[1] == one).all()) else "another tensor")
+    words = f"it is {here} of the batch in a, {other} in b"
+    yield scene.suspect("inputs", words, Undo(made=lambda _: beside), "give it the same tensor on both sides")
 
 
 def where_it_differs(scene: Scene) -> Iterator[Finding]:

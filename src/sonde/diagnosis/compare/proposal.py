@@ -127,9 +127,15 @@ def _is_crossed(
 def _given_alike(layers: Sequence[_Layer], at: int, beside: _Layer) -> int:
     """Return which of *layers* is given what *beside* is: that *at* a place, or a module around it that holds no other parameters.
 
-    As a table of codes in a module that finds the nearest ones, against a module that holds the codes itself.
+    As a table of codes in a module that finds the nearest ones, against a module that holds the codes itself. So it is with a
+    module around that holds a bias besides, as *beside* does.
     """
     own = layers[at]
+    whole = [
+        place for place, each in enumerate(layers) if own.name.startswith(f"{each.name}.") and own.held != beside.held == each.held
+    ]
+    if whole:
+        return max(whole, key=lambda place: len(layers[place].name))
     around = [
         place
         for place, each in enumerate(layers)

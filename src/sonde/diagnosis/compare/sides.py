@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from sonde.diagnosis.distance import as_numbers, distance, readable, repeats
 from sonde.engine import Named, buffers_of, class_of, is_floating, members, parameters_of
@@ -256,7 +257,10 @@ class Side:
         found = {}
         for item in self.computing(real, model):
             inside = item.name[len(real) :].lstrip(".")
-            for own, held in (*parameters_of(item.module).items(), *buffers_of(item.module).items()):
+            if isinstance(item.module, parametrize.ParametrizationList):
+                continue  # the module around has the tensor that is made of these
+            made = {own: getattr(item.module, own).detach() for own in _parametrized(item.module)}
+            for own, held in (*parameters_of(item.module).items(), *buffers_of(item.module).items(), *made.items()):
                 if held is not None and not held.is_nested:
                     tensor = readable(held)
                     found[f"{inside}.{own}" if inside else own] = tensor if portion is None else _rows(portion, item.module, tensor)
@@ -268,6 +272,9 @@ class Side:
         inside, _, last = own.rpartition(".")
         path = ".".join(filter(None, (real, inside)))
         module = next(item.module for item in self.computing(real, model) if item.name == path)
+        if last in _parametrized(module):
+            setattr(module, last, value.to(getattr(module, last)))
+            return
         held: Tensor | None = {**buffers_of(module), **parameters_of(module)}.get(last)
         assert held is not None
         value = value.to(held.device, held.dtype)
@@ -364,6 +371,11 @@ class Side:
     def types(self) -> dict[str, str]:
         """Return the class name of every module that ran, in order of execution."""
         return {each.site.path: each.type for each in self.forward if each.site.port == "output"}
+
+
+def _parametrized(module: nn.Module) -> tuple[str, ...]:
+    """Return which tensors of *module* are made of others, as a weight of its direction and length (``parametrize``)."""
+    return tuple(module.parametrizations) if parametrize.is_parametrized(module) else ()  # type: ignore[arg-type]
 
 
 def feature_axis(module: nn.Module, tensor: Tensor) -> int:
