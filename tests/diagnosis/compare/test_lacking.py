@@ -289,6 +289,68 @@ def test_a_tensor_of_the_batch_that_one_side_ignores_is_named() -> None:
     assert told(Typed(is_read=True), Typed(is_read=False), batch) == words
 
 
+class Last(nn.LayerNorm):
+    """A norm of channels, which are the first axis of each image."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class Images(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.norm, self.deep, self.wide = nn.Conv2d(3, 6, 2, 2), Last(6), nn.Conv2d(6, 6, 3, padding=1), Last(6)
+        self.mix, self.back = nn.Conv2d(6, 9, 1), nn.Conv2d(9, 6, 1)
+        self.gain, self.head = nn.Parameter(torch.rand(6, 1, 1)), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.stem(x))
+        return self.head((x + self.gain * self.back(self.mix(self.wide(self.deep(x))))).mean((2, 3)))
+
+
+class ChannelsLast(nn.Module):
+    """The same, with channels last but in convolutions."""
+
+    def __init__(self, like: Images, *, has_gain: bool = True, is_of_sample: bool = False) -> None:
+        super().__init__()
+        self.patches, self.after, self.conv, self.before = nn.Conv2d(3, 6, 2, 2), nn.LayerNorm(6), like.deep, nn.LayerNorm(6)
+        self.mixing, self.narrow = nn.Linear(6, 9), nn.Linear(9, 6)
+        self.scale, self.classes = nn.Parameter(torch.ones(6)), nn.Linear(6, 2)
+        self._is_of_sample = is_of_sample
+        with torch.no_grad():
+            for layer, convolution in ((self.mixing, like.mix), (self.narrow, like.back)):
+                layer.weight.copy_(convolution.weight.flatten(1))
+                layer.bias.copy_(convolution.bias)  # type: ignore[arg-type]
+            self.scale.copy_(like.gain.flatten() if has_gain else self.scale)
+        self.patches.load_state_dict(like.stem.state_dict())
+        self.classes.load_state_dict(like.head.state_dict())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patches(x).permute(0, 2, 3, 1)
+        norm = self.after
+        x = functional.layer_norm(x, x.shape[1:]) * norm.weight + norm.bias if self._is_of_sample else norm(x)
+        y = self.conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+        return self.classes((x + self.scale * self.narrow(self.mixing(self.before(y)))).mean((1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("changed", "place", "words"),
+    [
+        ({"has_gain": False}, "head:input", "b.scale differs from a.gain"),
+        ({"is_of_sample": True}, "deep:input", "layer_norm has normalized_shape=(6,) in a, normalized_shape=(6, 6, 6) in b"),
+    ],
+)
+def test_a_difference_behind_layers_that_have_channels_last_is_found(changed: dict[str, bool], place: str, words: str) -> None:
+    a, batch = Images(), torch.randn(2, 3, 12, 12)
+
+    assert sonde.compare(a, ChannelsLast(a), batch, verbose=False).ok
+    found = sonde.compare(a, ChannelsLast(a, **changed), batch, verbose=False)
+    assert found.culprit is not None
+    assert str(found.culprit.site) == place
+    assert told(a, ChannelsLast(a, **changed), batch).startswith(words)
+
+
 class ByName(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -377,8 +377,7 @@ def _without_addends(places: list[Place]) -> list[Place]:
 def _without_layouts(places: list[Place], pairs: list[tuple[Kept, Kept]], judge: Judge) -> list[Place]:
     """Return *places*; one does not part where the sides have equal tensors with the axes in another order, and all behind agrees.
 
-    Shapes that differ tell the order of the axes, whatever is behind. Of one shape, with axes of one length, it may be the fault,
-    but of a layer whose input has that order as well.
+    Shapes that differ tell the order of the axes, whatever is behind. Of one shape, with axes of one length, it may be the fault.
     """
     found = list(places)
     for number in reversed(range(len(found))):
@@ -391,11 +390,35 @@ def _without_layouts(places: list[Place], pairs: list[tuple[Kept, Kept]], judge:
         if turned is None or turned.parts or turned.relative > _LIKE * place.relative:
             break
         found[number] = turned
-    for number, place in enumerate(found):
-        before = found[number - 1] if number and place.parts and place.site.port == "output" else place
-        if before.site == Site(place.site.path, "input") and before.remark.startswith(ANOTHER_LAYOUT) and not before.parts:
-            turned = place_of(place.stage, *pairs[number], judge, turned=True)
-            found[number] = turned if turned is not None and turned.remark == before.remark and not turned.parts else place
+    return _without_carried(found, pairs, judge) if found and found[0].stage == "forward" else found
+
+
+def _without_carried(places: list[Place], pairs: list[tuple[Kept, Kept]], judge: Judge) -> list[Place]:
+    """Return *places*; one does not part whose axes are in another order if all agrees again where ``a`` carries its tensor next.
+
+    That is where a module is given it, or the output of the one that is; so layers of one side have channels last. Nor does the
+    output of a layer that is given its input in that order. Where an axis is exchanged by mistake, what is behind is another thing.
+    """
+    found, keys = list(places), {place.key: at for at, place in enumerate(places)}
+
+    def turn(number: int) -> None:
+        turned = place_of("forward", *pairs[number], judge, turned=True)
+        if turned is not None and not turned.parts and turned.relative <= _LIKE * found[number].relative:
+            found[number] = turned
+
+    parted = [at for at, place in enumerate(found) if place.parts and pairs[at][0].main is not None]
+    for number in parted[::-1]:
+        place, main = found[number], pairs[number][0].main
+        behind = (at for at in range(number + 1, len(found)) if main is not None and _is_same(pairs[at][0], main[1]))
+        of_layer = keys.get((Site(place.site.path, "output"), place.call)) if place.site.port == "input" else None
+        met = next(behind, of_layer)
+        if met is not None and not found[met].parts:
+            turn(number)
+    for number in parted:
+        given = keys.get((Site(found[number].site.path, "input"), found[number].call))
+        is_turned = given is not None and not found[given].parts and found[given].remark.startswith(ANOTHER_LAYOUT)
+        if found[number].site.port == "output" and is_turned:
+            turn(number)
     return found
 
 

@@ -231,6 +231,8 @@ class _Found:
         self._judge = Judge(scene.a, scene.b, scene.noise)
         self._floor = proof.floor
         self._free = scene.a.portions.keys() | {name for name, other in scene.names.pairs() if other in scene.b.portions}
+        before = scene.places[: proof._target]
+        self._has_layouts = any(each.stage == "forward" and each.remark.startswith(ANOTHER_LAYOUT) for each in before)
         self._is_apart_before = False
         self._place: Place | None = None
 
@@ -241,6 +243,11 @@ class _Found:
             return
         now = place_of(place.stage, one, kept, self._judge)
         if number == self._target:
+            if (
+                self._has_layouts and now is not None and now.parts and place.stage == "forward"
+            ):  # axes of one length do not tell it
+                turned = place_of(place.stage, one, kept, self._judge, turned=True)
+                now = turned if turned is not None and not turned.parts else now
             self._place = now if one.leaves or kept.leaves else replace(place, parts=False)  # neither has a gradient
         elif now is not None and now.parts and place.site.port != "input" and place.site.path not in self._free:
             self._is_apart_before |= place.relative <= place.floor and not place.remark.startswith(ANOTHER_LAYOUT)
