@@ -470,3 +470,21 @@ def test_one_that_cells_of_all_layers_add_to_a_gate_is_told() -> None:
 
     assert sonde.compare(a, Tagger(a), batch, verbose=False).ok
     assert told(a, Tagger(a, more=1.0), batch) == "b adds 1 to the gate f (of i, f, g, o), a does not"
+
+
+class Read(nn.Module):
+    def __init__(self, *, is_normed: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm, self.query, self.key = nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 5), nn.Linear(5, 5)
+        self._is_normed = is_normed
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x) * 2
+        y = self.norm(x)
+        return (self.query(y) * self.key(y if self._is_normed else x)).sum(-1)
+
+
+def test_an_input_that_is_another_tensor_is_told_by_the_outputs_that_they_are() -> None:
+    words = "it is norm:output in a, norm:input in b"
+    assert told(Read(is_normed=True), Read(is_normed=False), torch.randn(3, 4)) == words
