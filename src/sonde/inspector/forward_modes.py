@@ -93,6 +93,7 @@ class EvaluationModes:
         self._given: dict[bool, list[tuple[HostCopy, int, int]]] = {True: [], False: []}  # sizes of inputs, by what trains; moments
         self._seen = {True: 0, False: 0}  # passes whose inputs were looked at
         self._differing: tuple[Finding, ...] = ()
+        self._listens = False  # further passes are told
         self._losses = self._alone = 0  # validation losses, and those in a row without a pass of the model
         self._since = -1  # the step in front of the first validation loss
 
@@ -117,13 +118,14 @@ class EvaluationModes:
         if passes and all(passes):
             self._waiting = passes[0], epoch, step
         self._times[0] += bool(passes) and not all(passes)
-        self._alone = 0 if passes or not self._seen[True] else self._alone + 1
+        self._alone = 0 if passes or not (self._seen[True] and self._listens) else self._alone + 1
         self._losses += 1
         if self._alone == _ENOUGH and not self._differing:
             self._differ(_OF_ANOTHER, _FOLLOWS, epoch, step, {"given": 0.0, "trained": float(_ENOUGH)})
         is_open = bool(self._acting) and not self._found and self._times[0] < _ENOUGH
         waits = not self._differing and min(self._seen.values()) < _MOST_GIVEN and self._losses < _LOSSES
-        return (is_open or waits) and self._chosen.is_on("eval_mode")
+        self._listens = (is_open or waits) and self._chosen.is_on("eval_mode")
+        return self._listens
 
     def _read_inputs(self, given: tuple[Any, Any], epoch: int, step: int, *, trains: bool) -> None:
         """Keep the mean and the size of the first input of numbers."""
