@@ -311,7 +311,7 @@ def _told_even(subject: Subject, inputs: Mapping[str, Tensor]) -> Finding | None
     """
     if not any("Attention" in type(item.module).__name__ for item in members(subject.model)):
         return None
-    given = [each for each in inputs.values() if each.dim() in (2, 3, 4) and len(each) >= _SEVERAL]
+    given = [each for each in inputs.values() if each.dim() in (2, 3, 4)]
     for tensor in (each for each in given if each.is_floating_point() == (each.dim() > 2)):
         what = ("tokens", "steps", "patches")[tensor.dim() - 2]
         for move in _moves(tensor):
@@ -327,7 +327,8 @@ def _moves(tensor: Tensor) -> list[Callable[[Tensor], Tensor]]:
     """Return ways to move places of an input: of tokens and steps those between the first and the last, patches in a circle."""
 
     def turn(given: Tensor) -> Tensor:
-        return torch.cat([given[:, :1], given[:, 1:-1].flip(1), given[:, -1:]], 1)
+        ends = int(given.shape[1] > _ENDS)  # which may be read alone
+        return torch.cat([given[:, :ends], given[:, ends : given.shape[1] - ends].flip(1), given[:, given.shape[1] - ends :]], 1)
 
     def roll(given: Tensor, part: int) -> Tensor:
         return given.roll((high // part, wide // part), (2, 3))
@@ -337,6 +338,9 @@ def _moves(tensor: Tensor) -> list[Callable[[Tensor], Tensor]]:
     high, wide = tensor.shape[2:]
     parts = [each for each in (2, 3, 5, 7) if high % each == 0 == wide % each]  # one divides the number of patches of a row
     return [functools.partial(roll, part=part) for part in parts]
+
+
+_ENDS = 3  # places of which none would be left to move between the first and the last
 
 
 def _is_even(subject: Subject, tensor: Tensor, move: Callable[[Tensor], Tensor]) -> bool:
