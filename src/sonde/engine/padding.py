@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 _INSIDE = 0.1  # of the tokens or steps of padding, those that stand between others
@@ -11,6 +12,7 @@ def padded(tokens: Tensor) -> Tensor:
     """Return which of *tokens* are padding: of two or more at one end of a row those that are what rows have there most often.
 
     A row of these alone has none. Where both ends have such tokens, and others than each other, those are padding that are more.
+    Where all others are one token, none are: nothing says which of the two is padding.
     Of features, ``(samples, steps, features)``, steps of zeros alone at the end are, where samples have different numbers of them.
     """
     if tokens.dim() == 3:
@@ -19,7 +21,9 @@ def padded(tokens: Tensor) -> Tensor:
     are_one = tokens[:, 0].mode().values == tokens[:, -1].mode().values
     is_behind = behind.sum() >= front.sum()
     found = (behind & (are_one | is_behind)) | (front & (are_one | ~is_behind))
-    return (found & (found.sum(1, keepdim=True) < tokens.shape[1])).long()
+    largest, least = (torch.where(found, of, tokens) for of in (tokens.amin(), tokens.amax()))  # of all others
+    is_whole = found.sum(1, keepdim=True) == tokens.shape[1]
+    return (found & ~is_whole & (largest.amax() > least.amin())).long()
 
 
 def _run(tokens: Tensor) -> Tensor:

@@ -248,7 +248,7 @@ def rank_collapse(effective_rank: float, vectors: float = math.inf, *, most: flo
     "an embedding, the largest of the network or one with a quarter of its rows, gets a gradient in one row alone, in 5 of 5 "
     "logged steps, for 8 indices or more, while most other weights are trained",
     "the gradient of an embedding is zero in the rows of all indices that were not looked up",
-    "look at the indices, which may all be padding, and at what the loss uses of the outputs",
+    "look at the indices, which may all be padding, or what a tokenizer gives for words it lacks, and at what the loss uses",
     needs=("zeros:grad", "count:output"),
     severity="bad",
     at="lookups",

@@ -671,6 +671,56 @@ def test_tokens_of_which_nearly_all_are_one_are_told_beside_padding(share: float
     assert not is_told or found["few_indices"].message == "table.weight: 97 % of the tokens are one"
 
 
+class Counted(nn.Module):
+    """The mean of tokens, but for padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(12, 8, padding_idx=0), nn.Linear(8, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        is_real = (tokens > 0)[..., None]
+        made: Tensor = self.head((self.table(tokens) * is_real).sum(1) / is_real.sum(1).clamp(min=1))
+        return made
+
+
+@pytest.mark.parametrize(("is_cut", "is_learnt"), [(True, False), (False, False), (True, True)])
+def test_one_token_that_stands_for_those_that_a_vocabulary_lacks_is_noted_where_the_loss_stands(
+    is_cut: bool, is_learnt: bool
+) -> None:
+    torch.manual_seed(0)
+    model = Counted()
+
+    def loss(_: int) -> Tensor:
+        tokens = torch.randint(1, 12, (32, 10))
+        labels = torch.randint(2, (32,))
+        if is_learnt:
+            tokens[:, 0], tokens[:, 1:] = 1 + labels, torch.randint(3, 12, (32, 9))
+        return functional.cross_entropy(model(tokens.clamp(max=8) if is_cut else tokens), labels)
+
+    told = trained(model, loss, steps=110, lr=5e-2 if is_learnt else 1e-3).get("few_indices")
+    assert (told is not None) is (is_cut and not is_learnt)
+    if told is not None:
+        assert told.severity == "note"
+        assert " of the tokens are one, row 8, " in told.message
+        assert told.message.endswith("all above it, 3, are never asked for")
+
+
+@pytest.mark.parametrize("is_one", [True, False])
+def test_of_tokens_that_are_two_in_all_none_is_told_to_be_padding(is_one: bool) -> None:
+    torch.manual_seed(0)
+    model = Counted()
+
+    def loss(_: int) -> Tensor:
+        lengths = torch.randint(3, 11, (32, 1))
+        tokens = torch.randint(1, 12, (32, 10)) * (torch.arange(10) < lengths)
+        return functional.cross_entropy(model(tokens.clamp(max=1) if is_one else tokens), (tokens[:, 0] > 5).long())
+
+    found = trained(model, loss, steps=8)
+    assert "padding_alone" not in found
+    assert ("one_index" in found) is is_one
+
+
 @pytest.mark.slow
 def test_outputs_that_have_come_to_be_alike_are_told() -> None:
     torch.manual_seed(0)

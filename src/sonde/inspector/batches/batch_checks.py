@@ -318,7 +318,10 @@ class BatchChecks:
         hooks.on_result(output, hooks.Bound(_gradient_comes, kept, self._findings.axes, tokens, features, place, reaches, look))
 
     def _count_indices(self, output: Tensor, nodes: Sequence[Any], names: Mapping[int, str]) -> dict[str, Tensor]:
-        """Count which rows of embeddings a pass has asked for; return of each: the largest share, rows that were, and how often."""
+        """Count which rows of embeddings a pass has asked for; return of each: the largest share, rows that were, and how often.
+
+        *row* is the one of the largest share, *next* the share of the one behind it, and *last* the last row that was asked for.
+        """
         found: dict[str, Tensor] = {}
         for node in (each for each in nodes if graph_nodes.operation_of(each) == "Embedding"):
             leaf = next((graph_nodes.leaf_of(each) for each in graph_nodes.sources_of(node)), None)
@@ -333,6 +336,10 @@ class BatchChecks:
             counts.index_add_(0, indices.flatten(), counted.flatten())
             total = counts.sum()
             found |= {f"most {name}": counts.max() / total.clamp(min=1), f"rows {name}": (counts > 0).sum(), f"count {name}": total}
+            if len(counts) > 1:
+                two = counts.topk(2)
+                found |= {f"row {name}": two.indices[0], f"next {name}": two.values[1] / total.clamp(min=1)}
+                found[f"last {name}"] = ((counts > 0) * torch.arange(len(counts), device=counts.device)).max()
         return found
 
     def _names_without_activation(self, names: Mapping[int, str]) -> dict[int, str]:

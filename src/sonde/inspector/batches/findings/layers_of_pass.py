@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from sonde import rules
-from sonde.inspector.batches.findings.pass_history import KEPT, LAST, OFTEN, History, PassFindings
+from sonde.inspector.batches.findings.pass_history import KEPT, LAST, OFTEN, SEEN, History, PassFindings
 from sonde.inspector.batches.look import SQUARE, Look, Table
 from sonde.rules import Chosen, Finding, among
 from sonde.words import percent, short
@@ -45,6 +45,11 @@ _OF_ONE = {
     "softmax": "take the sigmoid of one output, or the softmax over the axis of several: of classes, or of places (dim=)",
     "normalisation": "normalise over several features, or over the samples (BatchNorm), or leave it out",
 }
+_MANY, _MORE, _ROWS_OF_TOKENS = 0.15, 1.9, 8  # share of the tokens that are one, times that of any other; rows of their table
+_UNKNOWN = (
+    "look whether this is what the tokenizer gives for words that its vocabulary lacks (<unk>), or where a clamp ends: what these "
+    "words tell is lost, and the loss stands"
+)
 _DEAD_LOOKS = 2  # one after the other, in which all units of a layer were dead
 
 
@@ -166,6 +171,25 @@ class LayersOfPass(PassFindings):
                 )
                 if found is not None and table.looks >= OFTEN:
                     yield replace(found, message=f"{name}: {found.message}", site=f"{name}:param")
+                elif table.is_sequence and table.looks > SEEN:
+                    yield self._told_unknown(name, table, numbers)
+
+    def _told_unknown(self, name: str, table: Table, numbers: Mapping[str, float]) -> Finding | None:
+        """Return, as a note, that one token stands for many: it is far more frequent than the next one, and rows are unused."""
+        share, other, used = (numbers.get(f"{each} {name}", 0.0) for each in ("most", "next", "rows"))
+        rows, row = len(table.counts), numbers.get(f"row {name}", 0.0)
+        is_one = share >= _MANY and share >= _MORE * other > 0 and used < rows
+        found = self._chosen.judge("few_indices", 1.0, 2.0, math.inf, 1.0) if is_one and rows >= _ROWS_OF_TOKENS else None
+        if found is None:
+            return None
+        is_last = row == numbers[f"last {name}"] < rows - 1
+        rest = f"; all above it, {rows - 1 - row:,.0f}, are never asked for" * is_last
+        rest = rest or f"; {rows - used:,.0f} of {rows:,} rows are never asked for"
+        message = f"{name}: {percent(share)} of the tokens are one, row {row:.0f}, {short(share / other)} x as many as of any other"
+        evidence = {"share": share, "token": row, "used": used, "rows": float(rows)}
+        return replace(
+            found, message=message + rest, advice=_UNKNOWN, severity="note", site=f"{name}:param", value=share, evidence=evidence
+        )
 
     def _of_norms(self, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that running statistics are not those of the batches, or that eps is more than what goes in varies."""
