@@ -180,7 +180,8 @@ def zeroed_as_good(first: float, real: float, zeroed: float, *, share: float = 0
 
 @entry(
     "no element of the output changes where an input is zeroed, or where columns of it are exchanged among the samples; in a "
-    "training, outputs are the same for all samples, though inputs differ, in the first 16 passes or more, or because no gradient "
+    "training, outputs are the same for all samples, though inputs differ, in the first 16 passes or more (or differ by 0.0001 of "
+    "their size or less, and the loss has not fallen by a fifth in 100 steps), or because no gradient "
     "of them comes to an input, or for half of them in each of the first six; or none comes from the first output, and from others "
     "does; or in a model with attention no output reads another place than its own, or outputs do not change where tokens change "
     "places (in two training passes one depends on two equal tokens of its sample alike, of all such pairs, and the loss has not "

@@ -212,7 +212,8 @@ def gradient_kept(steps: float, *, least: float = UNMOVED) -> Judged:
 
 @entry(
     f"trainable weights that an optimizer holds and no gradient reaches in {UNMOVED} logged steps: all of a model, those before "
-    "all that are reached, those without a graph, those of one block among others (bad); those before others, of one of several "
+    "all that are reached, those without a graph, those of one block among others, those behind a rounding or a sign that no other "
+    "way leads around (bad); those before others, of one of several "
     "outputs, of a part that is never called and is like no other, or of a table that its module does not read, where the model is "
     "no library's (warn); and weights whose "
     "layers do not run, run last, or return what may be unused (a note)",

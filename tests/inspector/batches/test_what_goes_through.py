@@ -886,3 +886,70 @@ def test_a_softmax_or_a_normalisation_over_one_element_is_told(axis: int, last: 
     told = trained(model, loss, steps=8).get("input_unused")
     assert (told is not None) is bool(message)
     assert told is None or told.message.startswith(message)
+
+
+class Neighbours(nn.Module):
+    """Two layers over the nodes of a graph, whose neighbours *edges* say."""
+
+    def __init__(self, edges: Tensor) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 12), nn.Linear(12, 3)
+        edges = edges + torch.eye(len(edges), device=edges.device)
+        degrees = edges.sum(1).rsqrt()
+        self.register_buffer("edges", degrees[:, None] * edges * degrees)
+
+    def forward(self, nodes: Tensor) -> Tensor:
+        made: Tensor = self.edges @ self.last((self.edges @ self.first(nodes)).relu())
+        return made
+
+
+@pytest.mark.parametrize("is_dense", [True, False])
+def test_nodes_that_a_dense_graph_makes_as_good_as_equal_are_told_with_the_layer_behind_which_they_are(is_dense: bool) -> None:
+    torch.manual_seed(0)
+    kinds = torch.arange(300, device="cpu") % 3
+    same = kinds[:, None] == kinds
+    edges = (torch.rand(300, 300, device="cpu") < 0.05 * same).float()
+    model = Neighbours(torch.ones_like(edges) if is_dense else edges)
+    features = torch.randn(300, 8, device="cpu") + functional.one_hot(kinds, 8)
+
+    told = trained(model, lambda _: functional.cross_entropy(model(features), kinds), steps=110, lr=3e-3).get("input_unused")
+    assert (told is not None) is is_dense
+    if told is not None:
+        assert told.message.startswith("what the model returns is as good as the same for all samples from the first step on")
+        assert told.advice.startswith("samples differ by")
+        assert "in what goes into first, and by" in told.advice
+        assert "in what goes into last: look behind first first" in told.advice
+
+
+@pytest.mark.parametrize("is_mean", [True, False])
+def test_what_a_mean_over_the_samples_makes_the_same_is_told_with_the_layer_before_it(is_mean: bool) -> None:
+    torch.manual_seed(0)
+    model = Network((lambda x: x.mean(0, keepdim=True).expand_as(x)) if is_mean else (lambda x: x))
+    told = trained(model, classes(model), steps=30).get("input_unused")
+    assert (told is not None) is is_mean
+    if told is not None:
+        assert "in what goes into first, and by 0 in what goes into last: look behind first first" in told.advice
+
+
+@pytest.mark.parametrize(
+    ("step", "told"),
+    [
+        (lambda x: x.round(), "round"),
+        (lambda x: x.sign(), "sign"),
+        (lambda x: torch.div(x, 0.1, rounding_mode="floor"), "div"),
+        (lambda x: x + (x.round() - x).detach(), ""),
+        (lambda x: x - x.floor(), ""),
+        (lambda x: x.sign() * x.abs(), ""),
+    ],
+)
+def test_layers_behind_an_operation_without_a_slope_are_told_unless_another_way_leads_to_them(
+    step: Callable[[Tensor], Tensor], told: str
+) -> None:
+    torch.manual_seed(0)
+    model = Network(step)
+    found = trained(model, classes(model), steps=8)
+    assert ("unreached" in found) is bool(told)
+    if told:
+        assert f": no gradient but zeros comes to it: the {told} behind first, which" in found["unreached"].message
+        assert found["unreached"].site == "first.weight:param"
+        assert set(found) == {"unreached"}

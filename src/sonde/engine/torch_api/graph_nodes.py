@@ -52,6 +52,7 @@ _EXACT = 1e-5  # rounding of a number that is computed again
 _NEAR = 40  # nodes behind an operation, among which a layer is looked for
 _FEWEST, _MOST, _CHANCE = 64, 1 << 22, 0.5  # elements of a mask that is read; how far its share of zeros is off its rate by chance
 _FUSED = ("CudnnRnn", "MiopenRnn")  # recurrent layers, of which the first axis may be of samples
+_STEPS = ("Round", "Floor", "Ceil", "Trunc", "Sign")
 _BATCH_NORMS = ("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
 
 
@@ -141,6 +142,30 @@ def nodes_before(node: Node, most: float = math.inf, ends: Collection[Node] = ()
         new = [each for each in sources_of(now) if each not in seen] if now not in ends else []
         seen.update(new)
         waiting += dict.fromkeys(new)
+
+
+def is_step(node: Node) -> bool:
+    """Return whether the slope of the operation is zero wherever it has one, as that of a rounding or a sign."""
+    return operation_of(node) in _STEPS or getattr(node, "_saved_rounding_mode", None) in ("floor", "trunc")
+
+
+def lost_behind_step(outputs: Sequence[Node], most: int) -> tuple[Node, list[Tensor]] | None:
+    """Return the nearest operation whose slope is zero, and the leaves that *outputs* have no other way to; None for no such leaf.
+
+    So many of the operations of each output are read at *most*: None where there are more.
+    """
+    graphs = [list(nodes_before(each, most)) for each in outputs]
+    steps = {each: None for nodes in graphs for each in nodes if is_step(each)}
+    if not steps or any(len(nodes) >= most for nodes in graphs):
+        return None
+    ways = (each for output in outputs for each in nodes_before(output, most, steps))
+    reached = {id(leaf) for each in ways if (leaf := leaf_of(each)) is not None}
+    for step in steps:
+        behind_it = (leaf_of(each) for each in nodes_before(step, most))
+        lost = [leaf for leaf in behind_it if leaf is not None and id(leaf) not in reached]
+        if lost:
+            return step, lost
+    return None
 
 
 def layers_in_a_row(nodes: Sequence[Node], model: nn.Module) -> int:

@@ -36,12 +36,14 @@ from sonde.inspector.batches.findings import SHUT_LOOKS, BatchFindings
 from sonde.inspector.batches.layer_reading import (
     BEHIND,
     added_by,
+    apart_numbers,
     attention_numbers,
     dead_numbers,
     direction_numbers,
     dropped_numbers,
     input_numbers,
     last_numbers,
+    lost_by_step,
     narrow_layer,
     norm_numbers,
     of_one,
@@ -87,7 +89,7 @@ _RULES = (
     "target_own", "samples_mixed", "outputs_alike", "input_unused", "all_linear", "terms_uneven", "penalty_alone",
     "generator_misled", "begins_large", "target_of_another", "views_same", "pushed_one_way", "errors_cancel", "attention_large",
     "input_same", "input_large", "target_large", "sentinel", "class_regressed", "loss_stuck", "weight_of_ones",
-    "weight_of_many", "few_indices", "running_off", "norm_starved", "dropped", "rank_collapse", "held_twice",
+    "weight_of_many", "few_indices", "running_off", "norm_starved", "dropped", "rank_collapse", "held_twice", "unreached",
 )  # fmt: skip
 _GROWN = 1.5
 _DEPENDS = (0, 3, 10, 24)  # of the looks, those that walk the graph: a branch may begin at zero
@@ -261,7 +263,10 @@ class BatchChecks:
             names = {id(each): name for name, each in self._model.named_parameters()}
             if walks and self._may_walk:
                 look.viewed = _viewed(named) or scrambled_in(nodes, given, names)
-                look.recurrent = runs_over_samples(nodes, shown.shape, names)
+                look.recurrent, look.lost = (
+                    runs_over_samples(nodes, shown.shape, names),
+                    lost_by_step([output, *others], names, NODES),
+                )
                 sought = self._depended > 1
                 depends = dependence_of(
                     self._model, output, others, given, seeks=sought, shape=look.arranged, is_turned=look.is_turned
@@ -276,7 +281,11 @@ class BatchChecks:
             most = self._chosen.limit("dropped", "most")
             if walks and not any(isinstance(each, _DROPOUTS) and each.p > most for each in self._model.modules()):
                 look.add(dropped_numbers(nodes, names))
-            look.add(direction_numbers(nodes[::-1], names) if walks and self._may_walk else {})
+            look.add(
+                direction_numbers(nodes[::-1], names) | apart_numbers(nodes[::-1], names, len(output))
+                if walks and self._may_walk
+                else {}
+            )
             if self._depended == 1:
                 look.narrow, look.repeated, look.single, look.twice = (
                     narrow_layer(nodes, names),

@@ -284,6 +284,35 @@ def direction_numbers(nodes: Iterable[Any], names: Mapping[int, str]) -> dict[st
     return found
 
 
+def apart_numbers(nodes: Iterable[Any], names: Mapping[int, str], samples: int) -> dict[str, Tensor]:
+    """Return of what each layer with weights takes, of so many *samples*, how far these are apart, of their size.
+
+    *nodes* come in the order of execution; so do the layers.
+    """
+    found: dict[str, Tensor] = {}
+    for node in (each for each in nodes if graph_nodes.operation_of(each) in graph_nodes.WEIGHTED):
+        with suppress(RuntimeError):  # as of what has been written into
+            given = next(graph_nodes.taken_by(node), None)
+            name = _layer_behind(node, [node], names)[2]
+            if name and given is not None and given.is_floating_point() and given.dim() > 1 and len(given) == samples:
+                rows = given.detach()[:_ROWS].flatten(1)
+                rows = rows[:, :: -(-rows.shape[1] // _ROWS)].double()
+                size = rows.square().mean().sqrt()
+                found.setdefault(f"apart at {name}", (rows - rows.mean(0)).square().mean().sqrt() / size)
+    return found
+
+
+def lost_by_step(outputs: Sequence[Tensor], names: Mapping[int, str], most: int) -> tuple[str, str, list[str]] | None:
+    """Return which operation without a slope *outputs* go through, the layer before it, and the parameters that have no other way.
+
+    None where there are none. So many operations are read at *most*.
+    """
+    step, leaves = graph_nodes.lost_behind_step([each.grad_fn for each in outputs], most) or (None, [])
+    lost = {id(each) for each in leaves}
+    held = [name for of, name in names.items() if of in lost]
+    return (graph_nodes.operation_of(step).lower(), graph_nodes.layer_near(step, names), held) if held else None
+
+
 def input_numbers(nodes: Iterable[Any], names: Mapping[int, str]) -> dict[str, Tensor]:
     """Return the size of what the first layer takes, if no parameter has made it, and of a table the largest and the middle column.
 

@@ -80,6 +80,7 @@ class Look:
         repeated: the batch normalisation that is given what has gone through itself before; ``""`` for none.
         twice: the names of each layer that a list holds at several places.
         single: operations over one element, and the layers that they stand behind.
+        lost: an operation whose slope is zero, the layer before it, and the parameters that outputs have no other way to.
         depends: what the output depends on, if that was measured.
         tokens: how many arguments are tokens; first those whose part in the output was measured.
         is_piecewise: nothing but linear operations and activations of straight pieces has made the first output.
@@ -118,6 +119,7 @@ class Look:
     repeated: str = ""
     single: dict[str, str] = field(default_factory=dict)
     twice: list[list[str]] = field(default_factory=list)
+    lost: tuple[str, str, list[str]] | None = None
     depends: Depends | None = None
     tokens: int = 0
     is_piecewise: bool = False

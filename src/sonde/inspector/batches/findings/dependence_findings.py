@@ -44,6 +44,7 @@ _LAST_DROPOUT = "leave out the dropout of the outputs, or drop what goes into th
 _LAST_CUT = "leave it out while training: what is cut off gets no gradient; cut predictions where they are used"
 _TABLE = 2  # by which a table of similarities may be no square, as without those to itself
 _ALIKE = 3e-7  # of the size of outputs, rounding
+_NEARLY, _TELLING, _LOST = 1e-4, 1e-2, 0.1  # of their size: outputs that are all but the same; of inputs that are not; the rest
 _UNLIKE = 0.8  # as far as any two are samples apart that stand next to each other, and are in no order
 _PLACES = 30.0  # times as near to each other outputs with places must have come
 _STEPS = (
@@ -83,6 +84,7 @@ class DependenceFindings(PassFindings):
         self._has_attention = False
         self._padded = self._mixed = self._unread = 0  # looks that found the padding read alone, samples mixed, and no input read
         self._is_cut = False  # no input was read by the first output, and one by others
+        self._apart: dict[str, float] = {}  # by layer: how far samples were apart in what it was given, in the order of execution
         self._viewed = 0  # and an input whose axes a view has exchanged
 
     def of(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
@@ -93,6 +95,8 @@ class DependenceFindings(PassFindings):
 
     def _of_distances(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that outputs are alike, from the first pass on, or have come to be: those of one kind in each pass may be."""
+        known = {each.removeprefix("apart at "): apart for each, apart in numbers.items() if each.startswith("apart at ")}
+        self._apart = known or self._apart
         beside = self._so_far("beside", value=numbers.get("beside"))[-LAST:]
         if "apart" not in numbers or not math.isfinite(numbers["size"]):
             return
@@ -117,7 +121,31 @@ class DependenceFindings(PassFindings):
                 found = found and replace(found, message=cut if is_cut else alike, advice=advice)
                 yield found and replace(found, first_step=same[0][0])
             if is_known and (are_one or self._unread > 1):
-                yield self._told_unused(look, numbers, is_cut=self._is_cut)
+                yield self._with_place(self._told_unused(look, numbers, is_cut=self._is_cut))
+            elif is_known and numbers.get("differ", 0.0) > 0 and all(0 < apart <= _NEARLY * size for apart, size in distances):
+                yield self._told_nearly(max(apart / size for apart, size in distances))
+
+    def _told_nearly(self, share: float) -> Finding | None:
+        """Return that outputs have differed by no more than a *share* of their size so far, as the loss may bear out."""
+        found = self._chosen.judge("input_unused", 2, 1, name="what it is given", has_layers=True)
+        message = (
+            f"what the model returns is as good as the same for all samples from the first step on: it differs by {short(share)}"
+        )
+        message += " of its size, though what it is given differs"
+        return self._with_place(found and replace(found, message=message, advice=_UNUSED, evidence={"alike": share}))
+
+    def _with_place(self, found: Finding | None) -> Finding | None:
+        """Return the finding that outputs are alike with the layers between which samples have come to be so, if that is known."""
+        if found is None or found.advice != _UNUSED or not self._apart:
+            return found
+        places = list(self._apart.items())
+        behind = [(name, alike) for name, alike in places[1:]] + [("", 0.0)]
+        for (one, apart), (other, alike) in zip(places, behind, strict=True):
+            if apart >= _TELLING and alike <= _LOST * apart:
+                rest = f"by {short(alike)} in what goes into {other}" if other else "not in what is returned"
+                place = f"samples differ by {short(apart)} of their size in what goes into {one}, and {rest}"
+                return replace(found, advice=f"{place}: look behind {one} first; {found.advice}")
+        return found
 
     def _of_repeats(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that two views of each sample are the same: two passes of one loss return the same, or two halves of a batch."""

@@ -50,6 +50,10 @@ _UNKNOWN = (
     "look whether this is what the tokenizer gives for words that its vocabulary lacks (<unk>), or where a clamp ends: what these "
     "words tell is lost, and the loss stands"
 )
+_STRAIGHT = (
+    "pass the gradient straight through, x + (round(x) - x).detach(), or use what has a slope while training (a sigmoid, tanh or "
+    "softmax of it, noise of the size of a step)"
+)
 _DEAD_LOOKS = 2  # one after the other, in which all units of a layer were dead
 
 
@@ -85,10 +89,23 @@ class LayersOfPass(PassFindings):
         for names in look.twice:
             found = self._chosen.judge("held_twice", float(len(names)), layer=f"{names[0]} to {names[-1]}")
             yield found and replace(found, site=f"{names[0]}:param", advice=rules.updates.EACH_LAYER)
+        yield self._told_lost(look)
         yield from self._of_indices(numbers)
         yield from self._of_norms(numbers)
         yield from self._of_attention(numbers)
         yield from self._of_dropped(numbers)
+
+    def _told_lost(self, look: Look) -> Finding | None:
+        """Return that layers stand behind an operation whose slope is zero: no gradient comes to them."""
+        if look.lost is None:
+            return None
+        operation, layer, names = look.lost
+        found = self._chosen.judge("unreached", math.inf)
+        where = f"the {operation} behind {layer}" if layer else f"a {operation}"
+        message = f"no gradient but zeros comes to it: {where}, which what is returned goes through, has a slope of zero everywhere"
+        return found and replace(
+            found, message=among(names, message), advice=_STRAIGHT, site=f"{names[0]}:param", places=tuple(names), evidence={}
+        )
 
     def _of_input(self, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that what the first layer takes is as good as zero, or that its columns are of very different sizes."""
