@@ -352,8 +352,9 @@ def attention_large(
 
 @entry(
     f"a normalisation whose eps is {EPS_LARGE:g} or more, or a batch normalisation whose momentum is 0, or that has two elements "
-    "of each channel, or one within a sample that returns its bias alone from the first step on, though what goes in varies; or "
-    "one that is frozen, before all that is trained, and in training mode (of dropouts alone a note below 0.3)",
+    "of each channel (or two samples, of 512 elements or fewer, in six training passes: a note), or one within a sample that "
+    "returns its bias alone from the first step on, though what goes in varies; or one that is "
+    "frozen, before all that is trained, and in training mode (of dropouts alone a note below 0.3)",
     "torch.nn.BatchNorm2d: eps is 1e-5, and running statistics become (1 - momentum) x old + momentum x new",
     "set eps to 1e-5 and momentum to 0.1, as usual, or normalise over more elements; freeze statistics with eval(), if that is "
     "meant",

@@ -760,11 +760,11 @@ class Findings:
         That nothing is won of what should be, where steps have moved the weights far and no finding says yet that the loss stands
         still; that a label is seen, where the loss has come down; that a rate is 0, where it has not, or where steps move nothing;
         that a discriminator cannot be followed, where steps move it far more than all others; that outputs are as good as the same,
-        what goes into a layer points in one direction, the order of tokens says nothing, or one token stands for many, where the
-        loss stands; that an eps is large, where it does and steps are small; that few layers are random, where it has not in more
-        steps; that steps are made of gradients of a loss that was multiplied, where they do harm; that a decay outweighs the
-        gradients, where the loss stands still and nothing else explains it; that each step sees the same samples, where these are
-        learnt by heart; that inputs of an evaluation are others, where its loss rises or stands.
+        or hardly depend on first steps, what goes into a layer points in one direction, the order of tokens says nothing, or one
+        token stands for many, where the loss stands; that an eps is large, where it does and steps are small; that few layers are
+        random, where it has not in more steps; that steps are made of gradients of a loss that was multiplied, where they do harm;
+        that a decay outweighs the gradients, where the loss stands still and nothing else explains it; that each step sees the same
+        samples, where these are learnt by heart; that inputs of an evaluation are others, where its loss rises or stands.
 
         >>> from sonde.run import Findings
         >>> from sonde.types import Finding
@@ -781,8 +781,8 @@ class Findings:
             return self._judges.stands(each.model) and self._judges.is_divided(each)
         if each.rule == "frozen_raw" and each.severity == "warn" and each.value <= self.chosen.limit("frozen_raw", "few"):
             return self._judges.stands(each.model, 2)
-        if not each.evidence.keys().isdisjoint(("aside", "order", "token", "alike")):
-            return self._judges.stands(each.model, 1 if each.evidence.keys() & {"token", "alike"} else 2)
+        if not each.evidence.keys().isdisjoint(("aside", "order", "token", "alike", "reach")):
+            return self._judges.stands(each.model, 1 if each.evidence.keys() & {"token", "alike", "reach"} else 2)
         if each.rule == "rate_small" and "made" in each.evidence:
             return self._judges.outruns(each.model, each.value)
         if each.rule == "rate_small" and not each.value and each.severity != "note":

@@ -953,3 +953,56 @@ def test_layers_behind_an_operation_without_a_slope_are_told_unless_another_way_
         assert f": no gradient but zeros comes to it: the {told} behind first, which" in found["unreached"].message
         assert found["unreached"].site == "first.weight:param"
         assert set(found) == {"unreached"}
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer whose last state is read, and with *is_averaged* the mean of all."""
+
+    def __init__(self, *, is_averaged: bool) -> None:
+        super().__init__()
+        self.tokens, self.layer, self.last = nn.Embedding(6, 8), nn.RNN(8, 8, batch_first=True), nn.Linear(8, 2)
+        self.is_averaged = is_averaged
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        states = self.layer(self.tokens(tokens))[0]
+        made: Tensor = self.last(states.mean(1) if self.is_averaged else states[:, -1])
+        return made
+
+
+@pytest.mark.parametrize(
+    ("is_averaged", "is_learnt", "is_told"), [(False, False, True), (True, False, False), (False, True, False)]
+)
+def test_first_steps_that_do_not_reach_the_output_of_a_recurrent_layer_are_noted_where_the_loss_stands(
+    is_averaged: bool, is_learnt: bool, is_told: bool
+) -> None:
+    torch.manual_seed(0)
+    model = Recurrent(is_averaged=is_averaged)
+
+    def loss(_: int) -> Tensor:
+        tokens = torch.randint(6, (16, 40), device="cpu")
+        labels = (tokens[:, -1 if is_learnt else 0] > 2).long()
+        return functional.cross_entropy(model(tokens), labels)
+
+    told = trained(model, loss, steps=110, lr=3e-2 if is_learnt else 1e-3).get("gradient_vanishing")
+    assert (told is not None) is is_told
+    if told is not None:
+        assert told.severity == "note"
+        assert told.message.startswith("what the model returns depends ")
+        assert told.message.endswith(" x as much on the first of 40 steps as on the last")
+
+
+@pytest.mark.parametrize(("samples", "size", "is_noted"), [(2, 8, True), (8, 8, False), (2, 24, False)])
+def test_a_batch_normalisation_over_the_elements_of_two_samples_is_noted(samples: int, size: int, is_noted: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.LazyLinear(2))
+    model(torch.zeros(2, 1, size, size, device="cpu"))
+
+    def loss(_: int) -> Tensor:
+        images = torch.randn(samples, 1, size, size, device="cpu")
+        return functional.cross_entropy(model(images), (images.mean((1, 2, 3)) > 0).long())
+
+    told = trained(model, loss, steps=10).get("norm_setting")
+    assert (told is not None) is is_noted
+    if told is not None:
+        assert told.severity == "note"
+        assert told.message == "1: its statistics are those of two samples, 72 elements of each channel or more"

@@ -90,6 +90,7 @@ _RULES = (
     "generator_misled", "begins_large", "target_of_another", "views_same", "pushed_one_way", "errors_cancel", "attention_large",
     "input_same", "input_large", "target_large", "sentinel", "class_regressed", "loss_stuck", "weight_of_ones",
     "weight_of_many", "few_indices", "running_off", "norm_starved", "dropped", "rank_collapse", "held_twice", "unreached",
+    "gradient_vanishing", "norm_setting",
 )  # fmt: skip
 _GROWN = 1.5
 _DEPENDS = (0, 3, 10, 24)  # of the looks, those that walk the graph: a branch may begin at zero

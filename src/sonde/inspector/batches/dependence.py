@@ -22,6 +22,7 @@ _COMPARED = 32  # samples, whose tokens are compared with what was made of them
 _MARGIN = 64  # places by which a series is longer that was padded
 _TOKENS = 3  # beside the padding of a sample, so that it is no other one that is read
 _PLACES = 256  # tokens of a sample, any two of which may be equal
+_EIGHTH = 8  # of the steps of a sample
 _NEAR = 40  # nodes behind an operation, among which a parameter is looked for
 _STEPS = 1_000  # nodes of a recurrent layer, among which its weights are looked for
 _NOTHING = 1e-6  # of a gradient, rounding
@@ -60,6 +61,7 @@ class Dependence:
         inputs: of each other input.
         is_graph: the batch is a graph, whose samples belong together.
         is_cut: the output depends on no input, another one does.
+        is_recurrent: the model has a recurrent layer.
         mixed_by: by an operation, and the modules it stands behind and before, whether it was one that mixed samples.
         spread_by: the same of those that took places of tokens to others.
     """
@@ -70,6 +72,7 @@ class Dependence:
     inputs: list[Entry] = field(default_factory=list)
     is_graph: bool = False
     is_cut: bool = False
+    is_recurrent: bool = False
     mixed_by: dict[tuple[str, str, str], Tensor] = field(default_factory=dict)
     spread_by: dict[tuple[str, str, str], Tensor] = field(default_factory=dict)
 
@@ -84,7 +87,8 @@ class Dependence:
         or the first (1), and on those of other samples. ``near``: how far samples that stand next to each other are apart, of what
         any two are. ``cross``: on tokens of another row and another column; ``few``: on those of other rows, or other columns,
         whichever are less. ``twins``: how many pairs of its tokens are equal, without padding and its place, and ``uneven`` how
-        far it depends more on one of such a pair than on the other, at most, of what it depends on both.
+        far it depends more on one of such a pair than on the other, at most, of what it depends on both. ``reach``: of a recurrent
+        model, how many times as much on the first steps as on the last.
         """
         for number, entry in enumerate([*self.tokens, *self.inputs]):
             sizes, is_own = entry.sizes, torch.arange(len(entry.sizes), device=self.sample.device) == self.sample
@@ -100,6 +104,8 @@ class Dependence:
                     at_end, by_step = (_row(each, self.sample) for each in (padded(entry.given), entry.steps))
                     behind, before = ((by_step * each).sum() / each.sum() for each in (at_end, 1 - at_end))
                     yield f"zeros {number}", behind / before
+                    if self.is_recurrent:
+                        yield f"reach {number}", _first_of_last(by_step, at_end)
                 if sizes.shape[1] == 1:
                     continue
             else:
@@ -108,6 +114,8 @@ class Dependence:
                 yield f"real {number}", real.sum() - real.max()
                 yield f"padding {number}", padding.sum()
                 yield f"read {number}", padding.sum() / is_padding.sum() / (real.sum() / (1 - is_padding).sum())
+                if self.is_recurrent:
+                    yield f"reach {number}", _first_of_last(own, is_padding)
                 along, across = own.sum(), _row(sizes.T, at := self.place.clamp(max=sizes.shape[1] - 1)).sum()
                 yield f"cross {number}", (sizes.sum() - along - across + _row(own, at)).clamp(min=0)
                 yield f"few {number}", torch.minimum(whole.sum() - along, whole.sum() - across)
@@ -179,6 +187,7 @@ def dependence_of(
     stepped = [] if tokens else [held for held, _ in entries.values() if held.dim() == 3 and held.is_floating_point()]
     sample, place = _looked_at(tokens, ordered, output.device, stepped)
     found = Dependence(sample, place, is_graph=holds_graph(model, given, samples), is_cut=is_cut)
+    found.is_recurrent = any("weight_hh" in name for name, _ in model.named_parameters())
     if not entries:
         return found if is_cut else None
     weight = torch.arange(1, output.numel() + 1, device=output.device, dtype=output.dtype).cos().reshape(ordered)
@@ -444,6 +453,15 @@ def _looked_at(
 def _row(table: Tensor, number: Tensor) -> Tensor:
     """Return the row with this *number*, without a host sync."""
     return table.index_select(0, number.reshape(1))[0]
+
+
+def _first_of_last(sizes: Tensor, is_padding: Tensor) -> Tensor:
+    """Return how many times as large *sizes* of the first eighth of the steps are as those of the last; 1 of few steps."""
+    number = (1 - is_padding.long()).cumsum(0)
+    count = number[-1]
+    few, is_real = count // _EIGHTH, is_padding == 0
+    first, last = (sizes * (is_real & which) for which in (number <= few, number > count - few))
+    return torch.where(count >= 2 * _EIGHTH, first.sum() / last.sum(), 1.0)
 
 
 def _one_of(place: Tensor, output: Tensor, axis: int) -> Tensor:

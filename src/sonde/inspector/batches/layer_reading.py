@@ -16,6 +16,7 @@ _NOTHING = 1e-6  # of a gradient, rounding
 # operations between products and their softmax
 _SCORES = (*graph_nodes.KEEPS, "Div", "Mul", "MaskedFill", "Add", "Where", "Expand")
 _NEAR, _HALF = 40, 0.5  # nodes behind an attention among which a layer is looked for; share of the rows that read one place
+_FEW_SAMPLES, _FEW_ELEMENTS = 2, 512  # of a batch that is normalised, whose statistics say little of others
 _ELEMENTS = 32  # of a channel of a batch normalisation
 _FEATURES = 1 << 22  # elements of a tensor that is read
 BEHIND = (*graph_nodes.KEEPS, "Div", "Mul")
@@ -426,12 +427,18 @@ def repeated_norm(nodes: Sequence[Any], names: Mapping[int, str]) -> str:
 
 
 def norm_numbers(nodes: Sequence[Any], names: Mapping[int, str], slow: Collection[str]) -> dict[str, Tensor]:
-    """Return of each batch normalisation the variance that goes in, of its eps, and of *slow* ones how far they are off."""
+    """Return of each batch normalisation the variance that goes in, of its eps, and of *slow* ones how far they are off.
+
+    *two of* is how many elements of each channel it has, where these are of two samples or fewer, and several of each.
+    """
     found: dict[str, Tensor] = {}
     for node in nodes:
         held = graph_nodes.batch_statistics(node)
         leaf = next((one for each in graph_nodes.sources_of(node) if (one := graph_nodes.leaf_of(each)) is not None), None)
         name = names.get(id(leaf), "").rpartition(".")[0]
+        samples = [len(each) for each in graph_nodes.taken_by(node)] if held is not None else []
+        if held is not None and name and samples and samples[0] <= _FEW_SAMPLES and samples[0] < held.elements <= _FEW_ELEMENTS:
+            found[f"two of {name}"] = held.var.new_full((), held.elements)
         if held is None or not name or held.elements < _ELEMENTS:
             continue
         if held.eps:

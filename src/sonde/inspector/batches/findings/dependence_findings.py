@@ -45,6 +45,10 @@ _LAST_CUT = "leave it out while training: what is cut off gets no gradient; cut 
 _TABLE = 2  # by which a table of similarities may be no square, as without those to itself
 _ALIKE = 3e-7  # of the size of outputs, rounding
 _NEARLY, _TELLING, _LOST = 1e-4, 1e-2, 0.1  # of their size: outputs that are all but the same; of inputs that are not; the rest
+_REACH = (
+    "if what is to be learnt stands in the first steps: use an LSTM or GRU whose forget gates begin open (a bias of 1 or more), "
+    "recurrent weights that begin orthogonal, attention or a mean over the steps, or fewer steps"
+)
 _UNLIKE = 0.8  # as far as any two are samples apart that stand next to each other, and are in no order
 _PLACES = 30.0  # times as near to each other outputs with places must have come
 _STEPS = (
@@ -203,6 +207,7 @@ class DependenceFindings(PassFindings):
             yield from self._of_samples(look, look.depends, numbers)
             yield from self._of_series(look.depends, numbers)
             yield from self._of_zeros(look.depends, numbers)
+            yield from self._of_reach(look, look.depends, numbers)
 
     def _told_recurrent(self, look: Look) -> Finding | None:
         """Return that a recurrent layer takes samples for steps, as two looks have found it."""
@@ -320,6 +325,18 @@ class DependenceFindings(PassFindings):
                     "sample, as on one before"
                 )
                 yield found and replace(found, message=message, severity="warn")
+
+    def _of_reach(self, look: Look, depends: Depends, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
+        """Yield, as a note, that the first steps of a recurrent network hardly reach what it returns, in each look."""
+        for place, (shape, _) in enumerate(depends.inputs):
+            reaches = self._so_far("reach", place, value=numbers.get(f"reach {place}"))
+            if len(look.shape) == 2 and len(reaches) > 1:  # whose outputs have no steps
+                found = self._chosen.judge("gradient_vanishing", max(reaches), 1.0)
+                message = (
+                    f"what the model returns depends {short(reaches[-1])} x as much on the first of {shape[1]} steps as on the last"
+                )
+                evidence = {"reach": reaches[-1]}
+                yield found and replace(found, message=message, advice=_REACH, severity="note", evidence=evidence)
 
     def _told_unused(self, look: Look, numbers: Mapping[str, float], *, is_cut: bool = False) -> Finding | None:
         """Return that outputs do not depend on what they are made of; *is_cut*: the first one does not, others do."""

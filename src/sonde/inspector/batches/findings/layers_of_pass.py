@@ -54,6 +54,10 @@ _STRAIGHT = (
     "pass the gradient straight through, x + (round(x) - x).detach(), or use what has a slope while training (a sigmoid, tanh or "
     "softmax of it, noise of the size of a step)"
 )
+_TWO = (
+    "give larger batches, or normalise within each sample (GroupNorm, LayerNorm): what a batch of two adds is noise, and "
+    "evaluation, with the statistics of many, is another function"
+)
 _DEAD_LOOKS = 2  # one after the other, in which all units of a layer were dead
 
 
@@ -209,7 +213,15 @@ class LayersOfPass(PassFindings):
         )
 
     def _of_norms(self, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
-        """Yield that running statistics are not those of the batches, or that eps is more than what goes in varies."""
+        """Yield that running statistics are not those of the batches, that eps is more than what goes in varies, or few samples."""
+        few = {each.removeprefix("two of "): elements for each, elements in numbers.items() if each.startswith("two of ")}
+        looks = self._so_far("two of", value=bool(few))
+        if few and len(looks) >= KEPT and all(looks):
+            found = self._chosen.judge("norm_setting", math.nan, math.nan, are_two=True)
+            least = min(few.values())
+            message = among([*few], f"its statistics are those of two samples, {least:.0f} elements of each channel or more")
+            site = f"{next(iter(few))}:output"
+            yield found and replace(found, message=message, advice=_TWO, site=site, places=tuple(few), severity="note", value=least)
         for key in numbers:
             what, _, name = key.partition(" ")
             if what not in ("mean", "varies"):
