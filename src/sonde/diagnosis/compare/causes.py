@@ -705,7 +705,7 @@ def _cell_of(module: str, own: str) -> str:
 
 
 def _of_edges(scene: Scene) -> Iterator[Suspect]:
-    """The edges of a graph, of which one side lacks those from each node to itself or those back, or takes them turned round."""
+    """The edges of a graph: one side lacks those from each node to itself or those back, or takes them turned round."""
     root = Site("", "input")
     kept = next((kept for kept in scene.b.forward if kept.site == root), None)
     for leaf, edges in () if kept is None else kept.leaves.items():
