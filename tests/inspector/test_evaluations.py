@@ -60,7 +60,7 @@ def test_other_inputs_in_evaluation_are_told_first(prepare: Any, said: str) -> N
 def test_validation_losses_of_another_model_are_told() -> None:
     (rule, message), *_ = findings(of_copy=True)
     assert rule == "eval_mode"
-    assert message.startswith("validation losses come without a pass of the model")
+    assert message.startswith("validation losses come without a pass of the whole model")
 
 
 def test_where_the_validation_loss_follows_nothing_is_told() -> None:

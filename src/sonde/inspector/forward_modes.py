@@ -25,7 +25,7 @@ _PREPARES = (
     "prepare the inputs of an evaluation as those of the training: the same scaling, with the means and deviations of the training "
     "data; look at the range of images (0 to 255, or 0 to 1)"
 )
-_OF_ANOTHER = "validation losses come without a pass of the model: of another one, as an average of its weights, or a copy"
+_OF_ANOTHER = "validation losses come without a pass of the whole model: of an average of its weights, a copy, or parts of it"
 _FOLLOWS = (
     "evaluate the model itself as well; an average of weights with a decay of 0.9999 follows in some 10,000 steps: take a smaller "
     "decay, or one that begins small; look whether a copy is brought up to date"
