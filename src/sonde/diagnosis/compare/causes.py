@@ -24,6 +24,7 @@ from sonde.diagnosis.compare.formulas import FORMULAS, RELATIONS, factor_of, of_
 from sonde.diagnosis.compare.joined import among_ranks
 from sonde.diagnosis.compare.parting_operation import of_operation
 from sonde.diagnosis.compare.portions import layouts
+from sonde.diagnosis.compare.recorded_operations import long_axes
 from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.sides import Side
 from sonde.diagnosis.compare.suspects import Change, Suspect, Undo
@@ -318,7 +319,7 @@ def _of_pair(scene: Scene, name: str, label: str, x: Tensor, y: Tensor) -> Itera
     if y.shape == x.shape and x.dtype != y.dtype and distance(as_numbers(x), as_numbers(y)).relative <= max(spacing(x), spacing(y)):
         return  # the difference of the types is told apart
     assert scene.owner_b is not None
-    is_long = _long_axes(x) == _long_axes(y)
+    is_long = long_axes(x.shape) == long_axes(y.shape)
     for order, given in () if is_long else _with_other_axes(x, y):
         words = f"the input of b has the axes of {name} in the order {names_text(order)}, and its {label} has them as they stand"
         undo = Undo(b=changes.putting(scene.b, scene.owner_b, label, given))
@@ -332,10 +333,6 @@ def _of_pair(scene: Scene, name: str, label: str, x: Tensor, y: Tensor) -> Itera
         found = _mixed_up(scene, name, y) or found
         undo = Undo(b=changes.putting(scene.b, scene.owner_b, label, turned))
         yield _of_relation(scene, found, name, label, words, undo)
-
-
-def _long_axes(tensor: Tensor) -> list[int]:
-    return [length for length in tensor.shape if length != 1]
 
 
 def _with_other_axes(x: Tensor, y: Tensor) -> Iterator[tuple[tuple[int, ...], Tensor]]:

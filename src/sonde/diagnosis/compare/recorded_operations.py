@@ -265,12 +265,12 @@ def _next(left: Iterator[Tensor], _: Tensor) -> Tensor:
 
 def turned(tensor: Tensor, shape: Sequence[int]) -> Tensor:
     """Return *tensor* in *shape*, which may have its axes in another order, if their lengths tell it."""
-    return tensor.reshape(_long_axes(tensor.shape)).permute(turns_between(tensor.shape, shape) or ()).reshape(tuple(shape))
+    return tensor.reshape(long_axes(tensor.shape)).permute(turns_between(tensor.shape, shape) or ()).reshape(tuple(shape))
 
 
 def turns_between(given: Sequence[int], wanted: Sequence[int]) -> list[int] | None:
     """Return the order of axes of *given*, but for those of length 1, that *wanted* has; None where lengths do not tell it."""
-    here, there = _long_axes(given), _long_axes(wanted)
+    here, there = long_axes(given), long_axes(wanted)
     if here == there:
         return list(range(len(here)))
     is_told = sorted(here) == sorted(there) and len(set(here)) == len(here)
@@ -343,5 +343,6 @@ def found_in(wanted: Fingerprint, held: Mapping[Fingerprint, Source], within: fl
     return max(found, key=lambda each: each[0], default=(False, None))[1]
 
 
-def _long_axes(shape: Sequence[int]) -> list[int]:
+def long_axes(shape: Sequence[int]) -> list[int]:
+    """Return the lengths of the axes of a shape, but for those of length 1."""
     return [length for length in shape if length != 1]
