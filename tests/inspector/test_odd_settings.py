@@ -380,6 +380,45 @@ def test_a_schedule_that_returns_a_rate_in_the_place_of_a_factor_is_told(given: 
     assert not is_told or found["rate_small"].message == message
 
 
+@pytest.mark.parametrize(
+    ("mode", "of", "is_told"),
+    [
+        ("max", "validation", True),
+        ("max", "epoch", True),
+        ("min", "accuracy", True),
+        ("min", "validation", False),
+        ("max", "accuracy", False),
+    ],
+)
+def test_a_schedule_that_waits_for_the_opposite_of_what_it_is_told_is_told(mode: Any, of: str, is_told: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))
+    optimizer = SGD(model.parameters(), lr=0.05)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode=mode, patience=1)
+    x = torch.randn(128, 8)
+    y = x[:, :1] + x[:, 1:2] * x[:, 2:3]
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False) as inspector:
+        for _ in range(8):
+            losses = []
+            for rows in range(0, 128, 16):
+                loss = functional.mse_loss(model(x[rows : rows + 16]), y[rows : rows + 16])
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                inspector.push_loss(loss, train=True)
+                losses.append(loss.item())
+            told = {"validation": 0.5 * losses[-1], "epoch": sum(losses) / 8, "accuracy": 1 - losses[-1] / 5}
+            if of != "epoch":
+                inspector.push_loss(told["validation"], train=False)
+                inspector.push_metric("accuracy", told["accuracy"])
+            schedule.step(told[of])
+    found = {each.rule: each for each in inspector.findings}
+    assert ("rate_small" in found) is is_told
+    what = "a loss, which falls" if mode == "max" else "a metric, which rises"
+    message = f"ReduceLROnPlateau(mode={mode!r}) cuts the learning rate, from 0.05 to 0.005: it is told {what}"
+    assert not is_told or found["rate_small"].message == message
+
+
 @pytest.mark.parametrize(("decay", "is_told"), [(1e-2, False), (2.0, True)])
 def test_a_decay_that_outweighs_gradients_in_adam_is_told_of_a_loss_that_does_not_fall(decay: float, is_told: bool) -> None:
     torch.manual_seed(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +27,8 @@ _GIVE_RATE = (
 _FACTOR, _SAME = 0.1, 1e-3  # a rate that is no factor of one, as 1 is; and how near a rate comes to its square
 _IN_TYPE = (optim.Adam, optim.AdamW, optim.NAdam, optim.Adamax, optim.RMSprop, optim.Adagrad)  # compute as their parameters are
 _RENEWED, _SHORT_LIFE = 5, 3  # optimizers, one after the other; steps, in which averages of an optimizer do not settle
+_MODES = "'min' waits for a loss that no longer falls, 'max' for a metric that no longer rises"
+_CUT = 0.5  # of a rate, to which a schedule cuts it at once that waits for a loss
 _ALIVE = 2  # optimizers: where more are kept, they are many, and none is made anew
 
 
@@ -56,6 +59,7 @@ class OddSettings:
         self._still: WeakKeyDictionary[Optimizer, set[int]] = (
             WeakKeyDictionary()
         )  # by optimizer, numbers of the groups whose rate has been 0 so far
+        self._rates: WeakKeyDictionary[Optimizer, float] = WeakKeyDictionary()  # that of the first group, at the logged step before
         self._shared = 0  # logged steps behind one of another optimizer that holds all of the same parameters, and others
 
     def look(self, optimizer: Optimizer, hooks: Sequence[SiteHook], epoch: int, step: int) -> None:
@@ -66,6 +70,7 @@ class OddSettings:
         self._look_at_warm_up(groups[0], epoch, step)
         for found in filter(None, self._of_steps(optimizer, step)):
             self._keep(found, epoch, step, first=0)
+        self._look_for_cut(optimizer, epoch, step)
         for number, group in enumerate(groups):
             rate, decay = (_number(group.get(name)) for name in ("lr", "weight_decay"))
             largest, known = self._judged.get((id(optimizer), number), (-1.0, decay))
@@ -84,6 +89,22 @@ class OddSettings:
         self._highest = max(self._highest, rate)
         first, begun, last, _ = self._warms or (step, rate, rate, given)
         self._warms, self._epoch, self._step = (first, begun, rate if rate >= last else math.inf, given), epoch, step
+
+    def _look_for_cut(self, optimizer: Optimizer, epoch: int, step: int) -> None:
+        """Keep what a ReduceLROnPlateau was told that has cut the rate of an *optimizer*; what is recorded says what that is."""
+        rate = _number(optimizer.param_groups[0].get("lr"))
+        before, self._rates[optimizer] = self._rates.get(optimizer, rate), rate
+        plateau = _plateau_of(optimizer) if 0 < rate <= _CUT * before else None
+        found = plateau and self._chosen.judge("rate_small", rate, math.inf, 1.0, math.nan)
+        if plateau is None or found is None:
+            return
+        is_max = plateau.mode == "max"
+        told = "a loss, which falls" if is_max else "a metric, which rises"
+        way = f"cuts the learning rate, from {before:.3g} to {rate:.3g}: it is told {told}"
+        message = f"{self._prefix}ReduceLROnPlateau(mode={plateau.mode!r}) {way}"
+        known = {"told": _number(plateau.best), "of mode max": float(is_max), "lr": rate}
+        cut = replace(found, advice=f"give it mode={'min' if is_max else 'max'!r}: {_MODES}", evidence=known)
+        self._found.setdefault("cut", replace(cut.at("", epoch, step, message), first_step=step))
 
     def _look_for_still(self, optimizer: Optimizer, hooks: Sequence[SiteHook], epoch: int, step: int) -> None:
         """Keep what is said of groups whose rate has been 0 in every step; forget that where one has got a rate."""
@@ -166,6 +187,19 @@ def _is_in_float16(group: Mapping[str, Any]) -> bool:
     """Return whether an optimizer computes in float16 for a *group*: a fused step computes in float32."""
     is_plain = not group.get("fused") and isinstance(group.get("eps"), float)
     return is_plain and any(each.dtype == torch.float16 and each.requires_grad for each in group["params"])
+
+
+def _plateau_of(optimizer: Optimizer) -> optim.lr_scheduler.ReduceLROnPlateau | None:
+    """Return the schedule that waits for a loss to stand, and changes the rates of an *optimizer*; None without one.
+
+    An optimizer does not know its schedules: who refers to it is asked, which takes as long as a look at all objects.
+    """
+    referring = gc.get_referrers(optimizer)
+    for each in referring:
+        for one in (each, *(gc.get_referrers(each) if isinstance(each, dict) and "num_bad_epochs" in each else ())):
+            if isinstance(one, optim.lr_scheduler.ReduceLROnPlateau):
+                return one
+    return None
 
 
 def _number(given: Any) -> float:

@@ -111,6 +111,7 @@ _SURE = 4.0  # times what two thirds are apart by chance, from which on a reward
 _COIN = math.log(2)  # the cross-entropy of a guess of two classes
 _DOWN = 40  # values behind its peak, from which on a loss that has risen comes down again
 _EVALUATED = 4  # validation losses, from which on they tell that nothing is learnt
+_TOLD = 1e-3  # by which what a schedule keeps may be off what was pushed: its threshold, and a type of less precision
 _AFTER, _HELPED = 3, 0.9  # losses after a step, and their least one against that of the step, that say that the step was a good one
 
 Where = Callable[[int, float], tuple[str, float] | None]
@@ -282,6 +283,24 @@ class ScalarFindings:
         """
         loss, known = self.loss_of(model), self._held_out.get(f"{model}/val_loss".lstrip("/")) or self._held_out.get("val_loss")
         return known is not None and known.last >= HELD_OUT * loss.begun > 0 and loss.smooth <= BY_HEART * loss.begun
+
+    def goes_the_other_way(self, model: str, value: float, *, largest: bool) -> bool:
+        """Return whether *value* is the largest of a loss that falls, or the smallest of a metric that rises, of a model.
+
+        >>> from sonde.rules import Chosen, ScalarFindings
+        >>> ScalarFindings(Chosen()).goes_the_other_way("", 1.0, largest=True)
+        False
+
+        Args:
+            model: its name; ``""`` where there is one.
+            value: what a schedule was told that waits for the opposite.
+            largest: it is the largest that the schedule was told, else the smallest.
+        """
+        if not largest:
+            return any(each.rises_from(value) for each in self._metrics.values())
+        loss, known = self.loss_of(model), self._held_out.get(f"{model}/val_loss".lstrip("/")) or self._held_out.get("val_loss")
+        falls_held_out = known is not None and known.falls_from(value)
+        return falls_held_out or (loss.smooth <= _FELL * value and loss.has_begun_with(value))
 
     @property
     def has_risen(self) -> bool:
@@ -698,6 +717,13 @@ class _Loss:
         """Whether it is well below its first values."""
         return self.smooth < _LEARNT * self.first
 
+    def has_begun_with(self, value: float) -> bool:
+        """Return whether *value* is its largest one, or the mean of its first ones, as of an epoch, where that is no share of 1."""
+        means = (total / number for number, total in enumerate(itertools.accumulate(self._spans), 1))
+        return math.isclose(value, self.highest, rel_tol=_TOLD) or (
+            value > 1 and any(math.isclose(value, each, rel_tol=_TOLD) for each in means)
+        )
+
     @property
     def is_learnt(self) -> bool:
         """Whether it has fallen well below its first values, and is near its smallest one."""
@@ -846,9 +872,14 @@ class _HeldOut:
         self.last = math.nan
         self._name, self._chosen = name, chosen
         self._lowest, self._then, self._begin = math.inf, math.inf, math.nan
+        self._highest = -math.inf
         self._count = self._passed = 0  # values, and those of the last that were no overfitting
         self._held = chosen.held("overfitting")
         self._moment, self._first, self._guess = (0, 0), -1, math.nan  # epoch and step of the last value, step of the first one
+
+    def falls_from(self, value: float) -> bool:
+        """Return whether *value* is its largest one, and it has come to less."""
+        return math.isclose(value, self._highest, rel_tol=_TOLD) and self._lowest <= _FELL * value
 
     def at_end(self) -> Finding | None:
         """Return the finding that it has never come below that of a guess, if it stands there at the end of a training."""
@@ -869,6 +900,7 @@ class _HeldOut:
         self._moment, self._first, self._guess = (epoch, step), step if self._first < 0 else self._first, guess
         now = math.inf if math.isnan(loss.smooth) else loss.smooth
         self._begin = value if math.isnan(self._begin) else self._begin
+        self._highest = max(self._highest, value)
         begin = max(self._begin, loss.begun) if math.isfinite(loss.begun) else self._begin  # evaluated late, it has fallen already
         if value < self._lowest:
             self._lowest, self._then, self.found = value, now, None
@@ -933,6 +965,11 @@ class _Metric:
             found, advice = self._level(), _NOT_LEARNT
             message = f"{self._name} {found.message}, at step {end:,}" if found is not None else ""
         return found and replace(found, message=message, advice=advice, step=end, first_step=self._begun)
+
+    def rises_from(self, value: float) -> bool:
+        """Return whether *value* is its first one and its smallest, and it has come to more."""
+        is_first = bool(self._first) and math.isclose(value, self._first[0], rel_tol=_TOLD)
+        return is_first and min(*self._first, *self._last) >= value * (1 - _TOLD) and self._last[-1] >= value / _FELL
 
     @property
     def last_mean(self) -> float:

@@ -472,7 +472,8 @@ def rate_grown(rate: float, best: float, *, factor: float = GROWN_RATE) -> Judge
     "of gradients or less is left at 0.9 of the steps, which move less than 0.0003 of the norm of all weights, and the loss has "
     "not fallen by a fifth in 90 of them; or the rate goes down to 0.01 of the largest and rises again, step by step, every 20 "
     "steps or fewer, four times in a row; or at the end all steps have moved the weights by less than 0.05 of their size, and the "
-    "loss, which has not fallen by a fifth, falls at one pace",
+    "loss, which has not fallen by a fifth, falls at one pace; or ReduceLROnPlateau cuts the rate by half or more, and its mode is "
+    "'max' where it is told a loss that falls by a tenth, or 'min' where it is told a metric that rises by one",
     "our own: a schedule that is stepped too often, or for the wrong reason, leaves a rate that moves nothing",
     "look at the schedule: how often its step() is called, its length and unit (steps or epochs), the mode of ReduceLROnPlateau",
     needs=("lr", "loss"),

@@ -191,9 +191,8 @@ class _Judges:
             moved = f"steps move the weights by {pace:.1g} of their size, as usual: the learning rate is not too small"
             advice = f"{moved}; {each.advice.partition('; then at how far')[0]}"
             each = replace(each, advice=advice, evidence={**each.evidence, "update_ratio": pace})
-        if each.rule in ("update_small", "loss_stuck") and (tiny := self._input_scale(each.model)) < _TINY_INPUT:
-            size = f"what goes into the first layer is of size {short(tiny)}, as the gradients of its weight and bias show"
-            return replace(each, advice=f"{size}: scale the inputs first; then {each.advice}")
+        if each.rule in ("update_small", "loss_stuck") and (told := self._of_tiny_input(each)) is not each:
+            return told
         if each.rule == "loss_stuck" and each.evidence.get("early", 0.0) >= _LARGE_LOSS:
             size = f"a loss of {short(each.evidence['early'])} is that of targets far from what the outputs are, or of a sum"
             each = replace(each, advice=f"{size}: look at the scale of the targets first; then {each.advice}")
@@ -239,7 +238,11 @@ class _Judges:
         return replace(each, message=message, advice=advice, evidence={**each.evidence, "lr": rate})
 
     def with_rate(self, each: Finding) -> Finding:
-        """Return a symptom, or what steps have made of outputs, with the learning rate, where that is a large one."""
+        """Return a symptom, or what steps have made of outputs, with the learning rate, where that is a large one.
+
+        Outputs that are as good as equal are told with the size of what goes in, where that is next to nothing.
+        """
+        each = self._of_tiny_input(each) if "alike" in each.evidence else each
         rate, steps = self._rates.get(each.model, math.nan), self._scalars.added_up(each.model)
         is_made = RULES[each.rule].symptom or (RULES[each.rule].about == ("output", "lost") and each.begun > 0)
         if not is_made or math.isnan(rate) or not self._is_large(each.model, rate * max(1.0, steps / _USUAL_STEPS)):
@@ -247,6 +250,13 @@ class _Judges:
         momentum = f", with a momentum that adds up {steps:.0f} steps" if steps else ""
         advice = f"lower the learning rate first: {rate:.3g} is a large one{momentum}; then {each.advice}"
         return replace(each, advice=advice, evidence={**each.evidence, "lr": rate})
+
+    def _of_tiny_input(self, each: Finding) -> Finding:
+        """Return a finding with the size of what goes into the first layer, where that is next to nothing."""
+        if not (tiny := self._input_scale(each.model)) < _TINY_INPUT:
+            return each
+        size = f"what goes into the first layer is of size {short(tiny)}, as the gradients of its weight and bias show"
+        return replace(each, advice=f"{size}: scale the inputs first; then {each.advice}")
 
     def _of_no_gradient(self, each: Finding) -> Finding | None:
         """Return the finding that no parameter has had a gradient so far, and why; None where one has had one."""
@@ -450,6 +460,10 @@ class _Judges:
     def is_by_heart(self, model: str) -> bool:
         """Whether a *model* knows its samples by heart, and no others: see :meth:`ScalarFindings.is_by_heart`."""
         return self._scalars.is_by_heart(model)
+
+    def goes_the_other_way(self, model: str, value: float, *, largest: bool) -> bool:
+        """Whether a loss has fallen from *value*, or a metric risen: see :meth:`ScalarFindings.goes_the_other_way`."""
+        return self._scalars.goes_the_other_way(model, value, largest=largest)
 
     def should_have_learnt(self, model: str) -> bool:
         """Whether the steps of a *model* have moved its weights far, behind a warm-up or within it."""
@@ -764,7 +778,8 @@ class Findings:
         token stands for many, where the loss stands; that an eps is large, where it does and steps are small; that few layers are
         random, where it has not in more steps; that steps are made of gradients of a loss that was multiplied, where they do harm;
         that a decay outweighs the gradients, where the loss stands still and nothing else explains it; that each step sees the same
-        samples, where these are learnt by heart; that inputs of an evaluation are others, where its loss rises or stands.
+        samples, where these are learnt by heart; that inputs of an evaluation are others, where its loss rises or stands; that a
+        schedule waits for the opposite of what it is told, where that is a loss that falls, or a metric that rises.
 
         >>> from sonde.run import Findings
         >>> from sonde.types import Finding
@@ -797,6 +812,9 @@ class Findings:
             return "loss_stuck" in told and told <= _OF_DECAY and is_sure
         if "given" in each.evidence and each.rule == "eval_mode":
             return any(other.rule in ("overfitting", "loss_stuck") and "val" in other.message for other in self.judged())
+        if "told" in each.evidence:
+            is_largest = bool(each.evidence["of mode max"])
+            return self._judges.goes_the_other_way(each.model, each.evidence["told"], largest=is_largest)
         if "again" in each.evidence:
             return self._judges.is_by_heart(each.model) or any(other.rule == "overfitting" for other in self.judged())
         return each.rule != "label_seen" or self._judges.may_learn(each.model)
@@ -938,4 +956,5 @@ def stands_for(seen: Finding, judged: Finding) -> bool:
         return True  # a scale of cosines is meant, which no row says
     if seen.rule == judged.rule == "nonfinite" and related(seen, judged):
         return judged.step >= seen.step  # the rows of later steps only show what has become of it
-    return implied(judged, [seen]) and seen.found_at < judged.found_at  # what came at once may be what bears it out
+    # What the rows bear out stands beside it, and when that was asked hangs on how far the rows were written.
+    return implied(judged, [seen]) and seen.step < judged.found_at and Findings().bears_out(seen)
