@@ -194,12 +194,14 @@ def test_a_symptom_that_nothing_explains_stands_behind_a_root_that_names_a_cause
 
 
 def test_what_a_note_may_explain_is_not_said_to_be_unknown() -> None:
-    """A note about how a training is set up explains nothing, and is named; so is what a finding follows from."""
+    """A note about how a training is set up, or what goes in, explains nothing, and is named; so is what a finding follows from."""
     stuck = Finding(
         "loss_stuck", "the loss does not fall", step=120, first_step=0, advice="nothing recorded says why: look at the data"
     )
     note, other = (Finding(rule, "a note", "0:param", severity="note", step=5, first_step=0) for rule in ("unmoved", "dead"))
     assert told([note, stuck])[0].advice == "unmoved may say why: else look at the data"
+    for rule in ("few_indices", "gradient_vanishing"):
+        assert told([replace(note, rule=rule), stuck])[0].advice == f"{rule} may say why: else look at the data"
     assert told([other, stuck])[0].advice == told([stuck])[0].advice == stuck.advice
     cause, each = told([replace(note, severity="warn"), stuck])
     assert (cause.rule, each.follows, each.advice) == ("unmoved", "unmoved", "unmoved may say why: else look at the data")

@@ -298,8 +298,29 @@ def test_inputs_that_are_next_to_zero_are_looked_at_first(kind: Any, rate: float
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             inspector.push_loss(loss, train=True)
-    told = [each.advice for each in inspector.findings if each.rule in ("update_small", "loss_stuck")]
-    assert any(advice.startswith("what goes into the first layer is of size ") for advice in told) is (scale < 1)
+    stuck = {"update_small", "loss_stuck"}
+    told = {each.rule: each.advice for each in inspector.findings if each.rule in {*stuck, "input_unused"}}
+    tiny = {rule for rule, advice in told.items() if advice.startswith("what goes into the first layer is of size ")}
+    assert bool(tiny & stuck) is (scale < 1)
+    assert ("input_unused" in told) is ("input_unused" in tiny)
+
+
+@pytest.mark.parametrize(("rate", "is_told"), [(0.3, True), (0.003, False)])
+def test_a_first_step_that_makes_most_of_the_weights_is_told_though_the_loss_falls(rate: float, is_told: bool) -> None:
+    """Of classes that the least network tells apart by a bias: the loss falls at any rate, and not far."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for width in (8, 64, 64) for layer in (nn.Linear(width, 64), nn.Tanh())), nn.Linear(64, 10))
+    optimizer = Adam(model.parameters(), rate)
+    labels = torch.distributions.Categorical(logits=-torch.arange(10.0) / 2)
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False) as inspector:
+        for _ in range(120):
+            loss = functional.cross_entropy(model(torch.randn(256, 8)), labels.sample((256,)))
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            inspector.push_loss(loss, train=True)
+    found = {each.rule: each for each in inspector.findings}
+    assert ("update_huge" in found) is is_told
 
 
 @pytest.mark.parametrize(("kind", "limit", "is_told"), [(SGD, 1e-3, True), (SGD, 1.0, False), (Adam, 1e-3, False)])

@@ -95,7 +95,7 @@ class OddSettings:
         rate = _number(optimizer.param_groups[0].get("lr"))
         before, self._rates[optimizer] = self._rates.get(optimizer, rate), rate
         plateau = _plateau_of(optimizer) if 0 < rate <= _CUT * before else None
-        found = plateau and self._chosen.judge("rate_small", rate, math.inf, 1.0, math.nan)
+        found = self._chosen.judge("rate_small", rate, math.inf, 1.0, math.nan)
         if plateau is None or found is None:
             return
         is_max = plateau.mode == "max"

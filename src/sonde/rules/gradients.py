@@ -100,14 +100,14 @@ def gradient_growth(size: float, before: float, *, factor: float = GRADIENT_GROW
 @entry(
     f"gradients of the first quarter of the weights {DEPTH:g} x smaller than those of the last, and smaller from layer to layer; "
     "or, of a recurrent network, the outputs depend so much less on the first eighth of the steps than on the last, in two "
-    "training passes, where the loss stands (a note)",
+    "training passes, where the loss stands (a note, but where 1e-7 is left or less, and the loss has stood for long)",
     "Glorot and Bengio, 2010; AutoTrainer has 1e3 (first / last layer)",
     "use activations that do not saturate, larger initial weights, residual paths, a normalisation",
     needs=("rms:grad", "rms:param"),
     evidence=("first", "last", ""),
     at="depth",
     window=Window(3, 5, smallest=True),
-    brings=("input_unused", "outputs_alike", "rank_collapse"),
+    brings=("input_unused", "outputs_alike", "rank_collapse", "loss_stuck"),
     about=("gradient", "small"),
     unless=("low",),
 )

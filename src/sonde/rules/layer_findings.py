@@ -157,6 +157,7 @@ class LayerFindings:
         self.takes_turns = False  # whether parts are trained against each other: each moves in steps of its own, and runs in them
         self._turns: list[Columns] = []  # which updates there were in the first such step, and in the first with others
         self.pace, self.way = math.nan, 0.0  # update / weight of half of the weights, in the last step, and the sum of all steps
+        self.first_pace = math.nan  # and in the first logged step
         # of each gradient and output: rows, steps since the last, the longest gap before, the last step, and steps of zeros or none
         self._gaps = np.empty((5, 0))
         self._experts: list[Experts] = []
@@ -472,6 +473,7 @@ class LayerFindings:
         if (many := np.isfinite(ratios).sum(axis=1) >= _FEW).any():
             paces = medians(ratios[many])
             self.pace, self.way = float(paces[-1]), self.way + float(paces.sum())
+            self.first_pace = float(paces[0]) if math.isnan(self.first_pace) else self.first_pace
 
     def _look_at_first_weights(self, begins: Mask, weight: Numbers, update: Numbers, mean: Numbers, std: Numbers) -> None:
         """Judge weights at their first logged step, *begins*: their size, and whether all elements were equal before the step."""

@@ -200,10 +200,16 @@ def _explains(cause: Finding, each: Finding, gap: int, *, is_graver: bool) -> bo
 
 
 def _may_explain(note: Finding, each: Finding) -> bool:
-    """Return whether a *note* about how a training is set up can bring about what another finding says."""
+    """Return whether a *note* can bring about what another finding says.
+
+    It is about how a training is set up, or its rule brings that; but units that are dead, or saturated, are so in good ones, too.
+    """
     first, second = _about(note), _about(each)
-    is_of_setup = note.severity == "note" != each.severity and first is not None and first[0] == "setup"
-    return is_of_setup and related(note, each) and first is not None and second is not None and _can_bring(first, second)
+    if note.severity != "note" or each.severity == "note" or first is None or second is None or not related(note, each):
+        return False
+    if first[0] == "setup":
+        return _can_bring(first, second)
+    return first[0] in ("input", "gradient") and each.rule in RULES[note.rule].brings
 
 
 def _can_bring(cause: About, about: About) -> bool:

@@ -85,6 +85,7 @@ _NO_ENTROPY = 3.0  # times that of a guess, at which no cross-entropy begins
 _FOLLOWS = 4.0  # times its first value, beyond which a loss follows nothing that has an end
 _ERROR, _SAME = 0.25, 0.1  # of the squares of outputs, an error that is small; of their size, by how much a loss is not that size
 _LOST = 20.0  # times its first value, as which no loss of a game stands, either
+_FAR_DOWN, _SETTLED = 0.3, 100  # of its first value, to which a loss falls that steps have helped, whatever they do; and values
 _NEVER = 2**62
 _FEW = 8  # steps that are judged one by one, rather than in halves
 
@@ -191,8 +192,8 @@ class _Judges:
             moved = f"steps move the weights by {pace:.1g} of their size, as usual: the learning rate is not too small"
             advice = f"{moved}; {each.advice.partition('; then at how far')[0]}"
             each = replace(each, advice=advice, evidence={**each.evidence, "update_ratio": pace})
-        if each.rule in ("update_small", "loss_stuck") and (told := self._of_tiny_input(each)) is not each:
-            return told
+        if each.rule in ("update_small", "loss_stuck") and (scaled := self._of_tiny_input(each)) is not each:
+            return scaled
         if each.rule == "loss_stuck" and each.evidence.get("early", 0.0) >= _LARGE_LOSS:
             size = f"a loss of {short(each.evidence['early'])} is that of targets far from what the outputs are, or of a sum"
             each = replace(each, advice=f"{size}: look at the scale of the targets first; then {each.advice}")
@@ -484,8 +485,21 @@ class _Judges:
         return loss.lowest < loss.first or not loss.count
 
     def has_helped(self, each: Finding) -> bool | None:
-        """Whether *each* is about a step that is too large, and the loss fell behind that; None while no later loss is known."""
-        return "helped" in RULES[each.rule].unless and self._scalars.loss_of(each.model).has_helped(each.step)
+        """Whether *each* is about a step that is too large, and the loss fell behind that; None while no later loss is known.
+
+        Where the first step has made most of half of the weights, nothing is left of how they were drawn: that helps only a
+        training that comes far down.
+        """
+        loss = self._scalars.loss_of(each.model)
+        helped = "helped" in RULES[each.rule].unless and loss.has_helped(each.step)
+        if not helped or each.rule != "update_huge" or not self._is_undone(each) or loss.smooth < _FAR_DOWN * loss.begun:
+            return helped
+        return None if loss.count < _SETTLED else False
+
+    def _is_undone(self, each: Finding) -> bool:
+        """Whether the first step has made most of half of the weights, or more."""
+        most = self.chosen.limit("update_huge", "most")
+        return not each.step and any(held.first_pace > most for (_, of), held in self._layers.items() if of == each.model)
 
     def _is_contradicted(self, each: Finding) -> bool:
         """Whether the training says that *each* is right as it is: by the loss, or because no loss has to fall in a game."""
@@ -796,6 +810,8 @@ class Findings:
             return self._judges.stands(each.model) and self._judges.is_divided(each)
         if each.rule == "frozen_raw" and each.severity == "warn" and each.value <= self.chosen.limit("frozen_raw", "few"):
             return self._judges.stands(each.model, 2)
+        if "reach" in each.evidence and each.severity == "warn":
+            return any(other.rule == "loss_stuck" for other in self.judged())
         if not each.evidence.keys().isdisjoint(("aside", "order", "token", "alike", "reach")):
             return self._judges.stands(each.model, 1 if each.evidence.keys() & {"token", "alike", "reach"} else 2)
         if each.rule == "rate_small" and "made" in each.evidence:
