@@ -65,7 +65,9 @@ def come(folder: Path, order: tuple[int, ...]) -> int:
     return STEPS
 
 
-ORDERS = [order for size in (2, 3, 4) for order in itertools.permutations(range(size))]
+ORDERS = [order for size in (2, 3) for order in itertools.permutations(range(size))]
+ORDERS += [(0, 1, 2, 3), (3, 2, 1, 0), (1, 0, 3, 2), (2, 3, 0, 1), (3, 0, 1, 2)]
+"""Of four, each rank is the first, and each the last."""
 
 
 @pytest.mark.parametrize(

@@ -373,7 +373,7 @@ def label_seen(
 @entry(
     "the targets of a squared error are what was given of other samples of the batch, each of one, in six training passes or more; "
     "or it compares the largest output of each sample; at the end, where outputs explain nothing of targets that are like drawn "
-    "numbers, a note",
+    "numbers, a note, but where what is given, of their shape, has nothing of them and the loss does not fall",
     "our own: the gradient of a squared error is the output less its target",
     "look at what brings inputs and targets together: two shuffles, a roll, a sort, an index, a loader of each",
     needs=("rms:output",),

@@ -810,7 +810,7 @@ class Findings:
             return self._judges.stands(each.model) and self._judges.is_divided(each)
         if each.rule == "frozen_raw" and each.severity == "warn" and each.value <= self.chosen.limit("frozen_raw", "few"):
             return self._judges.stands(each.model, 2)
-        if "reach" in each.evidence and each.severity == "warn":
+        if each.evidence.keys() & {"reach", "drawn"} and each.severity == "warn":
             return any(other.rule == "loss_stuck" for other in self.judged())
         if not each.evidence.keys().isdisjoint(("aside", "order", "token", "alike", "reach")):
             return self._judges.stands(each.model, 1 if each.evidence.keys() & {"token", "alike", "reach"} else 2)

@@ -279,23 +279,33 @@ def test_targets_of_zeros_and_ones_have_no_sentinel() -> None:
     assert "sentinel" not in trained(model, loss, steps=30)
 
 
-@pytest.mark.parametrize(("kind", "is_told"), [("drawn twice", True), ("drawn once", False), ("of other samples", False)])
-def test_noise_that_is_drawn_once_more_for_its_target_is_a_note(kind: str, is_told: bool) -> None:
-    """Beside the loss that stands, whose advice names it."""
+@pytest.mark.parametrize(
+    ("kind", "severity"),
+    [("drawn twice", "warn"), ("drawn once", None), ("of other samples", None), ("given, of a dead model", "note")],
+)
+def test_noise_that_is_drawn_once_more_for_its_target_is_told(kind: str, severity: str | None) -> None:
+    """Beside the loss that stands, whose advice names it; a note, where what goes in holds the targets."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 8))
     nn.init.zeros_(model[2].weight)  # type: ignore[arg-type]
+    if "dead" in kind:
+        nn.init.constant_(model[0].bias, -50.0)  # type: ignore[arg-type]
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     with sonde.watch(model, optimizer, every=1, to="memory", verbose=False) as inspector:
         for _ in range(220):
             x, noise = torch.randn(256, 8).sign(), torch.randn(256, 8)
-            aim = {"drawn twice": torch.randn(256, 8), "drawn once": noise, "of other samples": 3 * x.roll(1, 0)}[kind]
+            drawn = {"drawn twice": torch.randn(256, 8), "drawn once": noise, "of other samples": 3 * x.roll(1, 0)}
+            aim = drawn.get(kind, (x + noise) / 2**0.5)
             loss = functional.mse_loss(model(x + noise), aim)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             inspector.push_loss(loss.item(), train=True)
     told = {each.rule: each for each in inspector.findings}
-    assert ("target_of_another" in told) is is_told
+    assert ("target_of_another" in told) is (severity is not None)
     assert ("loss_stuck" in told) is (kind != "drawn once")
-    assert not is_told or (told["target_of_another"].severity, "target_of_another" in told["loss_stuck"].advice) == ("note", True)
+    if severity is not None:
+        assert (told["target_of_another"].severity, "target_of_another" in told["loss_stuck"].advice) == (
+            severity,
+            "dead" not in kind,
+        )

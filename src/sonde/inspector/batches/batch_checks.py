@@ -107,6 +107,7 @@ _OUTPUTS = 6  # of one pass
 _SHORT = 8  # operations that make an output of a parameter
 _SLOW = 0.005  # momentum of running statistics: a tenth of them is new after 20 passes
 _SETTLED = 50  # logged steps after which running statistics have settled
+_NONE, _CHANCE = 0.1, 4.0  # a cosine that is as good as none, and its deviations by chance
 _FEATURES, _TELLING = 1 << 22, 8  # elements of an input that are compared with targets; of one sample, that tell it from others
 _ACTIVATIONS = (nn.ReLU, nn.GELU, nn.SiLU)
 _GIVEN, _DERIVATIVES = 3, 8  # inputs whose derivatives are looked at, and how many come to them in one pass
@@ -609,7 +610,11 @@ def _features_of(given: Tensor, samples: int) -> Tensor | None:
 
 
 def _feature_numbers(output: Tensor, gradient: Tensor, features: Tensor) -> dict[str, Tensor]:
-    """Return what a *gradient* at an *output* says of targets that are *features*, of its own sample or of another."""
+    """Return what a *gradient* at an *output* says of targets that are *features*, of its own sample or of another.
+
+    *given*: the size of features of its shape; *unseen*: the gradient has nothing of these, and so neither have the targets, as
+    long as outputs are as good as zero.
+    """
     each, known = output.numel() // len(output), features.numel() // len(features)
     numbers: dict[str, Tensor] = {}
     if features.dim() == 2 and each <= _MOST_CLASSES and known <= _COLUMNS:
@@ -622,7 +627,11 @@ def _feature_numbers(output: Tensor, gradient: Tensor, features: Tensor) -> dict
     if output.shape == features.shape and known >= _TELLING and len(output) <= _MOST_CLASSES:
         numbers |= other_numbers(output, gradient, features)
     if output.shape == features.shape:
-        numbers["given"] = features.detach().double().square().mean().sqrt()
+        given, held = features.detach().double(), gradient.double()
+        numbers["given"] = given.square().mean().sqrt()
+        given = given - given.mean(0)
+        along = (held * given).sum().abs() / (held.norm() * given.norm()).clamp(min=1e-300)
+        numbers["unseen"] = along <= max(_NONE, _CHANCE * given.numel() ** -0.5)
     return numbers
 
 

@@ -54,6 +54,7 @@ _TRIED = 100  # steps in which outputs have come nearer to their targets
 _EXPLAINED = 0.02  # of what targets vary
 _GUESS = "outputs explain {share} of what the targets vary: the error is that of returning their mean for all samples"
 _DRAWN = "targets are like drawn numbers, of mean 0 and deviation 1 in each look, and outputs explain nothing of them"
+_UNSEEN = "targets are like drawn numbers, of mean 0 and deviation 1 in each look, and nothing of them is in what is given"
 _DRAWN_ONCE = (
     "look whether the noise that is to be predicted is the one in the input (draw it once, and use it for both), and whether "
     "enough of it is there (the sizes of betas, roots, an axis over which it is averaged)"
@@ -145,6 +146,9 @@ class TargetFindings(PassFindings):
             classed = self._so_far("classed", at, value=numbers.get(f"classed {at}"))
             found.append(self._chosen.judge("class_regressed", float(len(classed)), float(all(classed))))
             self._so_far("drawn", at, value=numbers.get(f"drawn {at}"))
+            self._so_far(
+                "unseen", at, value=next((numbers[each] for of in range(INPUTS) if (each := f"unseen {of}") in numbers), None)
+            )
             self._so_far("explained", at, value=numbers.get(f"explained {at}") if look.step >= SETTLED else None)
             found.append(self._told_unexplained(at) if look.step >= LONG else None)
             yield from (each and replace(each, site=f"{self._part}:output{name if at else ''}") for each in found)
@@ -159,12 +163,16 @@ class TargetFindings(PassFindings):
         return self._told_stuck(explained, _EXPLAINED, _GUESS.format(share=percent(max([0.0, *explained[-LAST:]]))), at)
 
     def _told_drawn(self, at: int) -> Finding | None:
-        """Return, as a note, that targets are like drawn numbers, and that outputs explain nothing of them."""
-        explained, drawn = self._so_far("explained", at)[-LAST:], self._so_far("drawn", at)
+        """Return that outputs explain nothing of targets that are like drawn numbers: a note, unless nothing of them is given."""
+        explained, drawn, unseen = (self._so_far(each, at) for each in ("explained", "drawn", "unseen"))
+        explained = explained[-LAST:]
         if len(explained) < LAST or max(explained) > _EXPLAINED or min(explained) < -HALF or not all(drawn):
             return None
         found = self._chosen.judge("target_of_another", 1.0)
-        return found and replace(found, message=_DRAWN, advice=_DRAWN_ONCE, severity="note")
+        told = found and replace(found, message=_DRAWN, advice=_DRAWN_ONCE, severity="note")
+        if told is None or not unseen or not all(unseen):
+            return told
+        return replace(told, message=_UNSEEN, severity="warn", evidence={"drawn": 1.0})
 
     def _told_sentinel(self, what: str, read: Sequence[float | None]) -> Finding | None:
         """Return that one number, far from all others, stands in *what* of most passes.
