@@ -21,8 +21,9 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m "not slow"
 
+# With TURN=0/2 one half of the slow tests, with TURN=1/2 the other.
 test-all: test
-	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m slow
+	TURN=$(TURN) $(BIN)/python -m pytest --numprocesses auto --dist worksteal -m slow
 
 # With the newest torch that pip finds, in an environment of its own: gigabytes, where the newest has no build for the CPU alone.
 # Before a release; docs/compatibility.md says with what versions it was run, and how it ended.

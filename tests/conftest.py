@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 import weakref
+import zlib
 from collections import Counter
 from collections.abc import Generator, Iterator
 from typing import Any
@@ -42,6 +43,9 @@ os.fsync = lambda descriptor: None
 if not torch.accelerator.is_available():
     # Else each seed is noted for three kinds of devices that are not there, each time with the stack: half a millisecond.
     torch.cuda.manual_seed_all = torch.xpu.manual_seed_all = torch.mtia.manual_seed_all = lambda seed: None
+
+TURN = os.environ.get("TURN", "")
+"""Which of the slow tests run, as ``1/3``: of three turns the second."""
 
 _registered: list[tuple[weakref.ref[Any], int]] = []
 _register = RemovableHandle.__init__
@@ -84,14 +88,27 @@ def pytest_collect_file() -> Iterator[None]:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as slow all but the first case of each test of a file marked ``first_is_quick``: each case trains, or starts ranks."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark as slow all but the first case of each test of a file marked ``first_is_quick``: each case trains, or starts ranks.
+
+    With ``TURN=1/3`` in the environment leave out slow tests whose turn it is not: each has one of three, by its name alone.
+    """
     seen: set[tuple[object, str]] = set()
     for item in items:
         test = item.path, getattr(item, "originalname", item.name)
         if item.get_closest_marker("first_is_quick") and test in seen:
             item.add_marker(pytest.mark.slow)
         seen.add(test)
+    turn, _, turns = os.environ.pop("TURN", "").partition("/")  # what tests start runs all that it is asked for
+    if turns:
+        waits = {item for item in items if item.get_closest_marker("slow") and not has_turn(item.nodeid, int(turn), int(turns))}
+        config.hook.pytest_deselected(items=[item for item in items if item in waits])
+        items[:] = [item for item in items if item not in waits]
+
+
+def has_turn(name: str, turn: int, turns: int) -> bool:
+    """Return whether the slow test of that *name* runs in this one of so many *turns*."""
+    return zlib.crc32(name.encode()) % turns == turn % turns
 
 
 _files: list[object] = []
@@ -122,6 +139,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     parts = [f"{count} ({reason})" for reason, count in reasons.most_common()]
     if config.option.markexpr == "not slow":
         parts.append("all slow ones (make test-all)")
+    elif TURN:
+        parts.append(f"slow ones of other turns than {TURN} (make test-all)")
     terminalreporter.write_line(f"skipped: {', '.join(parts) or 'none'}")
 
 
