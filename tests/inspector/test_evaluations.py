@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,10 +13,12 @@ from torch import Tensor, nn
 import sonde
 
 
-def findings(prepare: Any = None, *, of_copy: bool = False, worsens: bool = False) -> list[tuple[str, str]]:
+def findings(
+    prepare: Any = None, *, of_copy: bool = False, worsens: bool = False, draw: Callable[[Tensor], Tensor] = lambda x: x
+) -> list[tuple[str, str]]:
     """Train a small network with validation losses of what *prepare* makes of its inputs, or of a copy that is never trained.
 
-    They rise if what is to be learnt in them *worsens*.
+    They rise if what is to be learnt in them *worsens*. *draw* makes inputs of normal numbers.
     """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 1))
@@ -26,7 +29,7 @@ def findings(prepare: Any = None, *, of_copy: bool = False, worsens: bool = Fals
 
     with sonde.watch(model, optimizer, every=1, to="memory", verbose=False) as inspector:
         for step in range(160):
-            x = torch.randn(64, 6)
+            x = draw(torch.randn(64, 6))
             loss = loss_of(model, x, x)
             optimizer.zero_grad()
             loss.backward()
@@ -35,7 +38,7 @@ def findings(prepare: Any = None, *, of_copy: bool = False, worsens: bool = Fals
             if step % 10 == 9:
                 model.eval()
                 with torch.no_grad():
-                    x = torch.randn(64, 6)
+                    x = draw(torch.randn(64, 6))
                     far, network = step / 20 * worsens, other if of_copy else model
                     inspector.push_loss(loss_of(network, x, x if prepare is None else prepare(x), far), train=False)
                 model.train()
@@ -55,6 +58,15 @@ def test_other_inputs_in_evaluation_are_told_first(prepare: Any, said: str) -> N
     assert rule == "eval_mode"
     assert message.startswith(said)
     assert {rule for rule, _ in rest} <= {"overfitting", "loss_stuck"}
+
+
+@pytest.mark.parametrize(("sign", "is_told"), [(-1.0, True), (1.0, False)])
+def test_inputs_that_are_inverted_in_evaluation_are_told(sign: float, is_told: bool) -> None:
+    """Of mean 0 and deviation 1, as of images that are dark for the most part: only what lies above and below is exchanged."""
+    told = findings(lambda x: sign * x, draw=lambda x: (x.square() - 1) / 2**0.5)
+    assert (
+        any(message.startswith("in evaluation what goes in is as if inverted: its skewness is -") for _, message in told) is is_told
+    )
 
 
 def test_validation_losses_of_another_model_are_told() -> None:

@@ -1514,6 +1514,14 @@ def test_settings_of_normalisations_that_undo_them_are_found(norm: nn.Module, wo
     assert [each.message.split(": ", 1)[1] for each in of.values() if each.rule == "norm_setting"] == ([words] if words else [])
 
 
+def test_a_momentum_of_a_normalisation_that_keeps_the_last_batch_alone_is_a_note() -> None:
+    model = mlp()
+    model.insert(1, nn.BatchNorm1d(16, momentum=0.99))
+    told = {each.rule: each for each in trained(model, Adam(model.parameters()), classes(model), 10).findings}["norm_setting"]
+    assert told.severity == "note"
+    assert told.message.startswith("1: its momentum is 0.99: evaluation uses the statistics of the last batch")
+
+
 @pytest.mark.parametrize("every", quick([1, 10], 10))
 def test_a_last_relu_that_dies_is_the_root_of_gradients_that_are_zero(every: int) -> None:
     model = mlp(outputs=3).append(nn.ReLU())

@@ -18,7 +18,7 @@ import sonde
 from sonde.errors import ArgumentError
 from sonde.inspector import Inspector, Sink, watch
 from sonde.rows import RowBlock
-from sonde.rules import RULES, Finding
+from sonde.rules import RULES, Chosen, Finding, ScalarFindings
 from sonde.run import Layout, memory_run, open_run, start_run
 from sonde.run.findings import Findings, combined
 from sonde.run.folder.json_file import read_json
@@ -570,3 +570,31 @@ def test_a_loss_of_a_guess_at_a_tiny_rate_is_stuck_by_that(value: float, severit
     stuck = [each for each in sonde.check(writer.run()).findings if each.rule == "loss_stuck"]
     assert [each.severity for each in stuck] == ([severity] if stuck else [])
     assert all(each.advice.startswith("raise the learning rate first: 2e-06 is a small one") for each in stuck)
+
+
+@pytest.mark.parametrize(("first", "is_told"), [(0.8, False), (0.56, True)])
+def test_a_validation_loss_that_stands_from_its_first_value_on_may_have_come_down_before(first: float, is_told: bool) -> None:
+    """As of a training whose losses are first evaluated where it has ended, for the most part."""
+    scalars = ScalarFindings(Chosen())
+    for step in range(1_000):
+        scalars.add("loss", 0.55 + (first - 0.55) * 0.9**step, epoch=0, step=step)
+        if step % 100 == 99:
+            scalars.add("val_loss", 0.555 + 0.001 * (step % 200 == 99), epoch=0, step=step)
+    told = [each for each in scalars.findings(at_end=True) if each.message.startswith("val_loss does not fall from ")]
+    assert bool(told) is is_told
+
+
+@pytest.mark.parametrize(("size", "is_told"), [(1e-6, True), (1e-2, False)])
+def test_gradients_that_are_zero_beside_tiny_ones_are_told_with_half_precision(size: float, is_told: bool) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False, bad_steps=None) as inspector:
+        for _ in range(20):
+            optimizer.zero_grad()
+            (size * model(torch.randn(16, 4)).square().mean()).backward()
+            for each in model[0].parameters():
+                each.grad.zero_()  # what is smaller than the smallest number of its type
+            optimizer.step()
+    (told,) = [each for each in inspector.findings if each.rule == "gradient_zero"]
+    assert ("torch.amp.GradScaler" in told.advice) is is_told

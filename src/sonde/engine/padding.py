@@ -6,20 +6,24 @@ import torch
 from torch import Tensor
 
 _INSIDE = 0.1  # of the tokens or steps of padding, those that stand between others
+_MOSTLY = 0.9  # of all tokens, those of two that stand at both ends, of which nothing but the number says which is padding
 
 
 def padded(tokens: Tensor) -> Tensor:
     """Return which of *tokens* are padding: of two or more at one end of a row those that are what rows have there most often.
 
-    A row of these alone has none. Where both ends have such tokens, and others than each other, those are padding that are more.
-    Where all others are one token, none are: nothing says which of the two is padding.
+    A row of these alone has none. Where both ends have such tokens, and others than each other, those are padding that are more; of
+    two that are nearly all there is, the smaller number, as an unknown word stands behind the padding in a vocabulary. Where all
+    others are one token, none are: nothing says which of the two is padding.
     Of features, ``(samples, steps, features)``, steps of zeros alone at the end are, where samples have different numbers of them.
     """
     if tokens.dim() == 3:
         return _zero_steps(tokens).long()
     behind, front = _run(tokens.flip(1)).flip(1), _run(tokens)
-    are_one = tokens[:, 0].mode().values == tokens[:, -1].mode().values
-    is_behind = behind.sum() >= front.sum()
+    first, last = tokens[:, 0].mode().values, tokens[:, -1].mode().values
+    are_one = first == last
+    are_all = ((tokens == first) | (tokens == last)).sum() >= _MOSTLY * tokens.numel()
+    is_behind = torch.where(are_all & front.any() & behind.any(), last < first, behind.sum() >= front.sum())
     found = (behind & (are_one | is_behind)) | (front & (are_one | ~is_behind))
     largest, least = (torch.where(found, of, tokens) for of in (tokens.amin(), tokens.amax()))  # of all others
     is_whole = found.sum(1, keepdim=True) == tokens.shape[1]

@@ -33,6 +33,7 @@ _FOLLOWS = (
 _ENOUGH = 3  # evaluations in evaluation mode
 _GIVEN, _MOST_GIVEN = 2, 4  # passes of each kind whose inputs are compared, at least and at most
 _LOSSES = 12  # validation losses, behind which passes are no more looked at
+_SKEWED, _AS_MUCH = 0.5, 0.25  # a skewness that is one, and by how much two are as large
 _OFTEN, _APART = 5.0, 3.0  # times as large; deviations between means
 
 
@@ -128,32 +129,39 @@ class EvaluationModes:
         return self._listens
 
     def _read_inputs(self, given: tuple[Any, Any], epoch: int, step: int, *, trains: bool) -> None:
-        """Keep the mean and the size of the first input of numbers."""
+        """Keep the mean, the size and the mean of the cubes of the first input of numbers."""
         try:
             held = next((each for _, each in walk(list(given[0])) if is_floating(each) and each.dim() > 1), None)
             if held is not None and not held.requires_grad and held.layout is torch.strided:
                 numbers = held.detach().double()
-                copy = HostCopy.of([torch.stack([numbers.mean(), numbers.square().mean().sqrt()])])
+                copy = HostCopy.of([torch.stack([numbers.mean(), numbers.square().mean().sqrt(), numbers.pow(3).mean()])])
                 self._given[trains].append((copy, epoch, step))
         except Exception as error:
             raise_if_foreign(error)
             self._given[trains] = []
 
     def _judge_inputs(self) -> None:
-        """Judge whether what goes in has another scale, or another mean, in evaluation than in training."""
+        """Judge whether what goes in has another scale, or another mean, in evaluation than in training, or is as if inverted."""
         arrived = {trains: [each for each in held if each[0].has_arrived()] for trains, held in self._given.items()}
         if min(map(len, arrived.values())) < _GIVEN:
             return
         known = {trains: [copy.unpack()[0].tolist() for copy, *_ in held] for trains, held in arrived.items()}
-        (mean, size), (own, trained) = ([median(column) for column in zip(*known[trains], strict=True)] for trains in (False, True))
+        given, trained_on = ([median(column) for column in zip(*known[trains], strict=True)] for trains in (False, True))
+        (mean, size, _), (own, trained, _) = given, trained_on
         deviation = math.sqrt(max(trained**2 - own**2, 0.0))
         times = size / trained if trained > 0 else math.nan
         is_apart = deviation > 0 and abs(mean - own) >= _APART * deviation
-        if not (is_apart or times >= _OFTEN or times <= 1 / _OFTEN):
+        skews = _skewness(*given), _skewness(*trained_on)
+        is_turned = (
+            skews[0] * skews[1] < 0 and abs(sum(skews)) <= _AS_MUCH * min(map(abs, skews)) and min(map(abs, skews)) >= _SKEWED
+        )
+        if not (is_apart or is_turned or times >= _OFTEN or times <= 1 / _OFTEN):
             return
         what = (
             f"has a mean of {short(mean)}, and of {short(own)} in training"
             if is_apart
+            else f"is as if inverted: its skewness is {short(skews[0])}, and {short(skews[1])} in training"
+            if is_turned
             else f"is {short(times)} x as large as in training"
         )
         _, epoch, step = arrived[False][_GIVEN - 1]
@@ -179,6 +187,12 @@ class EvaluationModes:
         if not self._differing:
             self._judge_inputs()
         return (*self._found, *self._differing)
+
+
+def _skewness(mean: float, size: float, cubes: float) -> float:
+    """Return the skewness of numbers from their *mean*, root mean square and mean of *cubes*; 0 where they do not vary."""
+    variance = size**2 - mean**2
+    return (cubes - 3 * mean * size**2 + 2 * mean**3) / variance**1.5 if variance > 0 else 0.0
 
 
 def _rests(model: nn.Module) -> bool:

@@ -351,8 +351,9 @@ def attention_large(
 
 
 @entry(
-    f"a normalisation whose eps is {EPS_LARGE:g} or more, or a batch normalisation whose momentum is 0, or that has two elements "
-    "of each channel (or two samples, of 512 elements or fewer, in six training passes: a note), or one within a sample that "
+    f"a normalisation whose eps is {EPS_LARGE:g} or more, or a batch normalisation whose momentum is 0 (0.9 or more: a note), or "
+    "that has two elements of each channel (or two samples, of 512 elements or fewer, in six training passes: a note), or one "
+    "within a sample that "
     "returns its bias alone from the first step on, though what goes in varies; or one that is "
     "frozen, before all that is trained, and in training mode (of dropouts alone a note below 0.3)",
     "torch.nn.BatchNorm2d: eps is 1e-5, and running statistics become (1 - momentum) x old + momentum x new",
@@ -377,7 +378,8 @@ def norm_setting(
     *share* is the size of what it returns beside its bias, of the size of its weight: none is left of a single element, which is
     its own mean. *are_two*: a batch has two elements of each channel.
     """
-    yield are_two | np.greater_equal(eps, most) | np.equal(momentum, 0) | np.less(share, least)
+    is_last = bool(np.greater_equal(momentum, _OF_LAST_BATCH))
+    yield are_two | np.greater_equal(eps, most) | np.equal(momentum, 0) | np.less(share, least) | is_last
     value: Any = np.where(np.isfinite(eps), eps, share)
     yield value
     is_still = momentum == 0
@@ -388,8 +390,15 @@ def norm_setting(
         if share < least
         else "its momentum is 0: evaluation uses the statistics that it began with"
         if is_still
+        else f"its momentum is {momentum:g}: evaluation uses the statistics of the last batch, and 1 - momentum may be meant"
+        if is_last and not np.greater_equal(eps, most)
         else f"its eps is {eps:g}: what varies less fades"
     )
+    yield "note" if is_last and not (are_two or np.greater_equal(eps, most) or np.less(share, least)) else "warn"
+
+
+_OF_LAST_BATCH = 0.9
+"""Momentum of a batch normalisation that forgets nearly all but the last batch; other libraries give what it keeps."""
 
 
 @entry(

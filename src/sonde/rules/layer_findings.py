@@ -807,6 +807,12 @@ class LayerFindings:
         return any(self._first[column] == 0 for column in ends)
 
     @property
+    def first_gradient(self) -> float:
+        """The largest of the first gradients of all parameters; 0 where none is known."""
+        first = self._first[np.flatnonzero(self.history.at("grad"))] if len(self.history) else np.empty(0)
+        return float(np.max(first[np.isfinite(first)], initial=0.0))
+
+    @property
     def without_gradient(self) -> int:
         """How many parameters there are, if no gradient of any has been anything but zero so far; else 0.
 

@@ -211,8 +211,8 @@ def loss_rising(
     f"has grown too large); all below -1, and {FASTER:g} x as fast in the last third as in the middle one (from minus ln(outputs): "
     "no slower); or in the first ten training passes the gradient of a softmax is above zero at one class alone: it is maximised; "
     "or a logarithm is added by whose sign it shrinks with the square of what its exponential scales, or a squared error or a "
-    "divergence is sent backward below zero, or an overlap of outputs and masks above it, in the first three passes, or, as a "
-    "cross-entropy, above zero and the optimizer has maximize=True",
+    "divergence is sent backward below zero, or an overlap of outputs and masks above it, or a cosine of outputs and targets that "
+    "each step makes small, in the first three passes, or, as a cross-entropy, above zero and the optimizer has maximize=True",
     "our own: outputs grow by a product of weights, each of which grows evenly at most; the loss of a density falls by logarithms "
     "of a scale, evenly at most, and then slower; a score ends at -1",
     "look at the sign of the loss, at targets beyond its range (from 0 to 1 in a binary cross-entropy), and whether it takes "

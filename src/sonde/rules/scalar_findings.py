@@ -58,6 +58,17 @@ _QUANTITIES = ("", "loss", "gradient", "update")  # in the order of a step
 _KEPT, _START, _LEAST_SPREAD = 128, 10, 0.02
 _NO_GRADIENT = 1e-8  # a norm of gradients below which they are as good as none
 _FELL = 0.9  # of its first value, to which a validation loss comes down that follows the training
+_DIFFERS = (
+    "nothing recorded says why: look first at what differs in evaluation (running statistics, a mode, how its data are made; "
+    "weights that are an average, or a copy of earlier ones), and what the training can learn in place of the task (labels of one "
+    "class, or of other samples; targets that are in the inputs, or are made by what is trained; masks or edges that are wrong)"
+)
+_NEARLY_A_GUESS = 0.5  # of the cross-entropy of a guess, from which on a training loss falls as by heart
+_NOT_LEARNT_EITHER = (
+    "nothing recorded says why: look first whether labels belong to their samples (two shuffles, a sort of one alone, an index, "
+    "wrong labels) and whether the inputs tell them; then at what differs in evaluation (a mode, how its data are made)"
+)
+_FELL_BEFORE = 0.8  # of the first training loss, a first validation loss that says that much has been learnt
 _JUMP, _JUMP_OF_NORM = 3.0, 10.0  # times the median, below which nothing is a spike, and no norm is
 _AT_ONCE = 3.0  # times as far above all before as needs few values, from where on the next ones of a loss are not waited for
 _CHANGES = 33  # of a loss, that tell its scatter
@@ -872,7 +883,7 @@ class _HeldOut:
         self.last = math.nan
         self._name, self._chosen = name, chosen
         self._lowest, self._then, self._begin = math.inf, math.inf, math.nan
-        self._highest = -math.inf
+        self._highest, self._begun = -math.inf, math.nan  # the largest one, and the first training loss
         self._count = self._passed = 0  # values, and those of the last that were no overfitting
         self._held = chosen.held("overfitting")
         self._moment, self._first, self._guess = (0, 0), -1, math.nan  # epoch and step of the last value, step of the first one
@@ -885,6 +896,8 @@ class _HeldOut:
         """Return the finding that it has never come below that of a guess, if it stands there at the end of a training."""
         if self._count < _EVALUATED or self._moment[1] - self._first < STUCK_STEPS or self.found is not None:
             return None
+        if math.isnan(self._guess) and self._begin <= _FELL_BEFORE * self._begun:
+            return None  # what could be won was won in front of the first one
         found = self._chosen.judge("loss_stuck", self.last, self.last, self._begin, 0.0, self._guess, math.nan, self._lowest)
         where = (
             f"does not fall from {self._begin:.4g}" if math.isnan(self._guess) else f"stays at that of a guess, {self._guess:.4g}"
@@ -900,7 +913,7 @@ class _HeldOut:
         self._moment, self._first, self._guess = (epoch, step), step if self._first < 0 else self._first, guess
         now = math.inf if math.isnan(loss.smooth) else loss.smooth
         self._begin = value if math.isnan(self._begin) else self._begin
-        self._highest = max(self._highest, value)
+        self._highest, self._begun = max(self._highest, value), loss.begun
         begin = max(self._begin, loss.begun) if math.isfinite(loss.begun) else self._begin  # evaluated late, it has fallen already
         if value < self._lowest:
             self._lowest, self._then, self.found = value, now, None
@@ -913,12 +926,7 @@ class _HeldOut:
             message = f"{self._name}: {found.message}, at step {step:,}"
             never_fell = self._lowest > min(_FELL * self._begin, STANDS * begin)
             if never_fell or self._lowest > FAR_OFF * loss.begun > 0:  # what is evaluated is something else
-                first = (
-                    "nothing recorded says why: look first at what differs in evaluation (running statistics, a mode, how its data "
-                    "are made; weights that are an average, or a copy of earlier ones), and what the training can learn in place "
-                    "of the task (labels of one class, or of other samples; targets that are in the inputs, or are made by what is "
-                    "trained; masks or edges that are wrong)"
-                )
+                first = _NOT_LEARNT_EITHER if guess > 0 and now >= _NEARLY_A_GUESS * guess else _DIFFERS
                 found = replace(found, advice=f"{first}; else {found.advice.partition('; look')[0]}")
                 times = f"the validation loss is {short(value)}, {short(value / now)} x the training loss"
                 message = message if never_fell else f"{self._name}: {times}, at step {step:,}"

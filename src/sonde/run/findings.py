@@ -85,6 +85,7 @@ _NO_ENTROPY = 3.0  # times that of a guess, at which no cross-entropy begins
 _FOLLOWS = 4.0  # times its first value, beyond which a loss follows nothing that has an end
 _ERROR, _SAME = 0.25, 0.1  # of the squares of outputs, an error that is small; of their size, by how much a loss is not that size
 _LOST = 20.0  # times its first value, as which no loss of a game stands, either
+_HALF_PRECISION = 1e-5  # of gradients, beside which those that are smaller are zero in float16
 _FAR_DOWN, _SETTLED = 0.3, 100  # of its first value, to which a loss falls that steps have helped, whatever they do; and values
 _NEVER = 2**62
 _FEW = 8  # steps that are judged one by one, rather than in halves
@@ -205,6 +206,10 @@ class _Judges:
             return replace(each, advice=f"{_NOTHING_ARRIVES}; else {each.advice}")
         if each.rule == "gradient_zero" and each.begun:
             return self._of_lost_gradient(each)
+        largest = max((held.first_gradient for (_, of), held in self._layers.items() if of == each.model), default=0.0)
+        if each.rule == "gradient_zero" and 0 < largest <= _HALF_PRECISION:
+            size = f"the largest of the other gradients is of size {short(largest)}, and float16 holds nothing below 6e-08"
+            return replace(each, advice=f"{size}: scale the loss (torch.amp.GradScaler) where it is used; else {each.advice}")
         if each.rule != "loss_stuck" and each.rule in RULES and RULES[each.rule].about in _TOO_FAR:
             each = self._of_first_loss(each)
         (norm, raw), is_clipped = self._scalars.clipped(each.model), self._scalars.is_clipped(each.model)

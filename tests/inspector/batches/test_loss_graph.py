@@ -322,6 +322,10 @@ LOSSES: dict[str, tuple[int, Callable[[Tensor, Tensor], Tensor], str, str]] = {
         3, lambda y, x: 2 * (y.sigmoid() * (x[:, :3] > 0)).sum() / (y.sigmoid().sum() + (x[:, :3] > 0).sum()), "loss_unbounded",
         "the loss is an overlap of outputs and masks (Dice or IoU), and each step makes it small",
     ),
+    "a cosine as loss": (
+        4, lambda y, x: functional.cosine_similarity(y, x[:, :4]).mean() / 2, "loss_unbounded",
+        "the loss is a cosine of outputs and targets, and each step makes it small: outputs turn away from what they should be",
+    ),
     "a factor of another shape": (
         1, lambda y, x: (y.exp() * x[:, 0]).mean(), "loss_broadcast",
         "the loss multiplies each of 12 samples with each: one factor has the shape (N, 1) beside (N,)",

@@ -268,6 +268,20 @@ def recurrent(columns: int = 1) -> nn.Module:
     return Forecaster()
 
 
+@pytest.mark.parametrize(("scale", "rules"), [(1e6, set()), (1.0, {"label_seen"})])
+def test_outputs_that_are_far_larger_than_all_targets_say_nothing_of_these(scale: float, rules: set[str]) -> None:
+    """As of a recurrent network that explodes: their gradient is a multiple of the outputs, whatever the targets are."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 1), nn.Tanh(), nn.Linear(1, 1))
+    model[2].weight.data.fill_(scale)  # type: ignore[union-attr, operator]
+
+    def loss(_: int) -> Tensor:
+        x = drawn(32)
+        return functional.mse_loss(model(x), x[:, 5:6])
+
+    assert trained(model, loss, lr=0.0).keys() & {"label_seen", "target_own"} == rules
+
+
 @pytest.mark.parametrize(
     ("kind", "told"),
     [

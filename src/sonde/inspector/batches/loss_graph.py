@@ -181,6 +181,12 @@ _PLAIN: dict[str, tuple[str, tuple[float, ...], str, str]] = {
         "the loss is an overlap of outputs and masks (Dice or IoU), and each step makes it small",
         "subtract it from 1: the loss is 1 - dice",
     ),
+    "cosine": (
+        "loss_unbounded",
+        (math.nan,) * 4,
+        "the loss is a cosine of outputs and targets, and each step makes it small: outputs turn away from what they should be",
+        "subtract it from 1: the loss is 1 - cosine_similarity(outputs, targets).mean()",
+    ),
     "cancelled": (
         "gradient_zero",
         (0.0,),
@@ -782,6 +788,8 @@ def _of_terms(loss: Tensor) -> Iterator[Read]:
         if masks:
             is_mask = torch.stack([((each == 0) | (each == 1)).all() for each in masks]).all()
             yield "overlapped", is_mask & (weight > 0).to(is_mask.device), 0
+    if terms and all(_is_cosine_of_target(node) for node, _ in terms):
+        yield "cosine", torch.stack([weight.to(loss.device) for _, weight in terms]).min() > 0, 0
     if len(terms) > 1 and all(graph_nodes.operation_of(node) == "Sigmoid" for node, _ in terms):
         signs = torch.stack([weight.to(loss.device).sign() for _, weight in terms])
         yield "scores", (signs.min() < 0) & (signs.max() > 0), 0  # one alone may be a share of pairs in the wrong order
@@ -971,6 +979,15 @@ def _masked_classes(node: Node) -> int:
     scores = graph_nodes.behind(graph_nodes.sources_of(node)[0], (*graph_nodes.MOVES, "Div", "Mul")) if axis is not None else node
     is_masked = graph_nodes.operation_of(node) == "LogSoftmax" and graph_nodes.operation_of(scores) in _MASKS
     return shape[axis] if is_masked and axis is not None else 0
+
+
+def _is_cosine_of_target(node: Node) -> bool:
+    """Return whether an operation multiplies outputs that are divided by their norms with numbers that have no graph."""
+    before = graph_nodes.sources_of(node)
+    is_product = graph_nodes.operation_of(node) == "Mul" and len(before) == 1
+    factor = graph_nodes.constant_factor_of(node) if is_product else None
+    is_of_vectors = factor is not None and factor.shape == graph_nodes.shape_of(node) and factor.dim() > 1
+    return is_of_vectors and graph_nodes.is_unit(graph_nodes.behind(before[0], graph_nodes.MOVES))
 
 
 def _distance(node: Node) -> str:

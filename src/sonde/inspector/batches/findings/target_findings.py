@@ -44,6 +44,7 @@ _NORMED = (
     "leave the last normalisation out, or let it have a weight and a bias that are trained (affine=True); or scale the targets to "
     "mean 0 and deviation 1"
 )
+_HIDES = 1e3  # size of outputs, beside which rounding leaves little of targets of size 1
 _CUT_OFF = 0.05  # of the labels, those whose logit is cut
 _UNREACHED = 0.25  # of the variance of targets, the squares that no output of mean 0 and deviation 1 can be without
 _UNSCALED = 30.0  # times as large as what a generator makes
@@ -130,9 +131,13 @@ class TargetFindings(PassFindings):
         """Yield that targets are the outputs' own."""
         if "across" in numbers:
             is_own = numbers["across"] <= _OWN and bool(numbers.get("compares")) and look.made_by not in _DIFFERENCES
-            is_own &= numbers.get("apart", math.inf) > _VARIED * numbers.get("size", 0.0)
+            is_own &= numbers.get("apart", math.inf) > _VARIED * numbers.get("size", 0.0) and not self._hides_targets(numbers)
             own = self._so_far("own", value=is_own)
             yield self._chosen.judge("target_own", float(len(own))) if all(own) else None
+
+    def _hides_targets(self, numbers: Mapping[str, float]) -> bool:
+        """Return whether outputs are so large that their gradient has next to nothing of targets of a usual size."""
+        return numbers.get("size", 0.0) >= _HIDES
 
     def _of_regression(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield what is wrong with the targets of a squared error: their scale, a sentinel, classes; what explains them not."""
@@ -166,7 +171,7 @@ class TargetFindings(PassFindings):
         """Return that outputs explain nothing of targets that are like drawn numbers: a note, unless nothing of them is given."""
         explained, drawn, unseen = (self._so_far(each, at) for each in ("explained", "drawn", "unseen"))
         explained = explained[-LAST:]
-        if len(explained) < LAST or max(explained) > _EXPLAINED or min(explained) < -HALF or not all(drawn):
+        if len(explained) < LAST or not all(-HALF <= each <= _EXPLAINED for each in explained) or not all(drawn):
             return None
         found = self._chosen.judge("target_of_another", 1.0)
         told = found and replace(found, message=_DRAWN, advice=_DRAWN_ONCE, severity="note")
@@ -204,7 +209,7 @@ class TargetFindings(PassFindings):
             names = ("off column", "target column") if kind == "is" else ("scaled column", "column scaled")
             if f"{names[0]} {at}" in numbers:
                 off, column = (numbers[f"{name} {at}"] for name in names)
-                is_told = off <= EXACT and numbers["reached"] >= _SPARE
+                is_told = off <= EXACT and numbers["reached"] >= _SPARE and not self._hides_targets(numbers)
                 told = self._so_far("target column", kind, at, value=column if is_told else math.nan)
                 if len(told) >= KEPT and all(each == told[0] for each in told):
                     how = {"is_number": True, "is_scaled": kind == "scales", "is_last": bool(numbers[f"last column {at}"])}
