@@ -505,7 +505,7 @@ def weight_of_many(
 @entry(
     "an embedding of 20 rows or more is asked for 5 % of them or less, by ten times as many indices as it has rows; or, of 8 or "
     "more, 90 % of the tokens of sequences are one, without padding; in 10 training passes; or 15 % are, 1.9 x as many as of any "
-    "other, and rows are never asked for, where the loss stands (a note)",
+    "other, and rows are never asked for, or tokens ask for a quarter of the rows or less, where the loss stands (a note)",
     "our own",
     "look at how indices are made: a vocabulary of another tokenizer, a hash, a clamp, a column, a mask that hides nearly all",
     needs=("rms:output",),

@@ -706,6 +706,22 @@ def test_one_token_that_stands_for_those_that_a_vocabulary_lacks_is_noted_where_
         assert told.message.endswith("all above it, 3, are never asked for")
 
 
+@pytest.mark.parametrize(("used", "is_told"), [(4, True), (30, False)])
+def test_few_rows_that_all_tokens_ask_for_are_noted_where_the_loss_stands(used: int, is_told: bool) -> None:
+    torch.manual_seed(0)
+    model = Counted()
+    model.table = nn.Embedding(40, 8, padding_idx=0)
+
+    def loss(_: int) -> Tensor:
+        tokens = torch.randint(1, 40, (32, 20))
+        return functional.cross_entropy(model(1 + tokens % used), (tokens[:, 0] > 20).long())
+
+    told = trained(model, loss, steps=110, lr=1e-3).get("few_indices")
+    assert (told is not None) is is_told
+    if told is not None:
+        assert (told.severity, told.message) == ("note", "table.weight: tokens ask for 4 of its 40 rows alone")
+
+
 @pytest.mark.parametrize("is_one", [True, False])
 def test_of_tokens_that_are_two_in_all_none_is_told_to_be_padding(is_one: bool) -> None:
     torch.manual_seed(0)

@@ -45,6 +45,7 @@ _OF_ONE = {
     "softmax": "take the sigmoid of one output, or the softmax over the axis of several: of classes, or of places (dim=)",
     "normalisation": "normalise over several features, or over the samples (BatchNorm), or leave it out",
 }
+_FEW_ROWS, _ROWS_OF_FEW = 0.25, 20  # of the rows of a table of so many or more, those that few tokens ask for
 _MANY, _MORE, _ROWS_OF_TOKENS = 0.15, 1.9, 8  # share of the tokens that are one, times that of any other; rows of their table
 _UNKNOWN = (
     "look whether this is what the tokenizer gives for words that its vocabulary lacks (<unk>), or where a clamp ends: what these "
@@ -196,17 +197,23 @@ class LayersOfPass(PassFindings):
                     yield self._told_unknown(name, table, numbers)
 
     def _told_unknown(self, name: str, table: Table, numbers: Mapping[str, float]) -> Finding | None:
-        """Return, as a note, that one token stands for many: it is far more frequent than the next one, and rows are unused."""
+        """Return, as a note, that one token stands for many, or a few do.
+
+        It is far more frequent than the next one, and rows are unused; or most rows are.
+        """
         share, other, used = (numbers.get(f"{each} {name}", 0.0) for each in ("most", "next", "rows"))
         rows, row = len(table.counts), numbers.get(f"row {name}", 0.0)
         is_one = share >= _MANY and share >= _MORE * other > 0 and used < rows
-        found = self._chosen.judge("few_indices", 1.0, 2.0, math.inf, 1.0) if is_one and rows >= _ROWS_OF_TOKENS else None
+        are_few = 1 < used <= _FEW_ROWS * rows and rows >= _ROWS_OF_FEW and numbers.get(f"count {name}", 0.0) >= 10 * rows
+        is_told = are_few or (is_one and rows >= _ROWS_OF_TOKENS)
+        found = self._chosen.judge("few_indices", 1.0, 2.0, math.inf, 1.0) if is_told else None
         if found is None:
             return None
         is_last = row == numbers[f"last {name}"] < rows - 1
         rest = f"; all above it, {rows - 1 - row:,.0f}, are never asked for" * is_last
         rest = rest or f"; {rows - used:,.0f} of {rows:,} rows are never asked for"
         message = f"{name}: {percent(share)} of the tokens are one, row {row:.0f}, {short(share / other)} x as many as of any other"
+        message, rest = (f"{name}: tokens ask for {used:.0f} of its {rows:,} rows alone", "") if are_few else (message, rest)
         evidence = {"share": share, "token": row, "used": used, "rows": float(rows)}
         return replace(
             found, message=message + rest, advice=_UNKNOWN, severity="note", site=f"{name}:param", value=share, evidence=evidence
