@@ -180,6 +180,7 @@ class EvaluationModes:
         found = self._chosen.judge("eval_mode", self._times[0], 0, float(self._times[1]), what=acts)
         if found is not None:
             message = f"{self._model}: " * bool(self._model) + found.message
+            epoch, step = next(((each.epoch, each.step) for each in self._found), (epoch, step))  # one finding, with more of them
             self._found = (replace(found.at("", epoch, step, message), advice=_EVALUATES),)
 
     def found(self) -> tuple[Finding, ...]:
