@@ -473,3 +473,142 @@ def test_a_running_sum_against_a_product_is_no_cause() -> None:
     assert sonde.compare(one, seeded(Running, is_product=True), batch, verbose=False).ok
     found = sonde.compare(one, seeded(Running, is_product=True, sees_all=True), batch, verbose=False)
     assert found.cause is None, found
+
+
+class Hiding(nn.Module):
+    """Attention that adds a number for each distance, and hides what comes later in the scores, or in what is added to them."""
+
+    def __init__(self, sign: float, *, is_of_scores: bool) -> None:
+        super().__init__()
+        self._sign, self._is_of_scores = sign, is_of_scores
+        self.one, self.two, self.out = nn.Linear(5, 6), nn.Linear(5, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, two = self.one(x), self.two(x)
+        places = torch.arange(x.size(1))
+        if self._is_of_scores:
+            ahead = places - places[:, None]
+            scores = one @ two.mT + self._sign * 0.3 * ahead
+            scores = scores.masked_fill(ahead > 0, torch.finfo(scores.dtype).min)
+        else:
+            back = (places[:, None] - places).float()
+            scores = one @ two.mT + (-self._sign * 0.3 * back).masked_fill(back < 0, -torch.inf)
+        out: Tensor = self.out(scores.softmax(-1) @ two)
+        return out
+
+
+def test_masks_filled_by_the_least_number_and_by_infinity_are_no_cause_but_what_is_added_to_them_is() -> None:
+    one, batch = seeded(Hiding, 1.0, is_of_scores=True), torch.randn(3, 7, 5)
+    assert sonde.compare(one, seeded(Hiding, 1.0, is_of_scores=False), batch, verbose=False).ok
+    found = sonde.compare(one, seeded(Hiding, -1.0, is_of_scores=False), batch, verbose=False)
+    assert found.cause is not None, found
+    assert "is -1 times what mul makes in a" in found.cause.message
+    assert not any("masked_fill" in str(each.message) for each in found.hints)
+
+
+class Halves(nn.Module):
+    """A layer that is given one half of the entries: cut by a slice, or as one of two chunks."""
+
+    def __init__(self, *, is_split: bool, second: bool = False) -> None:
+        super().__init__()
+        self._is_split, self._second = is_split, second
+        self.first, self.out = nn.Linear(5, 6), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        halves = x.chunk(2, -1) if self._is_split else (x[:, :3], x[:, 3:])
+        one, other = halves[::-1] if self._second else halves
+        made: Tensor = self.out(one) * other
+        return made
+
+
+@pytest.mark.parametrize("is_split", [(True, False), (False, True)])
+@pytest.mark.parametrize("second", [(True, False), (False, True)])
+def test_the_entries_that_are_taken_are_told_however_they_are_cut(is_split: tuple[bool, bool], second: tuple[bool, bool]) -> None:
+    one, same, other = (
+        seeded(Halves, is_split=cut, second=which)
+        for cut, which in ((is_split[0], second[0]), (is_split[1], second[0]), (is_split[1], second[1]))
+    )
+    batch = torch.randn(4, 5)
+    assert sonde.compare(one, same, batch, verbose=False).ok
+    found = sonde.compare(one, other, batch, verbose=False)
+    assert found.cause is not None, found
+    said = ["entries 3 to 5 of axis 1" if each else "entries 0 to 2 of axis 1" for each in second]
+    assert found.cause.message.startswith(f"a goes on with {said[0]}")
+    assert f"b with {said[1]}" in found.cause.message
+
+
+class Picked(nn.Module):
+    """A norm of one position, picked in front of it or behind, and a layer with a factor."""
+
+    def __init__(self, factor: float, *, is_late: bool) -> None:
+        super().__init__()
+        self._factor, self._is_late = factor, is_late
+        self.first, self.norm, self.out = nn.Linear(5, 6), nn.LayerNorm(6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, rows, last = self.first(x), torch.arange(len(x)), x[..., 0].argmax(1)
+        x = self.norm(x)[rows, last] if self._is_late else self.norm(x[rows, last])
+        made: Tensor = self.out(x.tanh() * self._factor)
+        return made
+
+
+def test_a_position_that_is_picked_in_front_of_a_norm_or_behind_it_is_no_difference() -> None:
+    one, batch = seeded(Picked, 1.0, is_late=False), torch.randn(4, 7, 5)
+    assert sonde.compare(one, seeded(Picked, 1.0, is_late=True), batch, verbose=False).ok
+    found = sonde.compare(one, seeded(Picked, 0.5, is_late=True), batch, verbose=False)
+    assert found.culprit is not None
+    assert str(found.culprit.site) == "out:input"
+    assert found.cause is not None, found
+
+
+class Flowing(nn.Module):
+    """Steps that scale all and move one half: each in one block, or by a block for the scale and one for the move."""
+
+    def __init__(self, sign: float, *, is_one: bool) -> None:
+        super().__init__()
+        self._sign = sign
+
+        class Scale(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.log = nn.Parameter(torch.linspace(-0.001, 0.0011, 6))
+
+            def forward(self, x: Tensor) -> Tensor:
+                return x * self.log.exp()
+
+        class Move(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.one, self.two = nn.Linear(3, 12), nn.Linear(12, 3)
+                if is_one:
+                    self.log = nn.Parameter(torch.linspace(-0.001, 0.0011, 6))
+
+            def forward(self, x: Tensor) -> Tensor:
+                x = x * self.log.exp() if is_one else x
+                keep, moved = x.chunk(2, 1)
+                made = torch.cat([keep, moved + self.two(self.one(keep).tanh())], 1)
+                return made.flip(1) if is_one else made
+
+        self.scales = nn.ModuleList([] if is_one else [Scale(), Scale()])
+        self.steps, self.moves = (nn.ModuleList([Move(), Move()] if each else []) for each in (is_one, not is_one))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for step in self.steps:
+            x = step(x)
+        for scale, move in zip(self.scales, self.moves, strict=True):
+            x = move(scale(x)).flip(1)
+        return x.sum(1) + self._sign * x.square().sum(1)
+
+
+def test_a_block_that_does_what_another_one_does_in_front_of_the_other_side_s_is_not_its_counterpart() -> None:
+    one, same, other = Flowing(1.0, is_one=True), Flowing(1.0, is_one=False), Flowing(-1.0, is_one=False)
+    for each in (same, other):
+        for step, move in zip(one.steps, each.moves, strict=True):
+            move.load_state_dict({name: held for name, held in step.state_dict().items() if name != "log"})
+    batch = torch.randn(16, 6, generator=torch.Generator().manual_seed(0))
+    assert sonde.compare(one, same, batch, verbose=False).ok
+    found = sonde.compare(one, other, batch, verbose=False)
+    assert found.culprit is not None
+    assert str(found.culprit.site) == "(root):output"
+    assert found.cause is None or found.cause.rule != "inputs", found

@@ -628,7 +628,7 @@ def place_of(stage: Stage, one: Kept, other: Kept, judge: Judge, *, turned: bool
         if one.type != other.type and (pooled := _pooled(*numbers)):
             return replace(blank, remark=pooled)
         if one.site.path and judge.are_whole and (few := _entries_among(x, y)):  # of a model's output all entries are wanted
-            return replace(blank, remark=f"the entries of {few} are among those of the other side, {len(x)} and {len(y)}")
+            return replace(blank, remark=f"the entries of {few} are among those of the other side, {_shape(x)} and {_shape(y)}")
         return replace(blank, relative=math.inf, parts=True, remark=f"shape {shape} in a, {_shape(y)} in b")
     apart = distance(numbers[0] if numbers[0].shape == laid[0].shape else _summed(*numbers)[0], laid[0])
     floor = judge.floor(one, other, (x, y))
@@ -697,12 +697,26 @@ def _pooled(x: Tensor, y: Tensor) -> str:
 
 
 def _entries_among(x: Tensor, y: Tensor) -> str:
-    """Return which side's entries along the first axis are some of the other's, as where experts are given all positions."""
-    if x.dim() != y.dim() or x.dim() < 2 or x.shape[1:] != y.shape[1:] or not len(x) or not len(y):
+    """Return which side's entries along the first axis are some of the other's, as where experts are given all positions.
+
+    Of other numbers of axes those along all but the last, as where one token of each sequence is picked in front of a norm.
+    """
+    if x.dim() < 2 or y.dim() < 2 or not x.numel() or not y.numel():
         return ""
-    few, many = sorted((as_numbers(x).flatten(1), as_numbers(y).flatten(1)), key=len)
+    one, other = (as_numbers(each).flatten(1) for each in (x, y))
+    if x.shape[1:] != y.shape[1:]:
+        if x.dim() == y.dim() or x.size(-1) != y.size(-1) or x.size(-1) < _FEWEST_TOLD:
+            return ""
+        one, other = (as_numbers(each).reshape(-1, each.size(-1)) for each in (x, y))
+    few, many = sorted((one, other), key=len)
+    if len(few) == len(many):
+        return ""
     is_among = float(torch.cdist(few, many).amin(1).max()) <= _MUCH_NEARER * float(many.norm(dim=1).max())
-    return ("a" if len(x) < len(y) else "b") if is_among else ""
+    return ("a" if few is one else "b") if is_among else ""
+
+
+_FEWEST_TOLD = 4
+"""Numbers of an entry that is looked for among others of any place: fewer may be alike by chance."""
 
 
 def _cut_off(x: Tensor, y: Tensor, floor: float) -> str:

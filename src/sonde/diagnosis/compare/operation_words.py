@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sonde.diagnosis.compare.recorded_operations import Step
+from sonde.diagnosis.compare.recorded_operations import Step, greatest, tensors_in
 from sonde.words import names_text, shape_text
 
 MOST_NAMES = 6
@@ -15,6 +16,10 @@ LINE = re.compile(r" \([^()]*:\d+\)")
 
 ALIKE = {"safe_softmax": "softmax", "softmax": "softmax"}
 """Operations that differ only where all entries of a row are left out."""
+
+
+CUTS = dict.fromkeys(("split", "split_with_sizes", "slice", "narrow", "select", "unbind"), "slice")
+"""Operations that take a part of the entries along an axis."""
 
 
 def arguments_text(here: Step, there: Step) -> str:
@@ -87,7 +92,9 @@ def operation_text(step: Step) -> str:
     held = [each for name, each in step.plain.items() if name in OPERANDS and type(each) in (int, float)]
     most = max((each.count for each in step.made), default=1)
     held = held[:1] or [each.total for each in step.given if each.count == 1 < most]
-    return " ".join([step.name, *map(value_text, held)])
+    if step.name == "masked_fill" and step.given:  # as the largest number of the type does
+        held = [math.copysign(math.inf, each) if abs(each) >= greatest(tensors_in(step.call.args)[0]) else each for each in held]
+    return " ".join([CUTS.get(step.name, step.name), *map(value_text, held)])
 
 
 OPERANDS = ("other", "exponent", "value", "self")

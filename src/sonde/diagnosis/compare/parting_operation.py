@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sonde.diagnosis.compare.cuts import cut_otherwise
 from sonde.diagnosis.compare.operation_words import (
     ALIKE,
     LINE,
@@ -158,12 +159,15 @@ def of_operation(scene: Scene) -> Iterator[Suspect]:
             for steps, end in zip((here, there), ends, strict=True)
         )
         certain, vague = _instead(scene, codes, here, there, in_a, in_b, idle, last, behind, within)
+        cuts: list[_Replaced] = [
+            ([(at, {source}, make)], words, False) for at, source, make, words in cut_otherwise(here, there, ends, within)
+        ]
         replacing = [
             [
                 (Undo(b=Change(contexts=(functools.partial(_Replacing, put, held),))), words, is_whole)
                 for put, words, is_whole in each
             ]
-            for each in (certain, vague)
+            for each in ([*cuts, *certain], vague)
         ]
         picks = [
             (undo, words, False) for undo, words in (*of_counts(here, there), *of_numbers(here, there), *of_indices(here, there))
@@ -455,10 +459,8 @@ def _of_both(scene: Scene, way: Way, back: Way | None, rest: Sequence[Step], beh
     is_long = max(map(len, in_full)) > LONGEST and not _JOINING.isdisjoint((*less, *more))
     if not changes or is_long or set(less) & set(more) or max(len(less), len(more)) > (1 if rest and back is None else _FEW):
         is_whole = sorted(in_full[0]) != sorted(in_full[1])  # in another order it is the order
-        if not is_whole and [name for name in in_full[0] if name not in _LAYING] == [
-            name for name in in_full[1] if name not in _LAYING
-        ]:
-            return "", False  # numbers may be joined and turned in any order
+        if not is_whole and _order_that_counts(in_full[0]) == _order_that_counts(in_full[1]):
+            return "", False  # numbers may be joined, turned and hidden in any order
         said = in_full if one == other else (one, other)
         if said[0] == said[1] or (one == other and max(map(len, said)) > MOST_NAMES):
             return "", False  # which tensors these are would be the cause
@@ -492,6 +494,23 @@ _SUMS, _ONES = frozenset({"cumsum"}), frozenset({"sum", "ones", "new_ones"})
 
 _LAYING = frozenset({"stack", "cat", "transpose", "permute", "clone", "contiguous"})
 """Operations that only lay numbers out, in whatever order they are done."""
+
+_HIDING, _MOVING = "masked_fill -inf", frozenset({"add", "sub", "rsub", "mul", "div"})
+"""What hides scores, and the operations in front of which that may be done, or behind them."""
+
+
+def _order_that_counts(names: Sequence[str]) -> list[str]:
+    """Return the names of operations without those that only lay numbers out; what hides scores is as far behind as it may be."""
+    made: list[str] = []
+    for name in names:
+        if name in _LAYING:
+            continue
+        if made and made[-1] == _HIDING and name.partition(" ")[0] in _MOVING:
+            made.insert(-1, name)
+        else:
+            made.append(name)
+    return made
+
 
 _JOINING = _PRODUCTS | {"sum", "stack", "cat"}
 """Operations that one side may have and the other lack where both compute the same, in long code."""

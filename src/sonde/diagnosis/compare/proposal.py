@@ -228,7 +228,7 @@ def _score(here: _Layer, there: _Layer) -> float:
         if here.parameters == there.parameters or is_same:
             score += 3.0 if here.parameters or is_same else 0.5
         elif bool(here.parameters) != bool(there.parameters):
-            score -= 3.0
+            score -= _MORE_IN_FRONT if _has_more_in_front(here, there) else 3.0
         else:
             score -= 1.0
     mine, theirs = here.name.split("."), there.name.split(".")
@@ -259,6 +259,16 @@ def _same_kind(one: str, other: str) -> float:
         return 2.0
     words = ("norm", "linear", "conv", "embedding", "dropout", "att", "mlp", "relu", "elu", "pool", "block", "layer")
     return 1.0 if any(word in one and word in other for word in words) else 0.0
+
+
+def _has_more_in_front(here: _Layer, there: _Layer) -> bool:
+    """Return whether, of two blocks of which one alone has own parameters, it does what is in front of the other, too."""
+    is_given_alike = abs(here.given - there.given) <= _SAME * max(here.given, there.given)
+    return here.is_container and there.is_container and not is_given_alike
+
+
+_MORE_IN_FRONT, _SAME = 8.0, 1e-5
+"""What a pair of blocks loses, which is all; relative difference of root mean squares that are one but for rounding."""
 
 
 def _digits(parts: list[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ Source = tuple[int, int]
 class Fingerprint:
     """Numbers that tell tensors apart, in any order of axes: how many elements, and finite ones, and their sums. And the shape.
 
+    The greatest numbers of a type count as infinite: a mask may be filled with either.
+
     Of tensors of one shape, up to the order of axes, so do the sums along each axis, weighed by the position: entries in reverse,
     shifted, or dealt to axes otherwise are others.
     """
@@ -44,7 +47,7 @@ class Fingerprint:
     @classmethod
     def of(cls, tensor: Tensor) -> Fingerprint:
         shape, whole = tuple(tensor.shape), as_numbers(tensor)
-        finite = whole.isfinite()
+        finite = whole.abs() < greatest(tensor)
         numbers = whole[finite]
         sums = float(numbers.sum()), float(numbers.abs().sum()), float(numbers.square().sum())
         long, filled = [axis for axis, length in enumerate(shape) if length > 1], whole.where(finite, 0.0)
@@ -82,6 +85,11 @@ class Fingerprint:
         return is_same and any(abs(x - y) > most for (_, x), (_, y) in zip(self.placed, other.placed, strict=True))
 
 
+def greatest(tensor: Tensor) -> float:
+    """Return from which magnitude a number stands for an infinite one: half of the largest of the type of *tensor*."""
+    return torch.finfo(tensor.dtype).max / 2 if tensor.is_floating_point() else math.inf
+
+
 @functools.cache
 def _weights(count: int) -> Tensor:
     """Return numbers from -1 to 1, one for each position of an axis, of no regular order."""
@@ -110,8 +118,9 @@ class Step:
 
     @property
     def is_layout(self) -> bool:
-        """Whether it only lays the same numbers out in another way."""
-        return self.call.is_view or self.name in ("clone", "unsafe_view")
+        """Whether it only lays the same numbers out in another way, or gives whole numbers another type."""
+        is_of_whole = self.name == "to_copy" and not tensors_in(self.call.args)[0].is_floating_point()
+        return self.call.is_view or self.name in ("clone", "unsafe_view") or is_of_whole
 
     @property
     def is_constant(self) -> bool:
