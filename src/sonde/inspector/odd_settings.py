@@ -91,7 +91,7 @@ class OddSettings:
         self._warms, self._epoch, self._step = (first, begun, rate if rate >= last else math.inf, given), epoch, step
 
     def _look_for_cut(self, optimizer: Optimizer, epoch: int, step: int) -> None:
-        """Keep what a ReduceLROnPlateau was told that has cut the rate of an *optimizer*; what is recorded says what that is."""
+        """Keep the value that a ReduceLROnPlateau was given which has cut the rate of an *optimizer*; the run says what it is."""
         rate = _number(optimizer.param_groups[0].get("lr"))
         before, self._rates[optimizer] = self._rates.get(optimizer, rate), rate
         plateau = _plateau_of(optimizer) if 0 < rate <= _CUT * before else None

@@ -378,8 +378,8 @@ def norm_setting(
     *share* is the size of what it returns beside its bias, of the size of its weight: none is left of a single element, which is
     its own mean. *are_two*: a batch has two elements of each channel.
     """
-    is_last = bool(np.greater_equal(momentum, _OF_LAST_BATCH))
-    yield are_two | np.greater_equal(eps, most) | np.equal(momentum, 0) | np.less(share, least) | is_last
+    is_last, is_other = np.greater_equal(momentum, _OF_LAST_BATCH), are_two | np.greater_equal(eps, most) | np.less(share, least)
+    yield is_other | np.equal(momentum, 0) | is_last
     value: Any = np.where(np.isfinite(eps), eps, share)
     yield value
     is_still = momentum == 0
@@ -391,10 +391,10 @@ def norm_setting(
         else "its momentum is 0: evaluation uses the statistics that it began with"
         if is_still
         else f"its momentum is {momentum:g}: evaluation uses the statistics of the last batch, and 1 - momentum may be meant"
-        if is_last and not np.greater_equal(eps, most)
+        if is_last and not is_other
         else f"its eps is {eps:g}: what varies less fades"
     )
-    yield "note" if is_last and not (are_two or np.greater_equal(eps, most) or np.less(share, least)) else "warn"
+    yield "note" if is_last and not is_other else "warn"
 
 
 _OF_LAST_BATCH = 0.9

@@ -304,8 +304,8 @@ class ScalarFindings:
 
         Args:
             model: its name; ``""`` where there is one.
-            value: what a schedule was told that waits for the opposite.
-            largest: it is the largest that the schedule was told, else the smallest.
+            value: what a schedule was given that waits for the opposite.
+            largest: it is the largest that the schedule was given, else the smallest.
         """
         if not largest:
             return any(each.rises_from(value) for each in self._metrics.values())

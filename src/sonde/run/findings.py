@@ -246,7 +246,7 @@ class _Judges:
     def with_rate(self, each: Finding) -> Finding:
         """Return a symptom, or what steps have made of outputs, with the learning rate, where that is a large one.
 
-        Outputs that are as good as equal are told with the size of what goes in, where that is next to nothing.
+        Findings on outputs that are as good as equal say the size of what goes in, where that is next to nothing.
         """
         each = self._of_tiny_input(each) if "alike" in each.evidence else each
         rate, steps = self._rates.get(each.model, math.nan), self._scalars.added_up(each.model)
@@ -798,7 +798,7 @@ class Findings:
         random, where it has not in more steps; that steps are made of gradients of a loss that was multiplied, where they do harm;
         that a decay outweighs the gradients, where the loss stands still and nothing else explains it; that each step sees the same
         samples, where these are learnt by heart; that inputs of an evaluation are others, where its loss rises or stands; that a
-        schedule waits for the opposite of what it is told, where that is a loss that falls, or a metric that rises.
+        schedule waits for the opposite of what it is given, where that is a loss that falls, or a metric that rises.
 
         >>> from sonde.run import Findings
         >>> from sonde.types import Finding

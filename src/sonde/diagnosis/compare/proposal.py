@@ -262,7 +262,7 @@ def _same_kind(one: str, other: str) -> float:
 
 
 def _has_more_in_front(here: _Layer, there: _Layer) -> bool:
-    """Return whether, of two blocks of which one alone has own parameters, it does what is in front of the other, too."""
+    """Return whether the one of two blocks that has own parameters does what is in front of the other, too."""
     is_given_alike = abs(here.given - there.given) <= _SAME * max(here.given, there.given)
     return here.is_container and there.is_container and not is_given_alike
 
