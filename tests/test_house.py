@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path
 
@@ -64,6 +64,22 @@ def test_no_module_name_means_two_things() -> None:
     doubles = {name for name, held in places.items() if len(held) > 1}
     assert {name: places[name] for name in doubles - DOUBLES.keys()} == {}
     assert DOUBLES.keys() - doubles == set(), "these are no doubles any more"
+
+
+def test_no_module_binds_a_private_constant_twice() -> None:
+    """The second would silently stand in the place of the first, wherever that is read."""
+    twice = {}
+    for name, tree in trees().items():
+        bound = Counter(
+            one.id
+            for node in tree.body
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            for one in (target.elts if isinstance(target, ast.Tuple) else [target])
+            if isinstance(one, ast.Name)
+        )
+        twice |= {f"{name}: {each}": count for each, count in bound.items() if count > 1}
+    assert twice == {}
 
 
 def test_docstrings_are_in_plain_words() -> None:

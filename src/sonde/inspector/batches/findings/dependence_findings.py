@@ -45,7 +45,7 @@ _LAST_CUT = "leave it out while training: what is cut off gets no gradient; cut 
 _TABLE = 2  # by which a table of similarities may be no square, as without those to itself
 _ALIKE = 3e-7  # of the size of outputs, rounding
 _NEARLY, _TELLING, _LOST = 1e-4, 1e-2, 0.1  # of their size: outputs that are all but the same; of inputs that are not; the rest
-_LOST = 1e-7  # of what outputs depend on the last steps, what their rounding leaves of the first
+_FADED = 1e-7  # of what outputs depend on the last steps, what their rounding leaves of the first
 _REACH = (
     "if what is to be learnt stands in the first steps: use an LSTM or GRU whose forget gates begin open (a bias of 1 or more), "
     "recurrent weights that begin orthogonal, attention or a mean over the steps, or fewer steps"
@@ -337,7 +337,7 @@ class DependenceFindings(PassFindings):
                     f"what the model returns depends {short(reaches[-1])} x as much on the first of {shape[1]} steps as on the last"
                 )
                 evidence = {"reach": reaches[-1]}
-                is_lost = max(reaches) < _LOST
+                is_lost = max(reaches) < _FADED
                 yield found and replace(
                     found, message=message, advice=_REACH, severity="warn" if is_lost else "note", evidence=evidence
                 )
