@@ -382,7 +382,7 @@ def norm_setting(
     yield is_other | np.equal(momentum, 0) | is_last
     value: Any = np.where(np.isfinite(eps), eps, share)
     yield value
-    is_still = momentum == 0
+    is_still, is_last_alone = momentum == 0, is_last and not is_other
     yield (
         "it normalises two elements of each channel: one becomes 1 and the other -1, whatever they are"
         if are_two
@@ -391,10 +391,10 @@ def norm_setting(
         else "its momentum is 0: evaluation uses the statistics that it began with"
         if is_still
         else f"its momentum is {momentum:g}: evaluation uses the statistics of the last batch, and 1 - momentum may be meant"
-        if is_last and not is_other
+        if is_last_alone
         else f"its eps is {eps:g}: what varies less fades"
     )
-    yield "note" if is_last and not is_other else "warn"
+    yield "note" if is_last_alone else "warn"
 
 
 _OF_LAST_BATCH = 0.9

@@ -206,10 +206,11 @@ class _Judges:
             return replace(each, advice=f"{_NOTHING_ARRIVES}; else {each.advice}")
         if each.rule == "gradient_zero" and each.begun:
             return self._of_lost_gradient(each)
-        largest = max((held.first_gradient for (_, of), held in self._layers.items() if of == each.model), default=0.0)
-        if each.rule == "gradient_zero" and 0 < largest <= _HALF_PRECISION:
-            size = f"the largest of the other gradients is of size {short(largest)}, and float16 holds nothing below 6e-08"
-            return replace(each, advice=f"{size}: scale the loss (torch.amp.GradScaler) where it is used; else {each.advice}")
+        if each.rule == "gradient_zero":
+            largest = max((held.first_gradient for (_, of), held in self._layers.items() if of == each.model), default=0.0)
+            if 0 < largest <= _HALF_PRECISION:
+                size = f"the largest of the other gradients is of size {short(largest)}, and float16 holds nothing below 6e-08"
+                return replace(each, advice=f"{size}: scale the loss (torch.amp.GradScaler) where it is used; else {each.advice}")
         if each.rule != "loss_stuck" and each.rule in RULES and RULES[each.rule].about in _TOO_FAR:
             each = self._of_first_loss(each)
         (norm, raw), is_clipped = self._scalars.clipped(each.model), self._scalars.is_clipped(each.model)

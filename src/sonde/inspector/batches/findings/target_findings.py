@@ -131,13 +131,9 @@ class TargetFindings(PassFindings):
         """Yield that targets are the outputs' own."""
         if "across" in numbers:
             is_own = numbers["across"] <= _OWN and bool(numbers.get("compares")) and look.made_by not in _DIFFERENCES
-            is_own &= numbers.get("apart", math.inf) > _VARIED * numbers.get("size", 0.0) and not self._hides_targets(numbers)
+            is_own &= numbers.get("apart", math.inf) > _VARIED * numbers.get("size", 0.0) and not _hides_targets(numbers)
             own = self._so_far("own", value=is_own)
             yield self._chosen.judge("target_own", float(len(own))) if all(own) else None
-
-    def _hides_targets(self, numbers: Mapping[str, float]) -> bool:
-        """Return whether outputs are so large that their gradient has next to nothing of targets of a usual size."""
-        return numbers.get("size", 0.0) >= _HIDES
 
     def _of_regression(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield what is wrong with the targets of a squared error: their scale, a sentinel, classes; what explains them not."""
@@ -209,7 +205,7 @@ class TargetFindings(PassFindings):
             names = ("off column", "target column") if kind == "is" else ("scaled column", "column scaled")
             if f"{names[0]} {at}" in numbers:
                 off, column = (numbers[f"{name} {at}"] for name in names)
-                is_told = off <= EXACT and numbers["reached"] >= _SPARE and not self._hides_targets(numbers)
+                is_told = off <= EXACT and numbers["reached"] >= _SPARE and not _hides_targets(numbers)
                 told = self._so_far("target column", kind, at, value=column if is_told else math.nan)
                 if len(told) >= KEPT and all(each == told[0] for each in told):
                     how = {"is_number": True, "is_scaled": kind == "scales", "is_last": bool(numbers[f"last column {at}"])}
@@ -268,3 +264,8 @@ class TargetFindings(PassFindings):
             f"{short(other)} on average), and steps have moved it {_OUTRUN:.0f} x as far as the other or more"
         )
         return replace(found, message=message, advice=_RATES, evidence={"given": one, "made": other})
+
+
+def _hides_targets(numbers: Mapping[str, float]) -> bool:
+    """Return whether outputs are so large that their gradient has next to nothing of targets of a usual size."""
+    return numbers.get("size", 0.0) >= _HIDES
