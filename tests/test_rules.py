@@ -446,6 +446,11 @@ AT_ITS_LIMIT: list[tuple[Finding | None, bool]] = [
     (rules.judge("overfitting", 1.4, 1.35, 1.4, 1.2, 1.3, 1.39, 4.0), False),
     (rules.judge("overfitting", 1.4, 1.35, 3.0, 1.2, 1.3, 1.39, 5.0), False),  # no cross-entropy, as its first value says
     (rules.judge("overfitting", 1.4, 1.3, 1.4, 1.2, 1.3, 1.39, 5.0), False),
+    (rules.judge("overfitting", 6.0, 6.0, 6.0, 0.3, 0.3, 1.39, 3.0, 1.45), True),  # worse than a guess from the first one on
+    (rules.judge("overfitting", 6.0, 6.0, 6.0, 0.3, 0.3, 1.39, 2.0, 1.45), False),
+    (rules.judge("overfitting", 2.0, 2.0, 2.0, 0.3, 0.3, 1.39, 3.0, 1.45), False),
+    (rules.judge("overfitting", 6.0, 6.0, 6.0, 0.9, 0.9, 1.39, 3.0, 1.45), False),
+    (rules.judge("overfitting", 6.0, 6.0, 6.0, 0.3, 0.3, 1.39, 3.0, 4.0), False),  # no cross-entropy, as its first value says
     (rules.judge("overfitting", 6.7, 6.7, 8.4, 0.2, 0.2, math.nan, 5.0), True),  # where it began
     (rules.judge("overfitting", 6.7, 6.7, 8.4, 0.2, 0.2, math.nan, 4.0), False),
     (rules.judge("overfitting", 6.7, 6.7, 8.4, 2.2, 2.2, math.nan, 5.0), False),

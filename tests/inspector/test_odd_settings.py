@@ -501,3 +501,39 @@ def test_a_group_at_rest_is_a_note_where_the_others_learn(rates: tuple[float, fl
 
     found = {each.rule: each for each in trained(groups, 110)}
     assert (found["rate_small"].severity, found["update_small"].severity) == (severity, severity)
+
+
+@pytest.mark.parametrize(
+    ("rates", "several", "told"),
+    [
+        ((1e-8, 1e-2), False, "parameter group 0 (of 2) is 1e-08"),
+        ((1e-8, 1e-2), True, "one optimizer is 1e-08"),
+        ((1e-5, 1e-2), False, ""),  # as of what was trained before
+        ((1e-7, 1e-5), False, ""),
+    ],
+)
+def test_a_rate_that_is_far_below_that_of_others_is_the_root_of_steps_that_are_lost(
+    rates: tuple[float, float], several: bool, told: str
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))
+    parts = [{"params": part.parameters(), "lr": rate} for part, rate in zip((model[0], model[2]), rates, strict=True)]
+    optimizers = [AdamW([part]) for part in parts] if several else [AdamW(parts)]
+    with sonde.watch(model, optimizers, every=1, to="memory", verbose=False) as inspector:
+        for _ in range(60):
+            x = torch.randn(32, 8)
+            loss = nn.functional.cross_entropy(model(x), x[:, :3].argmax(1))
+            for each in optimizers:
+                each.zero_grad()
+            loss.backward()
+            for each in optimizers:
+                each.step()
+            inspector.push_loss(loss, train=True)
+    found = {each.rule: each for each in inspector.findings}
+    assert ("rate_small" in found) is bool(told)
+    if told:
+        root = found["rate_small"]
+        assert f"the learning rate of {told}, and that of another 0.01" in root.message
+        assert root.places == ("0.weight", "0.bias")
+        assert found["update_small"].follows == "rate_small"
+    assert not {"rate_small", "decay_large"} & inspector.run.record.not_judged.keys()  # which need a rate, of whatever group

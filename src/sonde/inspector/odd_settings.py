@@ -24,6 +24,11 @@ _RETURNS_RATE = "have the function of the schedule (LambdaLR) return a factor of
 _GIVE_RATE = (
     "give this group a learning rate in the optimizer, or freeze its parameters with requires_grad_(False), if that is meant"
 )
+_NEARER = (
+    "give it a learning rate nearer to that of the others (a tenth to a hundredth is usual of what was trained before), or freeze "
+    "its parameters with requires_grad_(False), if they are to stay as they are"
+)
+_TINY, _BELOW = 1e-6, 1e-3  # a rate that is small for any optimizer, and its share of that of another group
 _FACTOR, _SAME = 0.1, 1e-3  # a rate that is no factor of one, as 1 is; and how near a rate comes to its square
 _IN_TYPE = (optim.Adam, optim.AdamW, optim.NAdam, optim.Adamax, optim.RMSprop, optim.Adagrad)  # compute as their parameters are
 _RENEWED, _SHORT_LIFE = 5, 3  # optimizers, one after the other; steps, in which averages of an optimizer do not settle
@@ -59,6 +64,7 @@ class OddSettings:
         self._still: WeakKeyDictionary[Optimizer, set[int]] = (
             WeakKeyDictionary()
         )  # by optimizer, numbers of the groups whose rate has been 0 so far
+        self._tops: WeakKeyDictionary[Optimizer, dict[int, float]] = WeakKeyDictionary()  # by optimizer, the largest of each group
         self._rates: WeakKeyDictionary[Optimizer, float] = WeakKeyDictionary()  # that of the first group, at the logged step before
         self._shared = 0  # logged steps behind one of another optimizer that holds all of the same parameters, and others
 
@@ -71,6 +77,7 @@ class OddSettings:
         for found in filter(None, self._of_steps(optimizer, step)):
             self._keep(found, epoch, step, first=0)
         self._look_for_cut(optimizer, epoch, step)
+        self._look_for_far(optimizer, hooks, epoch, step)
         for number, group in enumerate(groups):
             rate, decay = (_number(group.get(name)) for name in ("lr", "weight_decay"))
             largest, known = self._judged.get((id(optimizer), number), (-1.0, decay))
@@ -124,6 +131,28 @@ class OddSettings:
             told = found.at(str(sites[0]), epoch, step, among(names, found.message + of))
             part = "part" if len(still) < len(groups) else "all"
             self._found[f"still {part}"] = replace(told, places=names, first_step=step, advice=_GIVE_RATE)
+
+    def _look_for_far(self, optimizer: Optimizer, hooks: Sequence[SiteHook], epoch: int, step: int) -> None:
+        """Keep that a group has only had next to nothing of the rate of another one, of this *optimizer* or of others."""
+        tops = self._tops.setdefault(optimizer, {})
+        for number, group in enumerate(optimizer.param_groups):
+            tops[number] = max(tops.get(number, 0.0), _number(group.get("lr")))
+        largest = max(rate for held in self._tops.values() for rate in held.values())
+        far = {number for number, rate in tops.items() if 0 < rate <= min(_TINY, _BELOW * largest)}
+        groups, name = optimizer.param_groups, f"far {id(optimizer)}"
+        if not far or name in self._found:
+            return
+        held = {id(each) for number in far for each in groups[number]["params"] if each.requires_grad}
+        sites = [hook.sites["param"] for hook in hooks if id(hook.target) in held]
+        rate = max(tops[number] for number in far)
+        found = self._chosen.judge("rate_small", rate, math.inf, 1.0, math.nan) if sites else None
+        if found is not None:
+            of = f"parameter group {', '.join(map(str, sorted(far)))} (of {len(groups)})" if len(groups) > 1 else "one optimizer"
+            message = f"the learning rate of {of} is {rate:.3g}, and that of another {largest:.3g}"
+            names = tuple(dict.fromkeys(each.name for each in sites))
+            told = found.at(str(sites[0]), epoch, step, among(names, message))
+            known = {"lr": rate, "beside": largest}
+            self._found[name] = replace(told, places=names, first_step=0, advice=_NEARER, evidence=known)
 
     def end(self) -> None:
         """Judge whether the training ends within a warm-up, or a schedule has multiplied a rate by itself; note a group at rest."""

@@ -64,6 +64,7 @@ METRIC_FEW, METRIC_STEPS, METRIC_LONG = 5, 100, 60
 """The fewest values, and steps, of a metric that is 0 throughout; and the fewest values of one that does not rise."""
 STANDS, FALLS, LEVEL = 0.75, 0.25, 1.1  # of the first value, and of the smallest validation loss, at which one stands still
 HELD_OUT, BY_HEART = 0.4, 0.01  # of it, where one stays, and a training loss that knows its samples by heart
+MISLED = 2.0  # times that of a guess, as no loss is of a network that knows nothing
 BELOW, LIKE_GUESS, EVALUATED = 0.05, 0.3, 5  # of a guess, what a loss is below it by chance, and a first one off it; evaluations
 """Validation loss against its smallest value."""
 
@@ -277,8 +278,9 @@ _LOOK_WHY = (
     f"moved the weights by {percent(STUCK_FAR)}; at a learning rate of {SLOW_RATE:g} or less a note, but of a guess at half of it) "
     f"the loss has fallen by less than {percent(STUCK)} ({percent(2.5 * STUCK)}, no more than by chance, of {STUCK_MANY} values or "
     f"more), since the first values and since the first third, or stays at ln(outputs), as a guess, or outputs explain 2 % or "
-    f"less of what the targets of a squared error vary, or win nothing over how often each label comes, at the end or after "
-    f"1,000 steps; not that of a network that had been trained before, far below a guess",
+    f"less of what the targets of a squared error vary, or fit the labels of other samples as well as their own (but for 2 % of "
+    f"the entropy of the labels, in six looks together), at the end or after 1,000 steps; not that of a network that had been "
+    f"trained before, far below a guess",
     "smdebug, LossNotDecreasing; TheDeepChecker has 5 % of the loss in five checks",
     f"{_LOOK_WHY}; then at how far steps move the weights (a thousandth is usual)",
     needs=("loss",),
@@ -396,7 +398,8 @@ def labels_several(labels: float) -> Judged:
 
 @entry(
     f"the validation loss is {OVERFIT:g} x its smallest value in 2 of 3 evaluations, and the training loss has fallen since; or it "
-    f"was never {percent(BELOW)} below the cross-entropy of a guess, from {EVALUATED} evaluations on, and the training loss is; or "
+    f"was never {percent(BELOW)} below the cross-entropy of a guess, from {EVALUATED} evaluations on, and the training loss is "
+    f"(nor below {MISLED:g} x that, from {FAR_EVALUATED} on, and the training loss comes to half of it); or "
     f"it stays at {STANDS:g} of the first value or more, and so of the training loss at first, while that falls to {FALLS:g}, or "
     f"at {HELD_OUT:g}, while that falls to {BY_HEART:g}; or it is {FAR_OFF:g} x the first training loss in each of three or more, "
     "and the training loss falls",
@@ -428,6 +431,12 @@ def overfitting(
     """
     begins = (count >= EVALUATED) & (abs(first - guess) <= LIKE_GUESS * guess)
     is_guess = begins & (lowest > (1 - BELOW) * guess) & (held_out > guess) & (loss < (1 - BELOW) * guess)
+    is_guess |= (
+        (count >= FAR_EVALUATED)
+        & (lowest >= MISLED * guess)
+        & (loss <= guess / MISLED)
+        & (abs(begun - guess) <= LIKE_GUESS * guess)
+    )
     rises = (lowest > 0) & (held_out >= np.maximum(factor * lowest, lowest + 0.05 * first))
     is_level = (count >= EVALUATED) & (held_out <= LEVEL * lowest)
     is_still = is_level & (lowest >= STANDS * first) & (loss <= FALLS * first)
@@ -443,7 +452,8 @@ def overfitting(
     elif by_heart and not is_guess and not rises:
         yield f"overfitting: the validation loss stays at {short(held_out)}, and the loss falls to {short(loss)}"
     elif is_guess:
-        never = f"and was never below that of a guess, {short(guess)}"
+        times = f"{short(float(lowest / guess))} x " if lowest >= MISLED * guess else ""
+        never = f"and was never below {times}that of a guess, {short(guess)}"
         yield f"the validation loss is {short(held_out)}, {never}; the loss is {short(loss)}"
     else:
         yield f"overfitting: the validation loss is {short(held_out)}, {times} x its smallest, the loss {short(loss)}"

@@ -59,9 +59,9 @@ _KEPT, _START, _LEAST_SPREAD = 128, 10, 0.02
 _NO_GRADIENT = 1e-8  # a norm of gradients below which they are as good as none
 _FELL = 0.9  # of its first value, to which a validation loss comes down that follows the training
 _DIFFERS = (
-    "nothing recorded says why: look first at what differs in evaluation (running statistics, a mode, how its data are made; "
-    "weights that are an average, or a copy of earlier ones), and what the training can learn in place of the task (labels of one "
-    "class, or of other samples; targets that are in the inputs, or are made by what is trained; masks or edges that are wrong)"
+    "nothing recorded says why: look first at what differs in evaluation (running statistics, a mode, how its data are made and "
+    "its classes numbered; weights that are an average, or old), and what the training can learn in place of the task (labels of "
+    "one class, or of other samples; targets that are in the inputs, or made by what is trained; masks or edges that are wrong)"
 )
 _NEARLY_A_GUESS = 0.5  # of the cross-entropy of a guess, from which on a training loss falls as by heart
 _NOT_LEARNT_EITHER = (

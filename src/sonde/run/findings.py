@@ -125,10 +125,11 @@ class _Judges:
     def look_at_scalar(self, name: str, value: float, epoch: int, step: int) -> None:
         """Look at a pushed value or a norm."""
         model, _, kind = name.rpartition("/")
-        self.seen[kind] = self.seen.get(kind, 0) + 1
+        is_of_group = model.rpartition("/")[2] == "lr"
+        self.seen["lr" if is_of_group else kind] = self.seen.get("lr" if is_of_group else kind, 0) + 1
         if kind == "lr" or kind.startswith("lr_"):
             self._rates[model] = value if kind == "lr" else math.nan
-        if model.rpartition("/")[2] == "lr":
+        if is_of_group:
             self._idle.setdefault(model, {})[kind] = self._idle.get(model, {}).get(kind, True) and not value
         self.defect.look_at_scalar(name, value, epoch, step)
         self._scalars.add(name, value, epoch, step)
@@ -189,10 +190,7 @@ class _Judges:
             return replace(
                 each, advice=f"raise the learning rate first: {highest:.3g} is a small one for any optimizer; then {why}"
             )
-        if each.rule == "loss_stuck" and (pace := self._pace(each.model)) >= _USUAL_PACE:
-            moved = f"steps move the weights by {pace:.1g} of their size, as usual: the learning rate is not too small"
-            advice = f"{moved}; {each.advice.partition('; then at how far')[0]}"
-            each = replace(each, advice=advice, evidence={**each.evidence, "update_ratio": pace})
+        each = self._with_pace(each)
         if each.rule in ("update_small", "loss_stuck") and (scaled := self._of_tiny_input(each)) is not each:
             return scaled
         if each.rule == "loss_stuck" and each.evidence.get("early", 0.0) >= _LARGE_LOSS:
@@ -244,12 +242,21 @@ class _Judges:
         message = "".join([f"{said}, at lr {rate:.3g}", *others])
         return replace(each, message=message, advice=advice, evidence={**each.evidence, "lr": rate})
 
+    def _with_pace(self, each: Finding) -> Finding:
+        """Return that a loss stands with how far steps move the weights, where that is usual: the rate is not too small."""
+        why, then, _ = each.advice.partition("; then at how far")
+        if each.rule != "loss_stuck" or not then or not (pace := self._pace(each.model)) >= _USUAL_PACE:
+            return each
+        moved = f"steps move the weights by {pace:.1g} of their size, as usual: the learning rate is not too small"
+        return replace(each, advice=f"{moved}; {why}", evidence={**each.evidence, "update_ratio": pace})
+
     def with_rate(self, each: Finding) -> Finding:
         """Return a symptom, or what steps have made of outputs, with the learning rate, where that is a large one.
 
-        Findings on outputs that are as good as equal say the size of what goes in, where that is next to nothing.
+        That a loss stands says how far steps move the weights, where that is usual. Findings on outputs that are as good as equal
+        say the size of what goes in, where that is next to nothing.
         """
-        each = self._of_tiny_input(each) if "alike" in each.evidence else each
+        each = self._with_pace(self._of_tiny_input(each) if "alike" in each.evidence else each)
         rate, steps = self._rates.get(each.model, math.nan), self._scalars.added_up(each.model)
         is_made = RULES[each.rule].symptom or (RULES[each.rule].about == ("output", "lost") and each.begun > 0)
         if not is_made or math.isnan(rate) or not self._is_large(each.model, rate * max(1.0, steps / _USUAL_STEPS)):
@@ -792,7 +799,8 @@ class Findings:
         """Return whether what is recorded bears out what a training has seen, of the rules that need that; True of others.
 
         That nothing is won of what should be, where steps have moved the weights far and no finding says yet that the loss stands
-        still; that a label is seen, where the loss has come down; that a rate is 0, where it has not, or where steps move nothing;
+        still; that a label is seen, where the loss has come down; that a rate is 0, or far below that of others, where it has not,
+        or where steps move nothing;
         that a discriminator cannot be followed, where steps move it far more than all others; that outputs are as good as the same,
         or hardly depend on first steps, what goes into a layer points in one direction, the order of tokens says nothing, or one
         token stands for many, where the loss stands; that an eps is large, where it does and steps are small; that few layers are
@@ -822,7 +830,8 @@ class Findings:
             return self._judges.stands(each.model, 1 if each.evidence.keys() & {"token", "alike", "reach"} else 2)
         if each.rule == "rate_small" and "made" in each.evidence:
             return self._judges.outruns(each.model, each.value)
-        if each.rule == "rate_small" and not each.value and each.severity != "note":
+        is_of_part = not each.value or "beside" in each.evidence
+        if each.rule == "rate_small" and is_of_part and each.severity != "note":
             small = [other.places for other in self.judged() if other.rule == "update_small" and other.severity != "note"]
             return self._judges.stands(each.model) or any(set(places) & set(each.places) for places in small)
         if each.rule == "loss_summed":

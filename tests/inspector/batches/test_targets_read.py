@@ -274,12 +274,12 @@ def test_outputs_that_are_far_larger_than_all_targets_say_nothing_of_these(scale
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 1), nn.Tanh(), nn.Linear(1, 1))
     model[2].weight.data.fill_(scale)  # type: ignore[union-attr, operator]
+    x = drawn(32)  # of other samples the loss may rise by chance
 
     def loss(_: int) -> Tensor:
-        x = drawn(32)
         return functional.mse_loss(model(x), x[:, 5:6])
 
-    assert trained(model, loss, lr=0.0).keys() & {"label_seen", "target_own"} == rules
+    assert trained(model, loss).keys() & {"label_seen", "target_own"} == rules
 
 
 @pytest.mark.parametrize(
@@ -1167,3 +1167,26 @@ def test_targets_of_a_binary_cross_entropy_that_is_summed_are_those_that_were_gi
     found = trained(model, loss, steps=20)
     assert ("target_beyond" in found) is (scale > 1)
     assert scale == 1 or "of the targets of a binary cross-entropy are 255, and not 0 or 1" in found["target_beyond"].message
+
+
+@pytest.mark.parametrize("kind", ["classes", "weighted", "binary", "tokens"])
+@pytest.mark.parametrize("is_own", [True, False])
+def test_outputs_that_fit_labels_of_other_samples_as_well_are_told_though_the_loss_has_fallen(kind: str, is_own: bool) -> None:
+    """It falls to that of how often each label comes."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1 if kind == "binary" else 3))
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(16, 6, 8) if kind == "tokens" else torch.randn(32, 8)
+        labels = (x[..., 0] > 0.9).long() * (1 + (x[..., 1] > 0).long())
+        labels = labels if is_own else labels[torch.randperm(len(labels))]
+        if kind == "binary":
+            return functional.binary_cross_entropy_with_logits(model(x)[:, 0], (labels > 0).float())
+        weights = torch.tensor([0.2, 1.0, 1.0]) if kind == "weighted" else None
+        return functional.cross_entropy(model(x).flatten(0, -2), labels.flatten(), weights)
+
+    found = trained(model, loss, steps=250)
+    assert ("loss_stuck" in found) is not is_own
+    if not is_own:
+        assert "outputs fit the labels of other samples as well as their own" in found["loss_stuck"].message
+        assert "labels of other samples" in found["loss_stuck"].advice

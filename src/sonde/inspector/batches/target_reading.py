@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from sonde.engine import autograd_state, backward_calls, graph_nodes, padded
 
@@ -23,6 +24,7 @@ _BINARY = 1 << 14  # elements that are compared with targets of 0 and 1
 _FIRST = 256  # rows, whose targets are one distribution if all are
 _UNEVEN = 2.0  # times as often, classes that are no more alike by chance
 _FEW = 3  # of either kind, whose weights are not alike by chance
+_SEVERAL = 4  # samples of each class, on average, whose weights are not alike by chance
 _MOST = 0.75  # of the samples; one all of whose classes are labels is not read
 ERRORS = ("MseLoss", "SmoothL1Loss", "HuberLoss")
 """Losses of differences whose gradient depends on their size."""
@@ -390,7 +392,7 @@ def binary_numbers(targets: Tensor, output: Tensor, axis: int | None, *, is_chan
     places = math.prod(output.shape[:1] + output.shape[2:])  # of several labels of one all may be rare
     is_each = targets.numel() == output.numel() == places
     returned = (output.reshape(targets.shape) > (0.5 if is_chance else 0.0)).long() if is_each else None
-    rare = {} if returned is None else _rare_numbers((targets > 0.5).long(), returned)
+    rare = {} if returned is None else _rare_numbers((targets > 0.5).long(), returned) | _binary_gain(targets, output, is_chance)
     return {
         **found,
         **{f"{name} binary": each for name, each in rare.items()},
@@ -400,6 +402,17 @@ def binary_numbers(targets: Tensor, output: Tensor, axis: int | None, *, is_chan
         "all 1": (targets == 1).all(),
         **shared,
     }
+
+
+def _binary_gain(targets: Tensor, output: Tensor, is_chance: bool) -> dict[str, Tensor]:
+    """Return what :func:`_gain` does of an *output* for each target of 0 or 1."""
+    made = output.reshape(targets.shape).double()
+    logs = torch.stack(
+        [(1 - made).log(), made.log()] if is_chance else [functional.logsigmoid(-made), functional.logsigmoid(made)], -1
+    )
+    labels, is_label = (targets > 0.5).long(), (targets == 0) | (targets == 1)
+    count = logs.new_zeros(2).index_add(0, labels.flatten(), is_label.flatten().double())
+    return {name: torch.where(is_label.all(), each, math.nan) for name, each in _gain(logs, labels, count, is_label).items()}
 
 
 def _is_logistic(node: graph_nodes.Node) -> bool:
@@ -445,7 +458,7 @@ def _label_numbers(
         "low": torch.where(is_single, labels, gradient.shape[-1]).min(),
         "high": torch.where(is_single, labels, -1).max(),
         "sure": torch.where(((known == first) | ~is_counted).all(), first, -1),
-    } | _weight_numbers(likely, gradient, labels, is_counted)
+    } | _weight_numbers(logs, gradient, labels, is_counted)
     found |= _rare_numbers(torch.where(is_single, labels, -1), torch.where(is_counted, top, -1))
     if labels.dim() == 2:
         if looked_at is not None:
@@ -499,11 +512,13 @@ def _distribution_numbers(logs: Tensor, gradient: Tensor, axis: int) -> dict[str
     }
 
 
-def _weight_numbers(likely: Tensor, gradient: Tensor, labels: Tensor, is_counted: Tensor) -> dict[str, Tensor]:
+def _weight_numbers(logs: Tensor, gradient: Tensor, labels: Tensor, is_counted: Tensor) -> dict[str, Tensor]:
     """Return the share of the most frequent label (*top*), and how many *times* as much each of it weighs as one of the others.
 
-    *likely* are the logarithms of the probabilities of *labels*. See :func:`_won` and :func:`_heaviest`, too.
+    *logs* are the logarithms of the probabilities. See :func:`_gain`, which is known where samples of a class weigh as much as each
+    other, and :func:`_heaviest`, too.
     """
+    likely = logs.gather(-1, labels[..., None])[..., 0]
     usual = torch.where(is_counted, labels, -1).flatten().mode().values
     slope = (1 - likely.exp()).clamp(min=1e-6)
     weight = -gradient.double().gather(-1, labels[..., None])[..., 0] / slope
@@ -512,19 +527,24 @@ def _weight_numbers(likely: Tensor, gradient: Tensor, labels: Tensor, is_counted
     is_each = spread(torch.where(is_top, weight, math.nan)) <= 10 * ALIKE  # one of all samples of a class, as no reward is
     times = torch.where((of_other > 0) & is_other.any() & is_each, of_top / of_other, 1.0)
     count = weight.new_zeros(gradient.shape[-1]).index_add(0, labels.flatten(), is_counted.flatten().double())
+    heaviest, is_each = _heaviest(weight * is_counted, labels, is_counted, count)
+    gain = _gain(logs, labels, count, is_counted)
     is_plain = spread(torch.where(is_counted, weight, math.nan)) <= 10 * ALIKE
+    is_plain |= is_each & (gain["told of"] >= _SEVERAL * (count > 0).sum())
     return {
         "top": is_top.sum() / is_counted.sum().clamp(min=1),
         "times": times,
-        "won": _won(likely, count, is_counted, is_plain),
-    } | _heaviest(weight * is_counted, labels, is_counted, count)
+        **heaviest,
+        **{name: torch.where(is_plain, each, math.nan) for name, each in gain.items()},
+    }
 
 
-def _heaviest(weight: Tensor, labels: Tensor, is_counted: Tensor, count: Tensor) -> dict[str, Tensor]:
+def _heaviest(weight: Tensor, labels: Tensor, is_counted: Tensor, count: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     """Return of the class with the most *weight* its part of it (*heavy*), and of the samples (*often*); 0 where these differ.
 
     *grows*: how many times as much a class weighs that comes as often as on average or more than another one, each its own weight
-    and some twice as often as others; and which share of the samples are of such classes.
+    and some twice as often as others; and which share of the samples are of such classes. Also whether all classes have a weight
+    of their own, as no reward has.
     """
     sums = torch.zeros_like(count).index_add(0, labels.flatten(), weight.flatten())
     heavy = sums.argmax()
@@ -540,19 +560,30 @@ def _heaviest(weight: Tensor, labels: Tensor, is_counted: Tensor, count: Tensor)
     often, seldom = (torch.stack([own, count]) @ each.double() / each.sum().clamp(min=1) for each in (usual, rare))
     grows = is_one.all() & rare.any() & (known.sum() > 2) & (often[1] >= _UNEVEN * seldom[1])
     times = torch.where(grows, often[0] / seldom[0].clamp(min=1e-300), 1.0)
-    return found | {"grows": times, "usual classes": (count * usual).sum() / count.sum().clamp(min=1)}
+    return found | {"grows": times, "usual classes": (count * usual).sum() / count.sum().clamp(min=1)}, is_one.all()
 
 
-def _won(likely: Tensor, count: Tensor, is_counted: Tensor, is_plain: Tensor) -> Tensor:
-    """Return by how much a cross-entropy is below what a guess by the *count* of each label has; NaN where that is not known.
+def _gain(logs: Tensor, labels: Tensor, count: Tensor, is_counted: Tensor) -> dict[str, Tensor]:
+    """Return by how much outputs fit their own labels better than those of other samples (*gain*), of how much there is to tell.
 
-    These are counted in one pass, where a guess looks better than it is, by half of a number less than classes there are, for each
-    label (Miller, 1955): half of that is added. Each label weighs as much (*is_plain*), or all classes come once, as with pairs.
+    *logs*, ``(..., classes)``, are logarithms of probabilities, and *count* says how often each label comes. The gain is the mean
+    of what the own label has, less that of a label that is drawn from all of the pass, so that outputs which are the same for all
+    samples gain nothing whatever they are. *noise*: its variance where labels are dealt out by chance, as of a sum over a
+    permutation (Hoeffding, 1951). *to tell*: the entropy of the labels; *told of*: how many samples have them.
     """
-    total, several = count.sum().clamp(min=1), (count > 0).sum()
-    guess = -torch.special.xlogy(count, count / total).sum() / total + (several - 1) / (4 * total)
-    is_known = ((total >= 4 * several) & (several > 1) & is_plain) | (count == 1).all()
-    return torch.where(is_known, guess + (likely * is_counted).sum() / total, math.nan)
+    total = is_counted.sum().clamp(min=1)
+    often, row = count / total, is_counted[..., None] / total  # each sums to 1
+    known = torch.where(count > 0, logs, 0.0)
+    by_row, by_class = known @ often, (known * row).flatten(0, -2).sum(0)
+    middle, own = by_class @ often, known.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
+    whole = (known.square() @ often * row[..., 0]).sum()
+    apart = whole - by_class.square() @ often - (by_row.square() * row[..., 0]).sum() + middle.square()
+    return {
+        "gain": ((own - by_row) * row[..., 0]).sum(),
+        "noise": apart.clamp(min=0) / (total - 1).clamp(min=1),
+        "to tell": -torch.special.xlogy(often, often).sum(),
+        "told of": total,
+    }
 
 
 def _match(labels: Tensor, counted: Tensor, tokens: Tensor, ahead: int) -> Tensor:

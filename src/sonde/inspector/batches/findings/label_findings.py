@@ -7,10 +7,11 @@ import statistics
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from operator import mul
 
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from sonde.inspector.batches.findings.pass_history import LAST, LONG, MATCHES, OFTEN, SETTLED, History, PassFindings
+from sonde.inspector.batches.findings.pass_history import KEPT, LAST, LONG, MATCHES, OFTEN, SETTLED, History, PassFindings
 from sonde.inspector.batches.look import PASSES, Look, label_axis
 from sonde.rules import DEAD_SAMPLES, Chosen, Finding
 from sonde.words import percent, short
@@ -27,10 +28,13 @@ _EVEN = "look at label_smoothing, at a temperature, and at what makes the target
 _ONE_NUMBER = "look at how targets are made and read: a cast to integers, a scale, a mask, an index, a column"
 _SIGN = "look at the sign of the loss, and at maximize=True of the optimizer"
 _NO_LOSS = (math.nan,) * 4  # of which the gradient tells
+_SURE = 2.0  # deviations
 _USUAL, _RARE, _MET = 0.9, 8, 0.1  # share of one label among all; others, so many that some would be met; those that are
 _SCORES = "let the critic lower its scores of generated samples and raise those of real ones, and the generator raise its own"
 _WEIGH = "weigh what is rare (class weights, pos_weight, a focal loss), or draw it more often; judge by recall or F1"
-_NO_BETTER = "the cross-entropy is no less than that of a guess by how often each label comes"
+_LEAST, _CLEARLY = 8.0, 0.1  # entropy of all labels that were read, and its share by which outputs gain surely less, to judge it
+_NO_GAIN, _BY_CHANCE = 0.02, 3.0  # share of the entropy of labels that is as good as none; deviations of what comes by chance
+_NO_BETTER = "outputs fit the labels of other samples as well as their own: nothing is won over how often each label comes"
 
 
 class LabelFindings(PassFindings):
@@ -77,6 +81,11 @@ class LabelFindings(PassFindings):
         kind = axis if axis is not None else "binary"
         rare = [numbers.get(f"{name} {kind}", math.nan) for name in ("usual", "usual share", "rare", "met")]
         self._so_far("rare", value=None if look.number or math.isnan(rare[0]) else rare)
+        gain = [numbers.get(f"{name} {kind}", math.nan) for name in ("gain", "noise", "to tell", "told of")]
+        gain[1] *= max(1.0, gain[3] / max(1.0, numbers.get("reached", math.nan)))  # those of one sample are no chance of their own
+        is_known = not look.number and look.step >= SETTLED and all(map(math.isfinite, gain))
+        self._so_far("gain", value=gain if is_known else None)
+        yield self._told_guess() if look.step >= LONG else None
         is_number, shared = False, numbers.get("shared", 0.0)
         several = self._so_far("several", value=shared if shared >= _SEVERAL else None)
         if len(several) >= OFTEN:
@@ -89,9 +98,6 @@ class LabelFindings(PassFindings):
                 found = found and replace(found, advice=_SCALES, quantity="output")
                 is_meant = numbers.get("cosines", math.inf) <= _SHARP
                 yield found and replace(found, severity="note" if is_meant else found.severity)
-            won = numbers[f"won {axis}"]
-            self._so_far("won", value=None if look.number or look.step < SETTLED or math.isnan(won) else won)
-            yield self._told_guess() if look.step >= LONG else None
             low, high = numbers[f"low {axis}"], numbers[f"high {axis}"]
             labels_of_pass.append((numbers["reached"], low if low == high else math.nan))
             weighs = self._so_far("weighs", value=self._weighed(numbers, axis) or False)
@@ -200,5 +206,14 @@ class LabelFindings(PassFindings):
             yield found and replace(found, message=f"{message}, and there are {classes} classes", advice=_PICKED)
 
     def _told_guess(self) -> Finding | None:
-        """Return that a cross-entropy has come to be no less than that of a guess."""
-        return self._told_stuck(self._so_far("won"), 0.0, _NO_BETTER)
+        """Return that the first output fits the labels of other samples as well as their own, in the last passes together."""
+        last = self._so_far("gain")[-KEPT:]
+        if len(last) < LAST:
+            return None
+        gains, noises, entropies, counts = zip(*last, strict=True)
+        gain, whole, by_chance = sum(gains), sum(entropies), math.sqrt(sum(noises))
+        is_none = gain <= min(_NO_GAIN * whole, _BY_CHANCE * by_chance) and gain + _SURE * by_chance <= _CLEARLY * whole
+        has_begun = gains[-1] > _SURE * math.sqrt(noises[-1]) and gains[-1] > _NO_GAIN * entropies[-1]
+        if not is_none or has_begun or sum(map(mul, entropies, counts)) < _LEAST:
+            return None
+        return self._told_still(_NO_BETTER)

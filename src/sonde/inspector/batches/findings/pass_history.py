@@ -61,16 +61,20 @@ class PassFindings:
     def _told_stuck(self, values: Sequence[float], most: float, message: str, at: int = 0) -> Finding | None:
         """Return that a loss stands still, as a *message* says, if the last *values* are no more than *most*, and do not rise.
 
-        It is that of the output *at* this place, which another one may drown.
+        It is that of the output *at* this place.
         """
         last = list(values[-LAST:])
-        if len(last) < LAST or not all(each <= most for each in last) or sorted(set(last)) == last:
-            return None  # or what is slow has begun
-        found = self._chosen.judge("loss_stuck", 1.0, 1.0, 1.0, 0.0, float("nan"))
+        is_slow = sorted(set(last)) == last  # and has begun
+        return self._told_still(message, at) if len(last) == LAST and max(last) <= most and not is_slow else None
+
+    def _told_still(self, message: str, at: int = 0) -> Finding | None:
+        """Return that the loss of the output *at* this place stands still, as a *message* says; another one may drown it."""
+        found = self._chosen.judge("loss_stuck", 1.0, 1.0, 1.0, 0.0, math.nan)
+        found = found and replace(found, message=message, evidence={})
         uneven = self._so_far("uneven")[:KEPT]
         times = min(times for *_, times in uneven) if uneven and all(each[:2] == (uneven[0][0], at) for each in uneven) else 0.0
         if times < DROWNED:
-            return found and replace(found, message=message)
+            return found
         beside = f"its gradient at first is 1/{short(times)} of that at output {uneven[0][0]} or less"
         return found and replace(found, message=f"{message}; {beside}{weighed(uneven[0][2])}", advice=_DROWNED)
 
