@@ -473,9 +473,9 @@ def rate_grown(rate: float, best: float, *, factor: float = GROWN_RATE) -> Judge
     "not fallen by a fifth in 90 of them; or the rate goes down to 0.01 of the largest and rises again, step by step, every 20 "
     "steps or fewer, four times in a row; or at the end all steps have moved the weights by less than 0.05 of their size, and the "
     "loss, which has not fallen by a fifth, falls at one pace; or ReduceLROnPlateau cuts the rate by half or more, and its mode is "
-    "'max' where it is told a loss that falls by a tenth, or 'min' where it is told a metric that rises by one; or a parameter group, "
-    "or one optimizer of several, has had 1e-06 at most and 0.001 of the rate of another, and steps move what it holds by next to "
-    "nothing, or the loss has not fallen by a fifth",
+    "'max' where it is told a loss that falls by a tenth, or 'min' where it is told a metric that rises by one; or a parameter "
+    "group, or one optimizer of several, has had 1e-06 at most and 0.001 of the rate of another, and steps move what it holds by "
+    "next to nothing, or the loss has not fallen by a fifth",
     "our own: a schedule that is stepped too often, or for the wrong reason, leaves a rate that moves nothing",
     "look at the schedule: how often its step() is called, its length and unit (steps or epochs), the mode of ReduceLROnPlateau",
     needs=("lr", "loss"),

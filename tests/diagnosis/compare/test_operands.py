@@ -216,3 +216,30 @@ def test_attention_with_a_limit_and_a_window_is_recognised(change: dict[str, flo
     found = sonde.compare(*pair, torch.randn(2, 7, 8))
     assert found.ok is (not rule), str(found)
     assert [(cause.rule, words in cause.message) for cause in found.causes] == ([(rule, True)] if rule else []), str(found)
+
+
+class TwoCells(nn.Module):
+    """Two recurrent cells, each with a state of its own, or the second with that of the first."""
+
+    def __init__(self, *, are_shared: bool) -> None:
+        super().__init__()
+        self.lower, self.upper, self.head = nn.GRUCell(5, 6), nn.GRUCell(6, 6), nn.Linear(6, 2)
+        self.choose = (lambda lower, upper: lower) if are_shared else (lambda lower, upper: upper)
+
+    def forward(self, x: Tensor) -> Tensor:
+        lower, upper = torch.zeros(len(x), 6), torch.zeros(len(x), 6)
+        for each in x.unbind(1):
+            lower = self.lower(each, lower)
+            upper = self.upper(lower, self.choose(lower, upper))
+        return self.head(upper)
+
+
+def test_a_tensor_that_stands_for_a_first_state_is_named() -> None:
+    one, other = TwoCells(are_shared=False), TwoCells(are_shared=True)
+    other.load_state_dict(one.state_dict())
+    found = sonde.compare(one, other, torch.randn(3, 4, 5))
+    assert found.culprit is not None
+    assert str(found.culprit.site) == "upper:input"
+    assert found.cause is not None
+    assert "it is zeros in a" in found.cause.message
+    assert found.cause.message.endswith("and lower:output in b")

@@ -188,7 +188,8 @@ def of_operation(scene: Scene) -> Iterator[Suspect]:
         way = way_to(last, here, {Fingerprint.of(tensor): at for at, tensor in sources.items()}, loose)
         if way is not None:
             undo = Undo(made=lambda _: as_numbers(way.made(sources)[0]))
-            yield scene.suspect("operation", f"{operations_text(way.steps)} in a{line_text(last)}, and not in b", undo, _ADVICE)
+            words = _for_a_constant(scene, way) or f"{operations_text(way.steps)} in a{line_text(last)}, and not in b"
+            yield scene.suspect("operation", words, undo, _ADVICE)
 
 
 def _type_of(scene: Scene) -> torch.dtype:
@@ -437,6 +438,8 @@ def _is_round(one: Step, other: Step, steps: Sequence[Step]) -> bool:
 
 def _of_both(scene: Scene, way: Way, back: Way | None, rest: Sequence[Step], behind: Step, within: float) -> tuple[str, bool]:
     """Return in words what operations the code of one side has that the other lacks, and whether they are too many for a cause."""
+    if not rest and (instead := _for_a_constant(scene, way)):
+        return instead, False
     one, other = operation_names(way.steps), operation_names(rest, with_picks=rest == [behind])
     if one == other:
         one, other = operation_names(way.steps, with_picks=True), operation_names(rest, with_picks=True)
@@ -484,6 +487,14 @@ def _of_both(scene: Scene, way: Way, back: Way | None, rest: Sequence[Step], beh
         return f"{first}{list_text(less)} in a{at_a}, {list_text(more)} in b{at_b}{same}", False
     alone = f"{list_text(less)} in a{at_a}, and not in b" if less else f"{list_text(more)} in b{at_b}, and not in a"
     return first + alone, False
+
+
+def _for_a_constant(scene: Scene, way: Way) -> str:
+    """Return in words which tensor ``b`` goes on with, and ``a`` with one that is made of none, as a first state; else ``""``."""
+    if scene.tensors is None or any(step.given and not step.is_constant for step in way.steps):
+        return ""
+    given = next((each.name for each in scene.sources if scene.equal(each.b, scene.tensors[1], 1.0)), "")
+    return f"it is {operations_text(way.steps)} in a{line_text(way.steps[-1])}, and {given} in b" if given else ""
 
 
 _PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "mv", "dot", "mul"})
