@@ -243,3 +243,92 @@ def test_a_tensor_that_stands_for_a_first_state_is_named() -> None:
     assert found.cause is not None
     assert "it is zeros in a" in found.cause.message
     assert found.cause.message.endswith("and lower:output in b")
+
+
+class ByHand(nn.Module):
+    """Attention by hand, which is given which keys count, and hides later ones if it *is_causal*."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: Tensor, y: Tensor, keep: Tensor, is_causal: bool) -> Tensor:
+        q, k, v = (each.unflatten(-1, (2, 4)).transpose(1, 2) for each in (self.q(x), self.k(y), self.v(y)))
+        scores = q @ k.mT / 2
+        if is_causal:
+            scores = scores.masked_fill(torch.ones(len(x[0]), len(y[0])).triu(1).bool(), float("-inf"))
+        scores = scores.masked_fill(~keep[:, None, None], float("-inf"))
+        return self.o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+class Fused(nn.Module):
+    """The same with other names, which is given what is added to the scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.out = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: Tensor, y: Tensor, bias: Tensor) -> Tensor:
+        q, k, v = (each.unflatten(-1, (2, 4)).transpose(1, 2) for each in (self.query(x), self.key(y), self.value(y)))
+        return self.out(functional.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(2))
+
+
+class DecoderByHand(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.cross = ByHand(), ByHand()
+
+    def forward(self, x: Tensor, y: Tensor, of_x: Tensor, of_y: Tensor) -> Tensor:
+        x = x + self.own(x, x, of_x, True)
+        return x + self.cross(x, y, of_y, False)
+
+
+class FusedDecoder(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.attention, self.memory = Fused(), Fused()
+        self.kinds = {kind}.__contains__  # which is no setting
+
+    def forward(self, x: Tensor, y: Tensor, of_x: Tensor, of_y: Tensor) -> Tensor:
+        low, length = torch.finfo(x.dtype).min, len(x[0])
+        hidden = torch.ones(length, length).triu(2 if self.kinds("one later") else 1).bool()
+        padded = ~(of_y if self.kinds("crossed") else of_x)
+        x = x + self.attention(x, x, torch.zeros(len(x), 1, length, length).masked_fill(hidden | padded[:, None, None], low))
+        padded = (torch.zeros_like(of_y) if self.kinds("unmasked") else ~of_y)[:, None, None]
+        hidden = torch.ones(length, len(y[0])).triu(1).bool() & self.kinds("causal")
+        return x + self.memory(x, y, torch.zeros(len(x), 1, length, len(y[0])).masked_fill(hidden | padded, low))
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "site", "words"),
+    [
+        ("", 7, "", ""),
+        ("", 5, "", ""),
+        ("one later", 5, "own.o:input", "b alone lets through the key 1 place later"),
+        (
+            "crossed",
+            7,
+            "own.o:input",
+            "a alone lets through keys 3, 4, 5, 6 of sample 0 and b alone lets through keys 5, 6 of sample 1",
+        ),
+        ("causal", 7, "cross.o:input", "a alone lets through later keys"),
+        ("causal", 5, "cross.o:input", "a alone lets through later keys"),
+        ("unmasked", 5, "cross.o:input", "b alone lets through keys 3, 4 of sample 0"),
+    ],
+)
+def test_masks_that_differ_in_some_samples_are_told_by_what_each_side_lets_through(
+    kind: str, keys: int, site: str, words: str
+) -> None:
+    torch.manual_seed(0)
+    one, other = DecoderByHand(), FusedDecoder(kind)
+    for held, own in zip(other.parameters(), one.parameters(), strict=True):
+        held.data.copy_(own.data)
+    of_x, of_y = torch.ones(3, 7).bool(), torch.ones(3, keys).bool()
+    of_x[1, 5:], of_y[0, 3:] = False, False
+    found = sonde.compare(one, other, (torch.randn(3, 7, 8), torch.randn(3, keys, 8), of_x, of_y))
+    assert found.ok is (not kind), str(found)
+    if kind:
+        assert found.culprit is not None
+        assert str(found.culprit.site) == site
+        assert [cause.rule for cause in found.causes] == ["mask"]
+        assert words in found.causes[0].message

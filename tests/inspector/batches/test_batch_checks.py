@@ -1368,3 +1368,57 @@ class Domains(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         held = self.body(x).tanh()
         return self.classes(held), self.domain(held)[:, 0]
+
+
+def test_labels_that_are_made_less_likely_beside_others_are_no_wrong_sign() -> None:
+    """As of a preference, whose rejected answer has a pass of its own."""
+    torch.manual_seed(0)
+    model = mlp(5)
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(32, 8)
+        label = x[:, :5].argmax(1)
+        likely = [functional.cross_entropy(model(x), each, reduction="none") for each in ((label + 1) % 5, label)]
+        return -functional.logsigmoid(likely[0] - likely[1]).mean()
+
+    assert "loss_unbounded" not in trained(model, loss, steps=40)
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_rare_label_that_the_outputs_tell_is_not_missed(is_told: bool) -> None:
+    """As of clicks: no sample is likelier than not to have it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(256, 8)
+        rate = 0.06 * torch.ones(256) if is_told else torch.sigmoid(x[:, 0] - 3)
+        return functional.binary_cross_entropy_with_logits(model(x)[:, 0], (torch.rand(256) < rate).float())
+
+    assert ("labels_alike" in trained(model, loss, steps=300, lr=1e-2)) is is_told
+
+
+def test_an_input_that_is_asked_for_before_it_is_given_is_not_copied() -> None:
+    """As an action, which a decision transformer is given behind the state that it is chosen in."""
+
+    class Agent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.states, self.actions = nn.Linear(4, 16), nn.Embedding(3, 16)
+            self.layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True), 1)
+            self.head = nn.Linear(16, 3)
+
+        def forward(self, states: Tensor, actions: Tensor) -> Tensor:
+            steps = torch.stack([self.states(states), self.actions(actions)], 2).flatten(1, 2)
+            mask = nn.Transformer.generate_square_subsequent_mask(steps.shape[1])
+            return self.head(self.layers(steps, mask=mask, is_causal=True)[:, ::2])
+
+    torch.manual_seed(0)
+    model = Agent()
+
+    def loss(_: int) -> Tensor:
+        states = torch.randn(8, 6, 4)
+        actions = states[..., :3].argmax(-1)
+        return functional.cross_entropy(model(states, actions).flatten(0, 1), actions.flatten())
+
+    assert "target_shifted" not in trained(model, loss, steps=20)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,6 +15,7 @@ from sonde.diagnosis.compare.suspects import Suspect, Undo
 from sonde.diagnosis.compare.weights import fitted
 from sonde.diagnosis.distance import as_numbers, distance
 from sonde.rules import Finding
+from sonde.words import names_text
 
 _HEAD_SIZES = (64, 128, 32, 96, 80, 16, 8, 256, 4)
 _BASES = (10_000.0, 500_000.0, 1_000_000.0)
@@ -134,7 +135,10 @@ def of_attention(scene: Scene) -> Iterator[Suspect]:
         if any(each.size(at) < size for held in triple for each in (held.a, held.b) for at, size in enumerate(sizes)):
             continue  # as of windows, into which samples are cut behind
         given = [[_given(scene, triple, side, farthest[axis], axis) for axis in (0, 1)[: 1 + is_turned]] for side in (0, 1)]
-        forms = [[_form(each, tolerance) for each in held] for held in given]
+        forms = [
+            [_form(each, tolerance, _beside(scene, triple, side, farthest[axis], axis)) for axis, each in enumerate(held)]
+            for side, held in enumerate(given)
+        ]
         for axis, beside in ((0, 0), (1, 1), (0, 1), (1, 0))[: 4 if is_turned else 1]:
             here, there = forms[0][axis], forms[1][beside]
             if axis != beside and here is not None and there is not None and _makes(given[1][beside], here, tolerance):
@@ -142,7 +146,10 @@ def of_attention(scene: Scene) -> Iterator[Suspect]:
             if (here is None) != (there is None) and axis == beside:
                 one, other = given[0][axis], given[1][axis]
                 here, there = here or _near(one, there, tolerance), there or _near(other, here, tolerance)
-            if here is not None and there is not None and (axis != beside or here != there):
+            if here is None or there is None:
+                continue
+            seen = [_seen(each, form.mask) for each, form in ((given[0][axis], here), (given[1][beside], there))]
+            if axis != beside or here != there or not torch.equal(*seen):
                 break
         else:
             continue
@@ -151,15 +158,20 @@ def of_attention(scene: Scene) -> Iterator[Suspect]:
         if any(each is None for each in made):
             continue
         result = torch.stack([each for each in made if each is not None], axis)
-        is_opposite = torch.equal(_seen(given[0][axis], here.mask), ~_seen(given[1][beside], there.mask))
+        is_opposite = torch.equal(seen[0], ~seen[1])
+        every = [torch.stack([_seen(each[side], form.mask)[0] for each in pairs]) for side, form in enumerate((here, there))]
         there = replace(there, mask=f"{there.mask}: what a does not") if is_opposite else there
-        for finding in _differences(scene, here, there, (1 - axis, 1 - beside)):
+        for finding in _differences(scene, here, there, (1 - axis, 1 - beside), "" if is_opposite else _seen_otherwise(*every)):
             yield Suspect(finding, Undo(made=lambda _, result=result: result))  # type: ignore[misc]  # a tensor
         return
 
 
-def _differences(scene: Scene, here: Form, there: Form, axes: tuple[int, int]) -> Iterator[Finding]:
-    """Yield how two forms differ, and the *axes* whose entries attend to each other in the two sides."""
+def _differences(scene: Scene, here: Form, there: Form, axes: tuple[int, int], seen: str) -> Iterator[Finding]:
+    """Yield how two forms differ, and the *axes* whose entries attend to each other in the two sides.
+
+    What is *seen* otherwise is told where the masks differ by more than their names say.
+    """
+    is_named = here.mask.startswith((*_MASKS, _WINDOW)) and there.mask.startswith((*_MASKS, _WINDOW))
     is_causal = _CAUSAL in (here.mask, there.mask) and {here.mask, there.mask} <= {*_MASKS}
     told: list[tuple[str, str, str, str, str]] = [
         (
@@ -185,9 +197,43 @@ def _differences(scene: Scene, here: Form, there: Form, axes: tuple[int, int]) -
         ("heads", "heads of queries and of keys", here.numbers, there.numbers, "split the width into the same number of heads"),
     ]
     for rule, what, one, other, advice in told:
-        if one != other:
+        if what == "attention masks" and (one != other or seen):
+            yield scene.finding(rule, f"{what}: {_of_masks(one, other, '' if is_named else seen)}", advice)
+        elif one != other:
             evidence = {"heads_a": float(here.heads), "heads_b": float(there.heads)}
             yield scene.finding(rule, f"{what}: {one} in a, {other} in b", advice, evidence)
+
+
+def _of_masks(one: str, other: str, seen: str) -> str:
+    """Return in words how masks differ that are called *one* and *other*, and what is *seen* otherwise."""
+    both = f"{one} in a, {other} in b"
+    return f"{both}: {seen}" if seen and one != other else seen or both
+
+
+def _seen_otherwise(one: Tensor, other: Tensor) -> str:
+    """Return in words what positions see in one side alone, ``(samples, queries, keys)``; ``""`` where that is the same."""
+    told = [
+        f"{side} alone lets through {_pairs(alone)}"
+        for side, alone in (("a", one & ~other), ("b", other & ~one))
+        if one.shape == other.shape and bool(alone.any())
+    ]
+    return " and ".join(told)
+
+
+def _pairs(alone: Tensor) -> str:
+    """Return in words which keys are meant, of which queries and samples: ``(samples, queries, keys)``."""
+    queries, keys = (torch.arange(length, device="cpu") for length in alone.shape[1:])
+    ahead = (keys - queries[:, None])[alone.any(0)]
+    low, high = int(ahead.min()), int(ahead.max())
+    if low == high:
+        places = f"{abs(low)} place{'s' * (abs(low) > 1)}"
+        return f"the key {places} {'later' if low > 0 else 'earlier'}" if low else "its own key"
+    if low > 0 or high < 0:
+        return "later keys" if low > 0 else "earlier keys"
+    held = alone.any(1)
+    samples = held.any(1).nonzero()[:, 0].tolist()
+    named = names_text(map(str, held[samples[0]].nonzero()[:, 0].tolist()), 6)
+    return f"keys {named} of sample {samples[0]}" + f", and some of {len(samples) - 1} more" * (len(samples) > 1)
 
 
 # What there is
@@ -218,6 +264,16 @@ def _three(tensor: Tensor) -> Tensor:
     return tensor.flatten(2) if tensor.dim() == 4 else tensor
 
 
+def _beside(scene: Scene, triple: tuple[Source, Source, Source], side: int, sample: int, axis: int) -> list[Given]:
+    """Return what one side has of a few other samples, for which a form has to hold, too."""
+    assert scene.tensors is not None
+    others = [at for at in range(scene.tensors[side].size(axis)) if at != sample]
+    return [_given(scene, triple, side, at, axis) for at in others[:_MOST_BESIDE]]
+
+
+_MOST_BESIDE = 8
+
+
 def _given(scene: Scene, triple: tuple[Source, Source, Source], side: int, sample: int, axis: int) -> Given:
     """Return what one side has of one sample. The samples lie along *axis*."""
     assert scene.tensors is not None
@@ -228,18 +284,18 @@ def _given(scene: Scene, triple: tuple[Source, Source, Source], side: int, sampl
         (kept.leaves for kept in events if kept.site.path == owner and kept.site.port == "input" and kept.call == scene.frame.call),
         {},
     )
-    length = one[0].size(0)
-    masks = {leaf: held for leaf, held in leaves.items() if held.dim() == 4 and held.shape[-2:] == (length, length)}
+    length, keys = one[0].size(0), one[1].size(0)
+    masks = {leaf: held for leaf, held in leaves.items() if held.dim() == 4 and held.shape[-2:] == (length, keys)}
     given = {
         f"each position sees what {_argument(leaf)} lets through": held[min(sample, len(held) - 1), :1].detach().cpu()
         for leaf, held in masks.items()
     }
     for leaf, held in leaves.items():
-        if held.dim() == 2 and held.size(-1) == length and not held.is_complex():
+        if held.dim() == 2 and held.size(-1) == keys and not held.is_complex():
             is_added = bool(((held == 0) | (held < _UNSEEN_FROM)).all())
             kept = held[min(sample, len(held) - 1)].detach().cpu()
             if is_added or bool(((held == 0) | (held == 1)).all()):
-                given |= _of_padding(leaf, kept == 0 if is_added else kept.bool())
+                given |= _of_padding(leaf, kept == 0 if is_added else kept.bool(), length)
     pairs = [held for held in leaves.values() if held.dim() == 3 and held.size(-2) == length and held.is_floating_point()]
     turned = [held for held in pairs if held.size(-1) != one[0].size(-1) and bool((held.abs() <= 1.5).all())]
     angles = (as_numbers(turned[0])[0], as_numbers(turned[1])[0]) if len(turned) == 2 else None
@@ -271,9 +327,9 @@ def _computing(scene: Scene, place: int) -> Iterator[nn.Module]:
         yield from ran.values()
 
 
-def _of_padding(leaf: str, kept: Tensor) -> dict[str, Tensor]:
+def _of_padding(leaf: str, kept: Tensor, queries: int) -> dict[str, Tensor]:
     """Return the masks that a mask of padding may stand for, by words: which positions are seen is said with 1, or with 0."""
-    earlier = _allowed(_CAUSAL, torch.arange(len(kept), device="cpu"), len(kept))
+    earlier = _allowed(_CAUSAL, torch.arange(queries, device="cpu"), len(kept))
     found: dict[str, Tensor] = {}
     for seen, does in ((kept, "lets through"), (~kept, "leaves out")):
         words = f"each position sees what {_argument(leaf)} {does}"
@@ -301,19 +357,21 @@ def _attributes(module: nn.Module) -> dict[str, float]:
 # The search
 
 
-def _form(given: Given, tolerance: float) -> Form | None:
-    """Return the form of attention that comes nearest to the result; None if none comes near."""
-    best, nearest = None, 4 * tolerance
-    length = len(given.q)
-    if len(given.result) != length or len(given.k) != length or len(given.v) != length:
-        return None  # a result for each query, and as many keys
-    rows = torch.linspace(0, length - 1, min(length, _MOST_QUERIES), device="cpu").round().long().unique()
+def _form(given: Given, tolerance: float, beside: Sequence[Given] = ()) -> Form | None:
+    """Return the form of attention that comes nearest to the result, and makes those *beside*, if any does; None if none does."""
+    best, nearest, holds = None, 4 * tolerance, False
+    if len(given.result) != len(given.q) or len(given.k) != len(given.v):
+        return None  # a result for each query
+    rows = torch.linspace(0, len(given.q) - 1, min(len(given.q), _MOST_QUERIES), device="cpu").round().long().unique()
     wanted = given.result[rows]
     for form, made in _forms(given, rows):
         off = distance(made, wanted).relative if made.shape == wanted.shape else math.inf
-        if off <= nearest:
-            best, nearest = _plain(form, given), off
-        if off <= tolerance / 8:  # no other form comes so near by chance
+        if off > (nearest if holds else 4 * tolerance):
+            continue
+        is_of_all = all(_makes(each, form, tolerance) for each in beside)
+        if (is_of_all, -off) >= (holds, -nearest):
+            best, nearest, holds = _plain(form, [given, *beside]), off, is_of_all
+        if holds and off <= tolerance / 8:  # no other form comes so near by chance
             return best
     return best
 
@@ -446,17 +504,18 @@ _OWN_SCALE = "a scale of "
 _SHARINGS = ("neighbouring heads", "heads at equal distances")
 
 
-def _plain(form: Form, given: Given) -> Form:
-    """Return *form* with a given mask in words, where it is one of those in the list."""
-    if form.mask not in given.masks:
+def _plain(form: Form, given: Sequence[Given]) -> Form:
+    """Return *form* with a given mask in words, where it is one of those in the list for all samples."""
+    if form.mask not in given[0].masks:
         return form
-    held = given.masks[form.mask][0]
-    allowed = held if held.dtype is torch.bool else held >= 0
-    length = allowed.size(-1)
-    rows = torch.arange(length, device="cpu")
-    windows = (f"{_WINDOW}{seen}" for seen in {int(allowed[-1].sum())} if 0 < seen < length)
-    masks = (*_MASKS, *windows)
-    return next((replace(form, mask=mask) for mask in masks if torch.equal(allowed, _allowed(mask, rows, length))), form)
+    held = [each.masks[form.mask][0] for each in given if form.mask in each.masks]
+    allowed = [each if each.dtype is torch.bool else each >= 0 for each in held]
+    rows, length = (torch.arange(allowed[0].size(0), device="cpu"), allowed[0].size(-1))
+    windows = (f"{_WINDOW}{seen}" for seen in {int(allowed[0][-1].sum())} if 0 < seen < length)
+    for mask in (*_MASKS, *windows):
+        if all(torch.equal(each, _allowed(mask, rows, length)) for each in allowed):
+            return replace(form, mask=mask)
+    return form
 
 
 def _head_numbers(given: Given) -> Iterator[tuple[int, int]]:
@@ -490,7 +549,7 @@ def _masked(scores: Tensor, mask: str, given: Given, rows: Tensor) -> Tensor:
 def _seen(given: Given, mask: str) -> Tensor:
     """Return which position (row) sees which one (column), of one sample, for each head that differs."""
     rows = torch.arange(len(given.q), device="cpu")
-    return _masked(torch.zeros(1, len(rows), len(rows), dtype=torch.float64, device="cpu"), mask, given, rows) >= 0
+    return _masked(torch.zeros(1, len(rows), len(given.k), dtype=torch.float64, device="cpu"), mask, given, rows) >= 0
 
 
 _UNSEEN = -1e30  # a row that sees nothing sees all alike
@@ -509,6 +568,8 @@ def _allowed(mask: str, rows: Tensor, length: int) -> Tensor:
 def _rotations(given: Given, size: int) -> Iterator[tuple[str, int]]:
     """Yield no rotary embedding, and each one that heads of *size* may have, with how many features it turns; 0 for all."""
     yield "none", 0
+    if len(given.q) != len(given.k):
+        return
     sources = [f", base {base:g}" for base in dict.fromkeys((*given.bases, *_BASES))]
     turned = size if given.angles is None else min(size, given.angles[0].size(-1))
     if given.angles is not None and given.angles[0].size(-1) == turned:

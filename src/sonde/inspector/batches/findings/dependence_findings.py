@@ -281,8 +281,8 @@ class DependenceFindings(PassFindings):
             yield self._chosen.judge("future_seen", following / whole, before)
         if whole > 0 and others > NOTHING * whole and way == _ALONG and depends is not None:
             yield self._told_mixed(place, depends, numbers)
-        if ahead == 0 and whole > 0 and before <= NOTHING * whole:
-            return  # each place by itself, as of an autoencoder of tokens
+        if ahead == 0 and whole > 0 and min(before, here) <= NOTHING * whole:
+            return  # each place by itself, as of an autoencoder of tokens, or one that is asked for before it is given
         is_part = self._part != "(root)"  # as a head of several, each for a token further ahead
         if (ahead > 1 and not is_part) or (ahead < 1 and whole > 0):
             is_causal = ahead != 0 or following + later <= NOTHING * whole

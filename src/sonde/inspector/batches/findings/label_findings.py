@@ -140,7 +140,8 @@ class LabelFindings(PassFindings):
                 message = f"the targets of all samples are one distribution over the classes, the likeliest of {short(even[-1])}"
                 yield found and replace(found, message=message, advice=_EVEN)
         down = self._so_far("down", look.number, value=numbers.get(f"raised {axis}", 0.0) >= MATCHES)
-        if len(down) >= OFTEN and all(down):
+        others = [each for (number,), held in self._by("down").items() if number != look.number for each in held]
+        if len(down) >= OFTEN and all((*down, *others)):  # what is to be unlearnt stands beside what is learnt
             found = self._chosen.judge("loss_unbounded", *_NO_LOSS, is_maximised=True)
             yield found and replace(found, advice=_SIGN)
 
@@ -187,6 +188,9 @@ class LabelFindings(PassFindings):
         (usual, share, *now), counts = last[-1], [sum(each[at] for each in last) for at in (2, 3)]
         if counts[0] < _RARE or now[1] > _MET * now[0] or counts[1] > 2 * _MET * counts[0]:
             return None
+        gains, _, entropies, _ = zip(*(self._so_far("gain")[-LAST:] or [(0.0,) * 4]), strict=True)
+        if sum(gains) > _CLEARLY * sum(entropies) > 0:
+            return None  # it tells them apart, and none of them is likely
         found = self._chosen.judge("labels_alike", math.inf, math.inf, 1.0)
         missed = (
             f"the model returns it for nearly all samples, and finds {counts[1]:.0f} of the {counts[0]:.0f} others in {LAST} passes"
