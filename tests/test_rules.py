@@ -625,7 +625,7 @@ def test_every_rule_is_listed_with_its_condition_and_source() -> None:
         "eval_mode", "labels_outside", "loss_broadcast", "softmax_twice", "initial_loss", "initial_error", "cut_off",
         "missing_in_optimizer", "step_lost", "not_overfit", "zeroed_as_good", "input_unused", "samples_mixed",
         "random_output", "target_trained", "padding_counted", "padding_alone", "future_seen", "target_shifted",
-        "outputs_alike", "target_beyond", "weight_of_ones", "few_indices", "running_off", "norm_starved",
+        "residual_missing", "outputs_alike", "target_beyond", "weight_of_ones", "few_indices", "running_off", "norm_starved",
         "target_of_another", "views_same", "pushed_one_way", "errors_cancel", "metric_falls",
         "weight_small", "gate_shut",
         "target_own", "terms_uneven", "penalty_alone", "label_seen", "generator_misled", "all_linear", "weight_of_many",

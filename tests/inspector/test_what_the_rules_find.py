@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -2469,3 +2470,23 @@ def test_a_decay_that_adam_adds_to_gradients_is_the_root_where_weights_shrink(is
     every = trained(model, optimizer, classes(model), steps=300).findings
     roots = [each.rule for each in every if not each.follows and each.severity != "note"]
     assert ("decay_large" in roots[:1]) is not is_mild
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_a_loss_that_compares_a_model_with_itself_is_told_by_its_one_value(is_frozen: bool) -> None:
+    """A reference that is no copy: gradients are rounding, and the steps of Adam are small, though its rate is not."""
+    torch.manual_seed(0)
+    model = mlp()
+    reference = copy.deepcopy(model).requires_grad_(False) if is_frozen else model
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(32, 8)
+        one, other = model(x), (1 + 1e-7 * torch.randn(32, 2)) * reference(x)  # as another order of additions rounds
+        return -functional.logsigmoid((one[:, 0] - one[:, 1]) - (other[:, 0] - other[:, 1])).mean()
+
+    found_by_rule = found(model, Adam(model.parameters(), 1e-3), loss, steps=130)
+    assert ("gradient_zero" in found_by_rule) is not is_frozen
+    if not is_frozen:
+        told = found_by_rule["gradient_zero"]
+        assert told.message.startswith("the loss is 0.6931 in each step")
+        assert "a reference that is the model itself" in told.advice

@@ -10,6 +10,9 @@ import numpy as np
 from sonde.rules.finding import Judged, entry
 from sonde.words import percent, short
 
+ATTENTIONS = 3
+"""In a row, that make positions alike where nothing leads around them; a network of fewer may learn all the same."""
+
 
 @entry(
     "the labels of a cross-entropy, of 256 samples or more in 10 training passes or more, are one class in all of them, or one in "
@@ -130,6 +133,23 @@ def target_shifted(ahead: float, *, is_causal: bool = True, is_picked: bool = Fa
     else:
         yield f"the targets are the tokens {ahead:.0f} places ahead: shifted more than once"
     yield "warn" if is_causal or is_picked else "note"
+
+
+@entry(
+    f"an output goes through {ATTENTIONS} attentions or more in a row, and no way leads around any of them, as that of a residual "
+    "connection; and the loss has not fallen by a fifth in 200 steps",
+    "Dong et al., Attention is not all you need, 2021: attention alone makes all positions alike, the more the deeper it is",
+    "add what goes into each attention, and into each part behind it, to what it returns: x = x + attention(norm(x))",
+    needs=("rms:output",),
+    evidence=("bare",),
+    brings=("outputs_alike", "loss_stuck", "gradient_vanishing", "rank_collapse"),
+    about=("setup", "lost"),
+)
+def residual_missing(attentions: float, *, least: float = ATTENTIONS) -> Judged:
+    """Judge how many *attentions* stand in a row that nothing leads around."""
+    yield attentions >= least
+    yield attentions
+    yield f"no addition leads around any of the {attentions:.0f} attentions in a row: each averages what the one before has made"
 
 
 @entry(

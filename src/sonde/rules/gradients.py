@@ -28,7 +28,8 @@ ALONG = 0.7
     "a gradient that is zero throughout, or is to be, since a loss subtracts equals; or in six training passes or more second "
     "derivatives of the outputs by what goes in that are, or a term of the loss without a graph, where such derivatives are taken "
     "without one, or it changes by 0.2 % from pass to pass and is a tenth of the loss or more; or that of a part is zero or none "
-    "in 50 logged steps, where others of three or more that are alike have one, and a layer before them has one output for each",
+    "in 50 logged steps, where others of three or more that are alike have one, and a layer before them has one output for each; "
+    "or the loss is one number in 90 steps or more, and the norm of all gradients 1e-05 of it or less",
     "nothing before it learns",
     "look for a detach(), a layer without effect on the loss, or dead units behind it",
     needs=("rms:grad",),

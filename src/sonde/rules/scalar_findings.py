@@ -118,6 +118,11 @@ _FAR_DOWN = 0.6  # of its very first value, to which a loss comes that has learn
 _NOISE = 3.0  # times what values of a loss scatter around those next to them, its first ones do at most
 _SWINGS, _SWING, _RISES = 4, 20, 3  # lows in a row of a rate, the most steps from one to the next, and those of a rise
 _SHORT_BATCH = 0.5  # of the usual one
+_ONE_LOSS = 1e-5  # of a loss, by which it differs from step to step by rounding alone
+_CANCELS = (
+    "look in this order at what the loss compares (a reference that is the model itself, so that it cancels), at what cuts it off "
+    "(a clamp, a margin, a mask of nothing), and at what has taken it off the outputs (detach(), a constant)"
+)
 _SURE = 4.0  # times what two thirds are apart by chance, from which on a reward has risen
 _COIN = math.log(2)  # the cross-entropy of a guess of two classes
 _DOWN = 40  # values behind its peak, from which on a loss that has risen comes down again
@@ -358,7 +363,20 @@ class ScalarFindings:
         told += [each.at_end() for each in self._held_out.values()] if at_end else []
         told += [self._miscounted(name, each) for name, each in self._metrics.items()] if at_end else []
         yield from (each for each in told if each is not None)
+        yield from self._cancelled() if at_end else ()
         yield from (each.added for each in self._cleared.values() if each.added is not None)
+
+    def _cancelled(self) -> Iterator[Finding]:
+        """Yield that a loss is one number, step by step, with gradients that are rounding: what it compares cancels."""
+        for name, scalar in self._scalars.items():
+            model, loss = name.rpartition("/")[0], scalar.loss
+            norm = self.largest_norm(model)
+            is_one = loss is not None and loss.is_one and norm <= _ONE_LOSS * abs(loss.least)
+            found = self._chosen.judge("gradient_zero", 0.0) if is_one else None
+            if found is not None and loss is not None:
+                message = f"the loss is {loss.least:.4g} in each step, whatever goes in, and gradients are rounding: {short(norm)}"
+                known = {"loss": loss.least, "grad_norm": norm}
+                yield replace(found, message=message, advice=_CANCELS, evidence=known, step=loss.steps[1], first_step=loss.steps[0])
 
     def _miscounted(self, name: str, metric: _Metric) -> Finding | None:
         """Return the finding of an accuracy far below what a cross-entropy leaves: each wrong label costs ln 2 or more."""
@@ -805,6 +823,12 @@ class _Loss:
         """How far the steps of a warm-up have moved the weights together, of their size; NaN behind it, and while it is short."""
         lasts = self.peak > self.steps[0] and self.steps[1] - self.peak <= 1 + self.steps[1] // 20
         return self.moved if lasts and self.steps[1] - self.steps[0] >= 2 * STUCK_STEPS - 10 else math.nan
+
+    @property
+    def is_one(self) -> bool:
+        """Whether all values of many steps are one number, but for rounding."""
+        is_long = self.count >= STUCK_VALUES and self.steps[1] - self.steps[0] >= STUCK_STEPS - 10
+        return is_long and self.highest - self.least <= _ONE_LOSS * abs(self.least)
 
     @property
     def rests(self) -> bool:

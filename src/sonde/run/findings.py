@@ -196,8 +196,8 @@ class _Judges:
         if each.rule == "loss_stuck" and each.evidence.get("early", 0.0) >= _LARGE_LOSS:
             size = f"a loss of {short(each.evidence['early'])} is that of targets far from what the outputs are, or of a sum"
             each = replace(each, advice=f"{size}: look at the scale of the targets first; then {each.advice}")
-        if "lost" in each.evidence:
-            return each  # experts, whose router is named
+        if "lost" in each.evidence or (each.rule == "gradient_zero" and "loss" in each.evidence):
+            return each  # experts, whose router is named, or what cancels
         if each.rule == "gradient_zero" and (told := self._of_no_gradient(each)) is not None:
             return told
         if each.rule == "gradient_zero" and any(held.gets_nothing for (_, of), held in self._layers.items() if of == each.model):
@@ -826,7 +826,7 @@ class Findings:
             return self._judges.stands(each.model, 2)
         if each.evidence.keys() & {"reach", "drawn"} and each.severity == "warn":
             return any(other.rule == "loss_stuck" for other in self.judged())
-        if not each.evidence.keys().isdisjoint(("aside", "order", "token", "alike", "reach")):
+        if not each.evidence.keys().isdisjoint(("aside", "order", "token", "alike", "reach", "bare")):
             return self._judges.stands(each.model, 1 if each.evidence.keys() & {"token", "alike", "reach"} else 2)
         if each.rule == "rate_small" and "made" in each.evidence:
             return self._judges.outruns(each.model, each.value)

@@ -1422,3 +1422,65 @@ def test_an_input_that_is_asked_for_before_it_is_given_is_not_copied() -> None:
         return functional.cross_entropy(model(states, actions).flatten(0, 1), actions.flatten())
 
     assert "target_shifted" not in trained(model, loss, steps=20)
+
+
+@pytest.mark.parametrize(("kind", "is_told"), [("bare", True), ("residual", False), ("one residual", False), ("two", False)])
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_attentions_that_nothing_leads_around_are_told_where_the_loss_stands(kind: str, is_fused: bool, is_told: bool) -> None:
+    class Attention(nn.Module):
+        def __init__(self, *, is_bridged: bool) -> None:
+            super().__init__()
+            self.qkv, self.out, self.is_bridged = nn.Linear(16, 48), nn.Linear(16, 16), is_bridged
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (each[:, None] for each in self.qkv(x).chunk(3, -1))
+            made = (
+                functional.scaled_dot_product_attention(q, k, v)
+                if is_fused
+                else functional.dropout((q @ k.mT / 4).softmax(-1), 0.1) @ v
+            )
+            made = functional.relu(self.out(made[:, 0]))
+            return x + made if self.is_bridged else made
+
+    class Deep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            bridged = {"bare": [False] * 4, "residual": [True] * 4, "one residual": [False, True, False, False], "two": [False] * 2}
+            self.tokens, self.head = nn.Embedding(VOCABULARY, 16), nn.Linear(16, 4)
+            self.layers = nn.Sequential(*(Attention(is_bridged=each) for each in bridged[kind]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.layers(self.tokens(x)).mean(1))
+
+    torch.manual_seed(0)
+    model = Deep()
+
+    def loss(_: int) -> Tensor:
+        return functional.cross_entropy(model(torch.randint(VOCABULARY, (16, PLACES))), torch.randint(4, (16,)))  # it stands
+
+    found = trained(model, loss, steps=220)
+    assert ("residual_missing" in found) is is_told
+    assert not is_told or "any of the 4 attentions in a row" in found["residual_missing"].message
+
+
+def test_a_critic_beside_a_policy_may_have_nothing_to_explain() -> None:
+    class Agent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.policy, self.value = nn.Sequential(nn.Linear(8, 16), nn.Tanh()), nn.Linear(16, 3), nn.Linear(16, 1)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            held = self.body(x)
+            return self.policy(held), self.value(held)[:, 0]
+
+    torch.manual_seed(0)
+    model = Agent()
+
+    def loss(_: int) -> Tensor:
+        logits, value = model(torch.randn(32, 8))
+        chosen, rewards = torch.distributions.Categorical(logits=logits), torch.randn(32)
+        gained = rewards - value.detach()
+        return 0.5 * functional.mse_loss(value, rewards) - (chosen.log_prob(chosen.sample()) * gained).mean()
+
+    stuck = trained(model, loss, steps=300, every=5).get("loss_stuck")
+    assert stuck is None or stuck.severity == "note"

@@ -169,7 +169,7 @@ def of_attention(scene: Scene) -> Iterator[Suspect]:
 def _differences(scene: Scene, here: Form, there: Form, axes: tuple[int, int], seen: str) -> Iterator[Finding]:
     """Yield how two forms differ, and the *axes* whose entries attend to each other in the two sides.
 
-    What is *seen* otherwise is told where the masks differ by more than their names say.
+    The words for what is *seen* otherwise stand where the masks differ by more than their names say.
     """
     is_named = here.mask.startswith((*_MASKS, _WINDOW)) and there.mask.startswith((*_MASKS, _WINDOW))
     is_causal = _CAUSAL in (here.mask, there.mask) and {here.mask, there.mask} <= {*_MASKS}
@@ -221,7 +221,7 @@ def _seen_otherwise(one: Tensor, other: Tensor) -> str:
 
 
 def _pairs(alone: Tensor) -> str:
-    """Return in words which keys are meant, of which queries and samples: ``(samples, queries, keys)``."""
+    """Return in words the keys of the pairs that are *alone* in a side, ``(samples, queries, keys)``."""
     queries, keys = (torch.arange(length, device="cpu") for length in alone.shape[1:])
     ahead = (keys - queries[:, None])[alone.any(0)]
     low, high = int(ahead.min()), int(ahead.max())

@@ -38,6 +38,7 @@ from sonde.inspector.batches.layer_reading import (
     added_by,
     apart_numbers,
     attention_numbers,
+    attentions_in_a_row,
     dead_numbers,
     direction_numbers,
     dropped_numbers,
@@ -90,7 +91,7 @@ _RULES = (
     "generator_misled", "begins_large", "target_of_another", "views_same", "pushed_one_way", "errors_cancel", "attention_large",
     "input_same", "input_large", "target_large", "sentinel", "class_regressed", "loss_stuck", "weight_of_ones",
     "weight_of_many", "few_indices", "running_off", "norm_starved", "dropped", "rank_collapse", "held_twice", "unreached",
-    "gradient_vanishing", "norm_setting",
+    "gradient_vanishing", "norm_setting", "residual_missing",
 )  # fmt: skip
 _GROWN = 1.5
 _DEPENDS = (0, 3, 10, 24)  # of the looks, those that walk the graph: a branch may begin at zero
@@ -289,8 +290,9 @@ class BatchChecks:
                 else {}
             )
             if self._depended == 1:
-                look.narrow, look.repeated, look.single, look.twice = (
+                look.narrow, look.bare, look.repeated, look.single, look.twice = (
                     narrow_layer(nodes, names),
+                    attentions_in_a_row(nodes),
                     repeated_norm(nodes, names),
                     of_one(nodes, names),
                     repeated_layers(self._model),

@@ -68,6 +68,25 @@ def attention_numbers(nodes: Sequence[Any], names: Mapping[int, str], tokens: Se
     return found
 
 
+def attentions_in_a_row(nodes: Sequence[Any]) -> int:
+    """Return how many attentions an output goes through, if no way leads around any of them; else 0.
+
+    *nodes* are of its graph, the nearest to it first. A way around is that of a residual connection.
+    """
+    mixing = [each for each in nodes if graph_nodes.operation_of(each).startswith("ScaledDotProduct") or _weighs_values(each)]
+    for at, each in enumerate(mixing[:-1]):
+        around = set(graph_nodes.nodes_before(nodes[0], len(nodes), [each]))
+        if not around.isdisjoint(mixing[at + 1 :]):
+            return 0
+    return len(mixing)
+
+
+def _weighs_values(node: Any) -> bool:
+    """Return whether the operation multiplies what a softmax has made by something."""
+    made = [graph_nodes.behind(each, (*_SCORES, "NativeDropout")) for each in graph_nodes.sources_of(node)]
+    return graph_nodes.operation_of(node) in ("Bmm", "Mm") and any("Softmax" in graph_nodes.operation_of(each) for each in made)
+
+
 def _of_first_query(node: Any) -> Tensor | None:
     """Return the weights of the first query of an attention, ``(samples or more, keys)``; None of another operation."""
     weights = graph_nodes.attention_of(node, of_first=True)

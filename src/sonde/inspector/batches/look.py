@@ -77,6 +77,7 @@ class Look:
         is_difference: the first output is a difference of two things that the same parameters have made, as of scores in a pair.
         outputs: the names of those that are looked at; of further ones, whether their targets are in their range.
         narrow: the layer of one unit through which all goes that the last one is given; ``""`` for none.
+        bare: how many attentions the output goes through, if no way leads around any of them; else 0.
         repeated: the batch normalisation that is given what has gone through itself before; ``""`` for none.
         twice: the names of each layer that a list holds at several places.
         single: operations over one element, and the layers that they stand behind.
@@ -116,6 +117,7 @@ class Look:
     is_linear: bool = False
     is_difference: bool = False
     narrow: str = ""
+    bare: int = 0
     repeated: str = ""
     single: dict[str, str] = field(default_factory=dict)
     twice: list[list[str]] = field(default_factory=list)

@@ -84,6 +84,7 @@ class LayersOfPass(PassFindings):
         yield self._told_directions(numbers)
         found = self._chosen.judge("rank_collapse", 1.0) if look.narrow else None
         yield found and replace(found, message=f"{look.narrow} {_ONE_UNIT}", advice=_WIDER, site=f"{look.narrow}:output")
+        yield self._chosen.judge("residual_missing", float(look.bare))
         found = self._chosen.judge("running_off", math.inf, 1.0) if look.repeated else None
         yield found and replace(found, message=f"{look.repeated} {_AT_DEPTHS}", advice=_OWN_NORM, site=f"{look.repeated}:output")
         for kind, name in look.single.items():

@@ -137,6 +137,7 @@ class TargetFindings(PassFindings):
 
     def _of_regression(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield what is wrong with the targets of a squared error: their scale, a sentinel, classes; what explains them not."""
+        self._so_far("weighs choices", value="entropy" in numbers)
         for at, name in enumerate(look.outputs):
             found = [self._told_sentinel(f"targets {at}", [numbers.get(f"{each} {at}") for each in _SENTINEL])]
             errors = self._so_far("error", at, value=None if look.number else numbers.get(f"error {at}"))
@@ -161,7 +162,9 @@ class TargetFindings(PassFindings):
         explained = self._so_far("explained", at)
         if any(each < -HALF for each in explained[-LAST:]):
             return None  # the error is not that of their mean, but larger
-        return self._told_stuck(explained, _EXPLAINED, _GUESS.format(share=percent(max([0.0, *explained[-LAST:]]))), at)
+        found = self._told_stuck(explained, _EXPLAINED, _GUESS.format(share=percent(max([0.0, *explained[-LAST:]]))), at)
+        is_of_critic = at > 0 and any(self._so_far("weighs choices"))  # of rewards that follow no state there is nothing to explain
+        return found and replace(found, severity="note" if is_of_critic else found.severity)
 
     def _told_drawn(self, at: int) -> Finding | None:
         """Return that outputs explain nothing of targets that are like drawn numbers: a note, unless nothing of them is given."""
