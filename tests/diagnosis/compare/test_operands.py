@@ -270,6 +270,7 @@ class Fused(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor, bias: Tensor) -> Tensor:
         q, k, v = (each.unflatten(-1, (2, 4)).transpose(1, 2) for each in (self.query(x), self.key(y), self.value(y)))
+        bias = bias if bias.dim() == 4 else bias.unflatten(0, (len(x), -1))
         return self.out(functional.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(2))
 
 
@@ -291,9 +292,10 @@ class FusedDecoder(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor, of_x: Tensor, of_y: Tensor) -> Tensor:
         low, length = torch.finfo(x.dtype).min, len(x[0])
-        hidden = torch.ones(length, length).triu(2 if self.kinds("one later") else 1).bool()
+        hidden = torch.ones(length, length).triu(2 if self.kinds("one later") or self.kinds("one for each head") else 1).bool()
         padded = ~(of_y if self.kinds("crossed") else of_x)
-        x = x + self.attention(x, x, torch.zeros(len(x), 1, length, length).masked_fill(hidden | padded[:, None, None], low))
+        mask = torch.zeros(len(x), 1, length, length).masked_fill(hidden | padded[:, None, None], low)
+        x = x + self.attention(x, x, mask.repeat_interleave(2, 1).flatten(0, 1) if self.kinds("one for each head") else mask)
         padded = (torch.zeros_like(of_y) if self.kinds("unmasked") else ~of_y)[:, None, None]
         hidden = torch.ones(length, len(y[0])).triu(1).bool() & self.kinds("causal")
         return x + self.memory(x, y, torch.zeros(len(x), 1, length, len(y[0])).masked_fill(hidden | padded, low))
@@ -305,6 +307,7 @@ class FusedDecoder(nn.Module):
         ("", 7, "", ""),
         ("", 5, "", ""),
         ("one later", 5, "own.o:input", "b alone lets through the key 1 place later"),
+        ("one for each head", 7, "own.o:input", "b alone lets through the key 1 place later"),
         (
             "crossed",
             7,

@@ -285,12 +285,11 @@ def _given(scene: Scene, triple: tuple[Source, Source, Source], side: int, sampl
         {},
     )
     length, keys = one[0].size(0), one[1].size(0)
-    masks = {leaf: held for leaf, held in leaves.items() if held.dim() == 4 and held.shape[-2:] == (length, keys)}
-    given = {
-        f"each position sees what {_argument(leaf)} lets through": held[min(sample, len(held) - 1), :1].detach().cpu()
-        for leaf, held in masks.items()
-    }
+    samples = scene.tensors[side].size(axis)
+    given: dict[str, Tensor] = {}
     for leaf, held in leaves.items():
+        if held.shape[-2:] == (length, keys) and length > 1:
+            given |= _of_positions(leaf, held.detach(), sample, samples)
         if held.dim() == 2 and held.size(-1) == keys and not held.is_complex():
             is_added = bool(((held == 0) | (held < _UNSEEN_FROM)).all())
             kept = held[min(sample, len(held) - 1)].detach().cpu()
@@ -325,6 +324,22 @@ def _computing(scene: Scene, place: int) -> Iterator[nn.Module]:
         modules = {item.name: item.module for item in side.computing(owner, side.model)}
         ran = {name: module for name, module in modules.items() if name == owner or name in side.alone}
         yield from ran.values()
+
+
+def _of_positions(leaf: str, held: Tensor, sample: int, samples: int) -> dict[str, Tensor]:
+    """Return the masks that an argument ``(..., queries, keys)`` may stand for at a *sample*, by words.
+
+    It is the same for all samples, or has one for each, or for each head of each: of these the first.
+    """
+    words = f"each position sees what {_argument(leaf)}"
+    if held.dim() == 4:
+        return {f"{words} lets through": held[min(sample, len(held) - 1), :1].cpu()}
+    if held.dim() > 4 or not (held.dtype is torch.bool or bool(((held == 0) | (held < _UNSEEN_FROM)).all())):
+        return {}
+    rows = held.reshape(-1, *held.shape[-2:])
+    kept = rows[[sample * (len(rows) // samples) if len(rows) % samples == 0 else 0]].cpu()
+    both = {f"{words} lets through": kept}
+    return both | ({f"{words} leaves out": ~kept} if kept.dtype is torch.bool else {})
 
 
 def _of_padding(leaf: str, kept: Tensor, queries: int) -> dict[str, Tensor]:
