@@ -34,6 +34,7 @@ from sonde.rules.loop import (
     SPIKE_FEW,
     SPIKE_VALUES,
     STANDS,
+    STUCK,
     STUCK_FAR,
     STUCK_LONG,
     STUCK_STEPS,
@@ -840,6 +841,12 @@ class _Loss:
     def has_gone_far(self) -> bool:
         """Whether there were steps enough for a loss to fall, and they have moved the weights far."""
         return self.rests and self.moved >= STUCK_FAR
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it is lower in the last third than in the middle one, by more than by chance, and more than next to nothing."""
+        late, middle, _, error = self.thirds() or (0.0,) * 4
+        return middle - late > max(2 * error, STUCK * abs(middle))
 
     def falls(self, steps: int = 0) -> bool | None:
         """Return whether it is above zero, and lower in the last third than in the first by more than chance.

@@ -480,8 +480,9 @@ class _Judges:
         return self._scalars.goes_the_other_way(model, value, largest=largest)
 
     def should_have_learnt(self, model: str) -> bool:
-        """Whether the steps of a *model* have moved its weights far, behind a warm-up or within it."""
-        return self._scalars.loss_of(model).has_gone_far
+        """Whether the steps of a *model* have moved its weights far, behind a warm-up or within it, and its loss falls no more."""
+        loss = self._scalars.loss_of(model)
+        return loss.has_gone_far and not loss.goes_on
 
     def stands(self, model: str, times: int = 1) -> bool:
         """Whether the loss of a *model* has hardly come down in many steps, or in so many *times* as many."""

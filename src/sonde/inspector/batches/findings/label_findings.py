@@ -217,7 +217,7 @@ class LabelFindings(PassFindings):
         gains, noises, entropies, counts = zip(*last, strict=True)
         gain, whole, by_chance = sum(gains), sum(entropies), math.sqrt(sum(noises))
         is_none = gain <= min(_NO_GAIN * whole, _BY_CHANCE * by_chance) and gain + _SURE * by_chance <= _CLEARLY * whole
-        has_begun = gains[-1] > _SURE * math.sqrt(noises[-1]) and gains[-1] > _NO_GAIN * entropies[-1]
+        has_begun = gains[-1] > _BY_CHANCE * math.sqrt(noises[-1]) and gains[-1] > _NO_GAIN * entropies[-1]
         if not is_none or has_begun or sum(map(mul, entropies, counts)) < _LEAST:
             return None
         return self._told_still(_NO_BETTER)
