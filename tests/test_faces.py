@@ -15,7 +15,7 @@ SOURCE = ROOT / "src" / "sonde"
 ROOMS = sorted(path.parent.name for path in SOURCE.glob("*/__init__.py"))
 PROGRAMS = ["docs", "examples", "benchmarks"]
 
-STATEMENTS, NAMES = 59_700, 446
+STATEMENTS, NAMES = 59_740, 446
 """What was reached: see :func:`test_the_size_is_a_ratchet`."""
 
 

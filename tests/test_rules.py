@@ -448,6 +448,7 @@ AT_ITS_LIMIT: list[tuple[Finding | None, bool]] = [
     (rules.judge("overfitting", 1.4, 1.3, 1.4, 1.2, 1.3, 1.39, 5.0), False),
     (rules.judge("overfitting", 6.0, 6.0, 6.0, 0.3, 0.3, 1.39, 3.0, 1.45), True),  # worse than a guess from the first one on
     (rules.judge("overfitting", 6.0, 6.0, 6.0, 0.3, 0.3, 1.39, 2.0, 1.45), False),
+    (rules.judge("overfitting", 0.0, 0.0, 0.0, 0.0, 0.0, 1.39, 5.0, 1.45), False),  # no loss at all, in evaluation or in training
     (rules.judge("overfitting", 2.0, 2.0, 2.0, 0.3, 0.3, 1.39, 3.0, 1.45), False),
     (rules.judge("overfitting", 6.0, 6.0, 6.0, 0.9, 0.9, 1.39, 3.0, 1.45), False),
     (rules.judge("overfitting", 6.0, 6.0, 6.0, 0.3, 0.3, 1.39, 3.0, 4.0), False),  # no cross-entropy, as its first value says

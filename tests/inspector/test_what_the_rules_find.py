@@ -2490,3 +2490,27 @@ def test_a_loss_that_compares_a_model_with_itself_is_told_by_its_one_value(is_fr
         told = found_by_rule["gradient_zero"]
         assert told.message.startswith("the loss is 0.6931 in each step")
         assert "a reference that is the model itself" in told.advice
+
+
+def test_a_loss_that_is_one_number_while_weights_move_is_told_whatever_its_size() -> None:
+    """As of a preference whose reference is the model itself, without a gradient; and evaluations that are 0 do no harm."""
+    model = mlp()
+
+    def loss(step: int) -> Tensor:
+        score = model(torch.randn(32, 8))[:, 0]
+        return -functional.logsigmoid(score - score.detach()).mean()
+
+    optimizer = Adam(model.parameters(), 1e-2)
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False) as inspector:
+        for step in range(130):
+            optimizer.zero_grad()
+            value = loss(step)
+            value.backward()
+            optimizer.step()
+            inspector.push_loss(value, train=True)
+            if step % 20 == 19:
+                inspector.push_loss(0.0, train=False)
+    assert not inspector.errors
+    told = {each.rule: each for each in inspector.findings}["loss_stuck"]
+    assert told.message.startswith("loss: the loss is 0.6931 in each step, though steps have moved the weights by")
+    assert "a reference that is the model itself" in told.advice

@@ -17,7 +17,8 @@ ATTENTIONS = 3
 @entry(
     "the labels of a cross-entropy, of 256 samples or more in 10 training passes or more, are one class in all of them, or one in "
     "each of most, or one distribution over classes; or in the first three passes all labels of pairs are one partner, or all that "
-    "count are one class where ignore_index leaves out another one, or 0.8 of each target is label smoothing; or 90 % of them are "
+    "count are one class where ignore_index leaves out another one, or 0.8 of each target is label smoothing; or all that the loss "
+    "reads are one class in ten passes, nine tenths of the samples or fewer in each; or 90 % of them are "
     "one class, and of the others, 8 or more in the last three looks, the "
     "model returns another class for next to none",
     "the gradient of a cross-entropy at the outputs is the probabilities less the labels: below zero at the label alone",

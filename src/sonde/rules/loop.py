@@ -277,10 +277,10 @@ _LOOK_WHY = (
     f"after {STUCK_LONG:,} steps, or {STUCK_STEPS} or more at the end (counted from the end of a warm-up, until all steps have "
     f"moved the weights by {percent(STUCK_FAR)}; at a learning rate of {SLOW_RATE:g} or less a note, but of a guess at half of it) "
     f"the loss has fallen by less than {percent(STUCK)} ({percent(2.5 * STUCK)}, no more than by chance, of {STUCK_MANY} values or "
-    f"more), since the first values and since the first third, or stays at ln(outputs), as a guess, or outputs explain 2 % or "
-    f"less of what the targets of a squared error vary, or fit the labels of other samples as well as their own (but for 2 % of "
-    f"the entropy of the labels, in six looks together), at the end or after 1,000 steps; not that of a network that had been "
-    f"trained before, far below a guess",
+    f"more), since the first values and since the first third, or stays at ln(outputs), as a guess, or is one number while steps "
+    f"move the weights, or outputs explain 2 % or less of what the targets of a squared error vary, or fit the labels of other "
+    f"samples as well as their own (but for 2 % of the entropy of the labels, in six looks together), at the end or after 1,000 "
+    f"steps; not that of a network that had been trained before, far below a guess",
     "smdebug, LossNotDecreasing; TheDeepChecker has 5 % of the loss in five checks",
     f"{_LOOK_WHY}; then at how far steps move the weights (a thousandth is usual)",
     needs=("loss",),
@@ -438,13 +438,14 @@ def overfitting(
         & (abs(begun - guess) <= LIKE_GUESS * guess)
     )
     rises = (lowest > 0) & (held_out >= np.maximum(factor * lowest, lowest + 0.05 * first))
-    is_level = (count >= EVALUATED) & (held_out <= LEVEL * lowest)
+    is_level = (count >= EVALUATED) & (held_out <= LEVEL * lowest) & (first > 0)
     is_still = is_level & (lowest >= STANDS * first) & (loss <= FALLS * first)
     by_heart = is_level & (lowest >= HELD_OUT * first) & (loss <= BY_HEART * first)
     is_far = (count >= FAR_EVALUATED) & (lowest >= FAR_OFF * begun) & (loss < begun) & (begun > 0)
     yield (rises & (held_out > loss) & (loss <= then)) | is_guess | is_still | by_heart | is_far
-    yield held_out / lowest
-    times = short(held_out / lowest)
+    rise = held_out / (lowest + (lowest == 0))
+    yield rise
+    times = short(rise)
     if is_far:
         yield f"the validation loss is {short(held_out)}, {short(held_out / loss)} x the training loss"
     elif is_still and not is_guess:

@@ -534,6 +534,10 @@ class _Scalar:
             around = min(around, _NOISE * loss.scatter() * loss.first)
         rest = self.chance_of_model(), loss.first - 2 * around, loss.lowest, float(loss.count)
         found = None if thirds is None else self.chosen.judge("loss_stuck", *thirds, *rest)
+        if is_long and loss.is_one and loss.least and loss.moved >= _CREPT:
+            found = self.chosen.judge("loss_stuck", *[loss.least] * 3, 0.0, math.nan)
+            message = f"the loss is {loss.least:.4g} in each step, though steps have moved the weights by {percent(loss.moved)}"
+            found = found and replace(found, message=message, advice=_CANCELS)
         if found is None:
             return None
         first, last = loss.steps

@@ -1484,3 +1484,17 @@ def test_a_critic_beside_a_policy_may_have_nothing_to_explain() -> None:
 
     stuck = trained(model, loss, steps=300, every=5).get("loss_stuck")
     assert stuck is None or stuck.severity == "note"
+
+
+@pytest.mark.parametrize(("weights", "is_told"), [((1.0, 0.0, 0.0), True), ((1.0, 0.1, 0.1), False), ((1.0, 1.0, 0.0), False)])
+def test_class_weights_that_leave_one_class_are_told_after_few_samples(weights: tuple[float, ...], is_told: bool) -> None:
+    torch.manual_seed(0)
+    model = mlp(3)
+
+    def loss(_: int) -> Tensor:
+        x = torch.randn(16, 8)
+        return functional.cross_entropy(model(x), x[:, :3].argmax(1), torch.tensor(weights))
+
+    found = trained(model, loss, steps=20)
+    assert ("labels_alike" in found) is is_told
+    assert not is_told or "of 16 samples, and all of these have the label 0" in found["labels_alike"].message

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import mul
 
@@ -23,6 +23,10 @@ _SHARP = 100.0  # a scale of cosines; those of margins and of pairs are 16 to 10
 _SCALES = "look at what multiplies the outputs: a temperature, a scale, a missing 1 / sqrt(size)"
 _FEW = 0.1  # of the samples of a pass
 _PICKED = "look at the mask or index that picks what the loss reads: some classes are never learnt"
+_READ = 0.9  # of the samples, less than all
+_ONE_READ = (
+    "look at class weights that are zero, at ignore_index, and at what picks the samples: the other classes are never learnt"
+)
 _MOST_AXES = 8
 _EVEN = "look at label_smoothing, at a temperature, and at what makes the targets: a teacher or a labeller that is sure of nothing"
 _ONE_NUMBER = "look at how targets are made and read: a cast to integers, a scale, a mask, an index, a column"
@@ -100,6 +104,7 @@ class LabelFindings(PassFindings):
                 yield found and replace(found, severity="note" if is_meant else found.severity)
             low, high = numbers[f"low {axis}"], numbers[f"high {axis}"]
             labels_of_pass.append((numbers["reached"], low if low == high else math.nan))
+            self._so_far("part", value=numbers["reached"] <= _READ * look.samples)
             weighs = self._so_far("weighs", value=self._weighed(numbers, axis) or False)
             yield weighs[-1] if len(weighs) >= OFTEN and all(weighs) else None
         elif self.axes and (sure := max(numbers.get(f"sure {each}", -1.0) for each in self.axes)) >= 0:
@@ -125,10 +130,27 @@ class LabelFindings(PassFindings):
             len(classes) > 1 and "one 0" not in numbers and axis is not None and all(count >= DEAD_SAMPLES for count, _ in firsts)
         )
         if is_sorted or (are_all and len(classes) == 1 and classes >= {each for _, each in others}):
-            counts = sum(count for count, _ in (*firsts, *others))
-            found = self._chosen.judge("labels_alike", counts, float(len(firsts)), float(len(classes)), is_each=are_all)
-            message = f"all targets of the first {len(firsts)} training passes, {counts:,.0f} samples, are {short(singles[0])}"
-            yield found and (replace(found, message=message, advice=_ONE_NUMBER) if is_number else found)
+            yield self._told_alike(look, numbers["reached"], [*firsts, *others], len(firsts), is_number=is_number)
+
+    def _told_alike(
+        self, look: Look, reached: float, labels: Sequence[tuple[float, float]], passes: int, *, is_number: bool
+    ) -> Finding | None:
+        """Return that *labels* are alike: how many each pass had, and their one class, NaN of several; of first *passes* first.
+
+        Few tell, where the loss reads a part of the samples in each pass, and no other class in any.
+        """
+        singles = [each for _, each in labels[:passes] if not math.isnan(each)]
+        are_all, parts = len(singles) == passes, self._so_far("part")
+        is_part = are_all and len({*singles}) == 1 and bool(parts) and all(parts)
+        counts = math.inf if is_part else sum(count for count, _ in labels)
+        found = self._chosen.judge("labels_alike", counts, float(passes), float(len({*singles})), is_each=are_all)
+        if found is not None and is_part:
+            message = (
+                f"the loss reads {reached:.0f} of {look.samples:,} samples, and all of these have the label {short(singles[0])}"
+            )
+            return replace(found, message=message, advice=_ONE_READ)
+        message = f"all targets of the first {passes} training passes, {counts:,.0f} samples, are {short(singles[0])}"
+        return found and (replace(found, message=message, advice=_ONE_NUMBER) if is_number else found)
 
     def _of_all_classes(self, look: Look, numbers: Mapping[str, float]) -> Iterator[Finding | None]:
         """Yield that the targets of a cross-entropy are one distribution, or that it is maximised."""
