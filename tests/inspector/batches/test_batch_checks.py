@@ -1498,3 +1498,23 @@ def test_class_weights_that_leave_one_class_are_told_after_few_samples(weights: 
     found = trained(model, loss, steps=20)
     assert ("labels_alike" in found) is is_told
     assert not is_told or "of 16 samples, and all of these have the label 0" in found["labels_alike"].message
+
+
+@pytest.mark.parametrize("name", ["labels", "weights"])
+def test_labels_that_differ_are_nothing_that_outputs_could_depend_on(name: str) -> None:
+    """As of a model that makes its loss itself, and is given images that are all black."""
+
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = mlp(4)
+
+        def forward(self, x: Tensor, **given: Tensor) -> tuple[Tensor, Tensor]:
+            logits = self.body(x)
+            return functional.cross_entropy(logits, given[name]), logits
+
+    torch.manual_seed(0)
+    model = Classifier()
+    found = trained(model, lambda _: model(torch.zeros(32, 8), **{name: torch.randint(4, (32,))})[0], steps=60)
+    assert ("input_unused" in found) is (name != "labels")
+    assert "input_same" in found or name != "labels"

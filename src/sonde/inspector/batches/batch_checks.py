@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -93,6 +94,7 @@ _RULES = (
     "weight_of_many", "few_indices", "running_off", "norm_starved", "dropped", "rank_collapse", "held_twice", "unreached",
     "gradient_vanishing", "norm_setting", "residual_missing",
 )  # fmt: skip
+_TARGETS = re.compile("label|target", re.IGNORECASE)  # arguments from which a model makes its loss, and no outputs
 _GROWN = 1.5
 _DEPENDS = (0, 3, 10, 24)  # of the looks, those that walk the graph: a branch may begin at zero
 _ROWS, _COLUMNS = 64, 1024  # of outputs, whose distances are measured
@@ -312,7 +314,7 @@ class BatchChecks:
             look.add(shut_numbers(nodes[::-1], names, last) if self._depended <= SHUT_LOOKS else {})
             look.add(
                 dead_numbers(nodes[::-1], self._names_without_activation(names), last)
-                | _distances(shown, given)
+                | _distances(shown, [each for name, each in named if not _TARGETS.search(name)])
                 | {f"outputs {name}".rstrip(): share for name, share in dropped_numbers([last], {}).items()}
             )
         look.add(self._repeats(shown, look.step))
