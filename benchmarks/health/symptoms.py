@@ -76,6 +76,7 @@ RULE_SYMPTOMS = {
     "future_seen": "loss",
     "target_shifted": "loss",
     "outputs_alike": "constant",
+    "residual_missing": "constant",
     "input_unused": "constant",
     "target_beyond": "saturated",
     "weight_of_ones": "loss",

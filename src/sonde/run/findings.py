@@ -479,10 +479,13 @@ class _Judges:
         """Whether a loss has fallen from *value*, or a metric risen: see :meth:`ScalarFindings.goes_the_other_way`."""
         return self._scalars.goes_the_other_way(model, value, largest=largest)
 
-    def should_have_learnt(self, model: str) -> bool:
-        """Whether the steps of a *model* have moved its weights far, behind a warm-up or within it, and its loss falls no more."""
-        loss = self._scalars.loss_of(model)
-        return loss.has_gone_far and not loss.goes_on
+    def should_have_learnt(self, each: Finding) -> bool:
+        """Whether steps have moved the weights far, behind a warm-up or within it, and the loss falls no more, of *each* or of all.
+
+        That of an output beside another one, which weighs so many *times* as much, says nothing of it.
+        """
+        loss = self._scalars.loss_of(each.model)
+        return loss.has_gone_far and ("times" in each.evidence or not loss.goes_on)
 
     def stands(self, model: str, times: int = 1) -> bool:
         """Whether the loss of a *model* has hardly come down in many steps, or in so many *times* as many."""
@@ -820,7 +823,7 @@ class Findings:
             divides: gradients that a backward pass has left were divided before they were recorded.
         """
         if each.rule == "loss_stuck":
-            return self._judges.should_have_learnt(each.model) and all(known.rule != each.rule for known in self._opened.values())
+            return self._judges.should_have_learnt(each) and all(known.rule != each.rule for known in self._opened.values())
         if each.rule == "eps_large" and each.value <= self.chosen.limit("eps_large", "most"):
             return self._judges.stands(each.model) and self._judges.is_divided(each)
         if each.rule == "frozen_raw" and each.severity == "warn" and each.value <= self.chosen.limit("frozen_raw", "few"):

@@ -76,7 +76,8 @@ class PassFindings:
         if times < DROWNED:
             return found
         beside = f"its gradient at first is 1/{short(times)} of that at output {uneven[0][0]} or less"
-        return found and replace(found, message=f"{message}; {beside}{weighed(uneven[0][2])}", advice=_DROWNED)
+        known = {"times": times}
+        return found and replace(found, message=f"{message}; {beside}{weighed(uneven[0][2])}", advice=_DROWNED, evidence=known)
 
 
 def weighed(weights: Sequence[float]) -> str:
